@@ -1,7 +1,8 @@
 """Runs one process of a job on its host, and ends all of its descendants.
 
 It runs standalone, as ``python -I -S agent.py``, and reads its order, a line of
-JSON, from stdin. Further lines are signals to pass on; 0 is a sign of life.
+JSON, from stdin. Further lines are numbers of signals to forward to the
+process; 0 is a heartbeat.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import threading
 import time
 
 # When stdin closes, because the launcher stops the job or has died, or when its
-# host gives no sign of life any more, the command ends with all processes that
-# it started. Only a little of the standard library is imported: one agent runs
-# per rank, and other packages may be found only with the environment that is in
-# the order.
+# heartbeats stop, the agent ends the command and all processes that the command
+# started. It imports little, because one agent runs per rank, and only the
+# standard library, because other packages may be found only with the
+# environment that is in the order.
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -32,7 +33,7 @@ _SIOCGIFADDR = 0x8915
 _LIBC = ctypes.CDLL(None)
 CANNOT_START = 126
 ANSWER = b"\0"
-"""On stdout, before all that the command prints: the login has succeeded."""
+"""Written to stdout before the command starts: the login has succeeded."""
 
 
 def main() -> int:
@@ -54,7 +55,7 @@ def main() -> int:
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
-        # A host that joins an elastic job is not asked before.
+        # Hosts that join an elastic job have not been checked before.
         why = f"cannot start: {error}"
         if not os.path.isdir(order["folder"]):
             why = (
@@ -66,9 +67,10 @@ def main() -> int:
         return CANNOT_START
     grace_s = order["grace_s"]
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        # Managers of jobs send these to all processes of a job.
+        # Cluster managers send these to all processes of a job.
         signal.signal(number, lambda n, _: child.send_signal(n))
-    threading.Thread(target=_obey, args=(order, child), daemon=True).start()
+    follow = threading.Thread(target=_follow, args=(order, child), daemon=True)
+    follow.start()
     code = child.wait()
     _end_all(grace_s)
     _reap()
@@ -78,14 +80,14 @@ def main() -> int:
 def set_up_host(
     environment: dict[str, str], rendezvous: str, local_size: int
 ) -> None:
-    """Set what depends on the host: a rank's share of its cores, its network.
+    """Set a rank's share of the cores of its host, and its network interface.
 
     By default TensorFlow uses all cores in every process, which oversubscribes
     them.
 
     Args:
-        environment: the variables of a rank, which may set these already.
-        rendezvous: the address by which the other ranks are reached.
+        environment: the variables of a rank; any that are set are kept.
+        rendezvous: the address on the route to the other ranks.
         local_size: how many ranks share the cores.
     """
     if local_size > 1:
@@ -101,7 +103,8 @@ def set_up_host(
 def interface_towards(address: str) -> str:
     """The name of the network interface with a route to ``address``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # Sends nothing, only looks up a route.
+        # Connecting a datagram socket sends nothing, it only looks up a route.
+        probe.connect((address, 9))
         source = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -115,8 +118,8 @@ def interface_towards(address: str) -> str:
 
 
 def _read_line() -> bytes:
-    # Unbuffered: a thread blocked in sys.stdin cannot be ended at exit. By
-    # bytes: a signal's number may follow at once.
+    # Unbuffered: a thread blocked in sys.stdin would hang at exit. Byte by
+    # byte: a signal's number may follow at once.
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -126,9 +129,9 @@ def _read_line() -> bytes:
     return bytes(line)
 
 
-def _obey(order: dict, child: subprocess.Popen) -> None:
-    """Pass on signals from stdin; end all processes when the launcher ends."""
-    # Nobody would see what it says: the launcher is gone.
+def _follow(order: dict, child: subprocess.Popen) -> None:
+    """Forward signals from stdin; end all processes with the launcher."""
+    # Nothing is printed: the launcher, which shows output, is gone.
     while select.select([0], [], [], order["lost_s"])[0]:
         data = os.read(0, 65536)
         if not data:
@@ -139,26 +142,26 @@ def _obey(order: dict, child: subprocess.Popen) -> None:
 
 
 def _end_all(grace_s: float) -> None:
-    """End all descendants, by SIGTERM and after a grace period SIGKILL."""
-    if not _alive():
+    """End all descendants, by SIGTERM and, after a grace period, SIGKILL."""
+    if not _descendants():
         return
     _signal_all(signal.SIGTERM)
     until = time.monotonic() + grace_s
     while time.monotonic() < until:
-        if not _alive():
+        if not _descendants():
             return
         time.sleep(0.02)
     # Repeat: a process may start another while it is being killed.
     for _ in range(100):
         _signal_all(signal.SIGKILL)
         time.sleep(0.02)
-        if not _alive():
+        if not _descendants():
             return
 
 
 def _reap() -> None:
     """Reap adopted processes, which would otherwise stay zombies."""
-    # In a container whose first process is not an init, nothing else does.
+    # In a container whose first process is no init, no other process does.
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -167,14 +170,14 @@ def _reap() -> None:
 
 
 def _signal_all(number: int) -> None:
-    for pid in _alive():
+    for pid in _descendants():
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
 
 
-def _alive() -> list[int]:
+def _descendants() -> list[int]:
     """The descendants of this process, without zombies.
 
     Orphans are found too: Linux reparents them to the nearest subreaper, which
@@ -189,7 +192,7 @@ def _alive() -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 # The name, in parentheses, may contain spaces and parentheses.
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:  # It has ended in the meantime.
+        except OSError:  # The process has ended in the meantime.
             continue
         children.setdefault(int(parent), []).append(int(name))
         if state in (b"Z", b"X"):

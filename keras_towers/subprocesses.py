@@ -1,4 +1,4 @@
-"""Running commands that cannot outlive a time limit or their parent."""
+"""Runs commands that cannot outlive a time limit or their parent."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from keras_towers import settings
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Exit status (-N: signal N; None: time limit) and output of a command."""
+class CommandResult:
+    """Exit code and output of a command.
+
+    Attributes:
+        code: its exit code; -N: signal N ended it; None: the time limit did.
+        stdout: its output.
+        stderr: its errors.
+    """
 
     code: int | None
     stdout: str
     stderr: str
 
     def reason(self, limit_s: float) -> str:
-        """Why the command has failed, in words, with its last line."""
+        """Why the command has failed, with the last line of its errors."""
         why = f"has ended with exit code {self.code}"
         if self.code is None:
             why = f"has not ended after {limit_s:.0f} s"
@@ -35,7 +41,7 @@ class Ended:
 
 
 class NoAnswer(Exception):
-    """A process printed no result; the message says why in one line."""
+    """A process printed no result; the message says why, in one line."""
 
 
 def run(
@@ -45,9 +51,18 @@ def run(
     *,
     log: Path | None = None,
     grace_s: float = settings.COMMAND_GRACE_S,
-) -> Ended:
-    """Run a command in its own process group, all of which has ended then."""
-    # Not pipes: orphaned children of the command would keep them open.
+) -> CommandResult:
+    """Run a command; when this returns, its whole process group has ended.
+
+    Args:
+        command: the command and its arguments.
+        timeout_s: end the command after this many seconds.
+        environment: its variables; None: those of this process.
+        log: a file to append its output and errors to, instead of returning
+            the errors separately.
+        grace_s: seconds between SIGTERM and SIGKILL.
+    """
+    # Files, because orphaned children of the command would keep pipes open.
     with tempfile.TemporaryDirectory(
         prefix="keras-towers-", ignore_cleanup_errors=True
     ) as folder:
@@ -69,7 +84,7 @@ def run(
             pass
         finally:
             _end_group(process, grace_s)
-        return Ended(code, _text(out), "" if log else _text(err))
+        return CommandResult(code, _text(out), "" if log else _text(err))
 
 
 def ask_python(
@@ -78,13 +93,13 @@ def ask_python(
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run a fresh Python and return the JSON object that it prints last."""
-    ended = run([sys.executable, *arguments], timeout_s, environment)
-    for line in reversed(ended.stdout.splitlines()):
+    result = run([sys.executable, *arguments], timeout_s, environment)
+    for line in reversed(result.stdout.splitlines()):
         with contextlib.suppress(ValueError):
             answer = json.loads(line)
             if isinstance(answer, dict):
                 return answer
-    raise NoAnswer(ended.reason(timeout_s))
+    raise NoAnswer(result.reason(timeout_s))
 
 
 def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

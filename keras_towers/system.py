@@ -26,7 +26,7 @@ def usable_cores() -> int:
 
 
 def cpu() -> dict[str, str]:
-    """What Linux says of this machine's first CPU."""
+    """The fields of the first CPU in ``/proc/cpuinfo``."""
     first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
 
@@ -35,13 +35,18 @@ class UnusableFolder(TowerError):
     """A folder that cannot be made or written to."""
 
 
-def writable(folder: Path, advice: str) -> Path:
-    """Make a folder, or raise ``UnusableFolder`` with advice."""
+def make_writable(folder: Path, advice: str) -> Path:
+    """Make a folder that can be written to, or raise ``UnusableFolder``.
+
+    Args:
+        folder: its path.
+        advice: ends the message of the error.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    # A path with a null character is a ValueError.
+    # ValueError: the path has a null character.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UnusableFolder(
@@ -49,78 +54,85 @@ def writable(folder: Path, advice: str) -> Path:
         ) from error
 
 
-def writable_file(path: Path, who: str) -> None:
-    """Raise an error for who is to write a file later, if nobody can."""
+def check_writable(path: Path, writer: str) -> None:
+    """Raise an error now if a file cannot be written later.
+
+    Args:
+        path: the path of the file.
+        writer: begins the message of the error.
+    """
     try:
-        there = path.exists()
+        existed = path.exists()
         path.open("a").close()
-        if not there:
+        if not existed:
             path.unlink()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise TowerError(
-            f"{who} cannot write {str(path)!r} ({why}): give the path of a "
+            f"{writer} cannot write {str(path)!r} ({why}): give the path of a "
             "file that can be written."
         ) from error
 
 
 @contextlib.contextmanager
-def handled(
+def handle_signals(
     numbers: Iterable[int], handler: Callable[[int, Any], Any]
 ) -> Iterator[None]:
-    """Handle signals inside a block; nothing outside the main thread."""
+    """Handle signals inside a block; outside the main thread, do nothing."""
     with contextlib.ExitStack() as undo:
         if threading.current_thread() is threading.main_thread():
             for number in numbers:
-                before = signal.signal(number, handler)
-                # None if it was not set from Python.
-                undo.callback(signal.signal, number, before or signal.SIG_DFL)
+                previous = signal.signal(number, handler)
+                # None if the handler was not installed from Python.
+                undo.callback(signal.signal, number, previous or signal.SIG_DFL)
         yield
 
 
 @contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Defer a Ctrl-C to the end of the block."""
-    waiting: list[int] = []
+    deferred: list[int] = []
     try:
-        with handled([signal.SIGINT], lambda number, _: waiting.append(number)):
+        with handle_signals(
+            [signal.SIGINT], lambda number, _: deferred.append(number)
+        ):
             yield
     finally:
-        if waiting:
+        if deferred:
             signal.raise_signal(signal.SIGINT)
 
 
-# Numbers of glibc's parameters, from its malloc.h.
+# Numbers of parameters in glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_LARGEST = 2**31 - 1
-# The largest that glibc takes: half of a thread's heap.
-_MAPPED_FROM = 32 << 20
+_NEVER = 2**31 - 1
+# The largest threshold that glibc accepts: half of a thread's heap.
+_MAX_MMAP_THRESHOLD = 32 << 20
 
 
-def keep_freed() -> None:
-    """Keep memory that was freed, for what comes next.
+def keep_freed_memory() -> None:
+    """Make this process reuse freed memory instead of returning it.
 
-    A server receives tensors of the same sizes again and again. If each were
-    given back to the kernel, it would clear the pages of the next one first.
+    A server receives tensors of the same sizes again and again. If their memory
+    were returned, the kernel would have to clear the pages of every new tensor.
     """
-    # Only glibc has the function, and can do it.
+    # Only glibc has this function.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
-        mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+        mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+        mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 @functools.cache
-def end_in_time() -> None:
-    """End this process soon after its script, as its job has lost another.
+def limit_teardown() -> None:
+    """End this process soon after its script, if its job has lost a process.
 
-    TensorFlow's own end may wait for an answer of the lost one, for a minute,
-    where Python no longer runs any thread.
+    TensorFlow's teardown may wait a minute for an answer of the lost process,
+    at a point where Python runs no threads any more.
     """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     atexit.register(
         lambda: faulthandler.dump_traceback_later(
-            settings.TEARDOWN_S, exit=True, file=nowhere
+            settings.TEARDOWN_S, exit=True, file=devnull
         )
     )

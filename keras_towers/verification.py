@@ -21,7 +21,7 @@ from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.weights import adoption, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
-from keras_towers.system import interrupts_deferred
+from keras_towers.system import defer_interrupts
 
 # What rounding alone changes by more is not determined on one device either,
 # such as a bias before BatchNormalization, whose gradient is all rounding.
@@ -96,17 +96,31 @@ def verify(
 
     Raises:
         TowerError: the model is not compiled, or is on towers; there are no
-            data, or ``steps`` is invalid. What ``fit`` raises is raised.
+            data, or ``steps`` or ``strategy`` is invalid. What ``fit`` raises
+            is raised.
     """
     if (devices.as_whole_number(steps) or 0) < 1:
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
     _check(model)
+    if x is None:
+        raise TowerError("verify got no data: give x, as for fit.")
     strategy = TowerStrategy() if strategy is None else strategy
+    if not isinstance(strategy, BaseStrategy):
+        raise TowerError(
+            f"strategy={strategy!r} is not allowed: give a strategy of "
+            "keras_towers, such as TowerStrategy(2)."
+        )
     arrays = (x, y, sample_weight, batch_size)
     data = _first_batches(compat.TFEpochIterator(Undistributed, *arrays), steps)
     alone = _results(model, data)
     rounded = _results(model, data, before_step=_change_last_bits)
     divided = _results(model, data, strategy)
+    missing = sorted(name for name, _ in alone.keys() - divided.keys())
+    if missing:
+        raise TowerError(
+            f"{type(strategy).__name__} does not compute {missing[0]}: give a "
+            "strategy that trains."
+        )
     rounding = {key: _difference(alone[key], rounded[key]) for key in alone}
     differences = {key: _difference(alone[key], divided[key]) for key in alone}
     determined = [key for key in alone if rounding[key] <= _DETERMINED]
@@ -221,7 +235,7 @@ def _values_kept(model: keras.Model) -> Iterator[None]:
         with patches.replaced((compat.KerasVariable, "_initialize", note_new)):
             yield
     finally:
-        with interrupts_deferred():
+        with defer_interrupts():
             for variable, value in values:
                 variable.assign(value)
             random.setstate(python)

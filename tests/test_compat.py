@@ -44,7 +44,7 @@ def test_an_attribute_that_no_method_sets_is_missing(monkeypatch):
 PACKAGE = pathlib.Path(kt.__file__).parent
 # Ours, of Python, other packages and graphs; and parts of words.
 OTHERS = {
-    *("_never_stops", "_saves_by_itself"),
+    "_never_stops",
     *("_allreduce", "_class", "_exit", "_getframe", "_host_manager"),
     *("_noinline", "_replace", "_self_", "_storage", "_XlaMustCompile"),
     *("_batch_begin", "_batch_end", "_on_batch", "_use_cached_eval_dataset"),

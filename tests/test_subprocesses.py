@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from keras_towers.subprocesses import Ended, NoAnswer, ask_python, run
+from keras_towers.subprocesses import CommandResult, NoAnswer, ask_python, run
 from tests.kit.processes import wait_until
 
 # Longer than any test may take.
@@ -51,7 +51,7 @@ def test_run_returns_streams_and_status():
         "print('err', file=sys.stderr); exit(3)"
     )
     ended = run_python(code, 60, {"A": "1"})
-    assert ended == Ended(3, "None 1\n", "err\n")
+    assert ended == CommandResult(3, "None 1\n", "err\n")
 
 
 def test_a_log_gets_both_streams(tmp_path):
@@ -60,7 +60,7 @@ def test_a_log_gets_both_streams(tmp_path):
         "sys.stderr.flush(); print('c', end='')"
     )
     log = tmp_path / "log"
-    assert run_python(code, 60, log=log) == Ended(0, "a\nb\nc", "")
+    assert run_python(code, 60, log=log) == CommandResult(0, "a\nb\nc", "")
     assert log.read_text() == "a\nb\nc"
 
 
@@ -82,7 +82,7 @@ def run_to_a_line(monkeypatch, tmp_path):
         try:
             return run_python(code, LIMIT_S, log=log, **options)
         except KeyboardInterrupt:
-            return Ended(2, log.read_text(), "")
+            return CommandResult(2, log.read_text(), "")
 
     return run_to_a_line
 
@@ -107,7 +107,7 @@ def test_what_is_left_behind_and_not_waited_for_ends_with_it():
 
 def test_what_ignores_sigterm_is_killed(run_to_a_line):
     ended = run_to_a_line(STUBBORN, TIME_IS_UP, grace_s=0.5)
-    assert ended == Ended(None, "ready\n", "")
+    assert ended == CommandResult(None, "ready\n", "")
 
 
 def test_the_last_json_object_is_the_answer():

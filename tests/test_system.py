@@ -16,8 +16,8 @@ class Waits:
     def __del__(self, sleep=ctypes.PyDLL(None).sleep, s=int(sys.argv[1])):
         sleep(s)
 kept = Waits()
-system.end_in_time()
-system.end_in_time()
+system.limit_teardown()
+system.limit_teardown()
 print("ended", flush=True)
 sys.exit(int(sys.argv[2]))
 """
@@ -44,7 +44,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 given_back = faults()
-runpy.run_path(sys.argv[1])["keep_freed"]()
+runpy.run_path(sys.argv[1])["keep_freed_memory"]()
 bytearray(20_000_000)
 print(faults() < given_back / 2)
 """

@@ -166,12 +166,26 @@ def test_a_new_model_trains_as_if_nothing_had_happened():
         (m.mlp, (X, Y), 1, "compiled"),
         (lambda: len, (X, Y), 1, r"keras\.Model"),
         (lazy, (X[:0], Y[:0]), 1, "empty"),
+        (lazy, (), 1, "no data"),
         *((lazy, (X, Y), steps, "steps=") for steps in (0, 1.5, "2", True)),
     ],
 )
 def test_wrong_arguments_are_refused(make, data, steps, message):
     with pytest.raises(kt.TowerError, match=message):
         kt.verify(make(), *data, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (lambda: "tower", "strategy='tower'"),
+        (lambda: kt.TowerStrategy, "such as TowerStrategy"),
+        (kt.NoOpStrategy, "does not compute .*: give a strategy that trains"),
+    ],
+)
+def test_other_strategies_are_refused(strategy, message):
+    with pytest.raises(kt.TowerError, match=message):
+        kt.verify(lazy(), X, Y, steps=1, strategy=strategy())
 
 
 def test_it_is_refused_inside_a_strategy():

@@ -23,7 +23,7 @@ from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
-from keras_towers.system import writable
+from keras_towers.system import make_writable
 
 _NAME = "backup{}.npz"
 _FACTS = ("epoch", "batch", "seed", "epochs", "history")
@@ -116,7 +116,7 @@ class BackupFile(FitPosition):
         """Read the file, or begin with the first epoch if there is none."""
         self.writes = peers.rank == 0
         if self.writes:
-            writable(self.folder, "give Backup another one.")
+            make_writable(self.folder, "give Backup another one.")
         # A script may call fit several times, and does when it starts again.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")

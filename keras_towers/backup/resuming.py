@@ -21,7 +21,7 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 from keras_towers.transport import Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -71,7 +71,9 @@ class ResumingCallback(ResumesFit):
     def around(self) -> Iterator[None]:
         self._signals.clear()
         numbers = _SIGNALS if self.position.outlives_process else ()
-        with handled(numbers, lambda number, _: self._signals.append(number)):
+        with handle_signals(
+            numbers, lambda number, _: self._signals.append(number)
+        ):
             yield
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

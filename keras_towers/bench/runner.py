@@ -24,7 +24,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.launchers import Horovodrun
 from keras_towers.rendezvous.store import FileStore
 from keras_towers.settings import RANK, SECRET, SIZE, STORE
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 
 # The first steps, each of which waits for its loss.
 FIRST_STEPS = 20
@@ -146,7 +146,7 @@ def measure_all(
     found = Measurements()
     models = dict.fromkeys(cell.model for cell in cells)
     # On SIGTERM, end exactly as on Ctrl-C.
-    ends = handled([signal.SIGTERM], signal.default_int_handler)
+    ends = handle_signals([signal.SIGTERM], signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, ends:
         stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
         try:

@@ -29,7 +29,7 @@ from keras_towers.building.recipe import (
     Recipe,
     target_facts,
 )
-from keras_towers.system import writable
+from keras_towers.system import make_writable
 
 Progress = Callable[[str], None]
 """Called with what is done now."""
@@ -192,7 +192,7 @@ def folder() -> Path:
 
 def make_folder(folder: Path) -> Path:
     """Make a folder of the cache, or raise ``UnusableFolder``."""
-    return writable(folder, f"name another one in {settings.CACHE}")
+    return make_writable(folder, f"name another one in {settings.CACHE}")
 
 
 def cache_folder(recipe: Recipe) -> Path:

@@ -19,7 +19,7 @@ from keras_towers.bench.rows import Row, Runs, find
 from keras_towers.bench.runner import Setting, measure_all, plan
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
-from keras_towers.system import writable_file
+from keras_towers.system import check_writable
 
 
 class Device(StrEnum):
@@ -121,7 +121,7 @@ def compare(
         repeats: how often each row is measured.
     """
     if json_path:
-        writable_file(json_path, "bench")
+        check_writable(json_path, "bench")
     sources, rows = _models(models), pkgutil.resolve_name(setting.rows)
     numbers = {
         Runs.ONE: [1],

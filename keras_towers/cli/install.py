@@ -14,7 +14,7 @@ from rich.console import Console
 
 from keras_towers import engines
 from keras_towers.errors import TowerError
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 
 if TYPE_CHECKING:
     from keras_towers.building.build import Progress
@@ -71,7 +71,7 @@ def _install(recipe: Recipe, rebuild: bool) -> None:
     try:
         # Compilers run in a process group of their own, and would go on.
         numbers = [signal.SIGTERM, signal.SIGHUP]
-        as_ctrl_c = handled(numbers, signal.default_int_handler)
+        as_ctrl_c = handle_signals(numbers, signal.default_int_handler)
         with as_ctrl_c, _progress(console) as progress:
             wheel, cached = build.build(recipe, progress, rebuild)
             cached, engine = build.install(recipe, wheel, cached, progress)

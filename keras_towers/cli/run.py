@@ -12,12 +12,12 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_job import Elastic, run_elastic
+from keras_towers.launching.elastic_job import ElasticOptions, run_elastic
 from keras_towers.launching.job import (
     Job,
-    allocated,
-    become,
-    rank_to_be,
+    allocated_hosts,
+    exec_as_rank,
+    rank_to_join,
     run_cluster,
     run_job,
 )
@@ -157,30 +157,30 @@ def run(
         output=output,
         grace_s=grace,
         servers=_servers(servers, strategy, plan),
-        alone=no_strategy,
+        unconnected=no_strategy,
     )
     if plan.member:
         if output:
             raise TowerError(
                 f"--output is not for {plan.member}, which has its own"
             )
-        become(job)
+        exec_as_rank(job)
     if strategy and plan.processes != 1:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
     elif plan.elastic:
-        limits = Elastic(
+        options = ElasticOptions(
             ranks=processes or min_np or 0,
-            least=min_np or processes or 0,
-            most=max_np,
+            min_ranks=min_np or processes or 0,
+            max_ranks=max_np,
             hosts=plan.hosts,
             script=host_discovery_script,
             timeout_s=elastic_timeout,
             reset_limit=reset_limit,
             cooldown_s=blacklist_cooldown_range,
         )
-        code = run_elastic(job, limits)
+        code = run_elastic(job, options)
     else:
         code = run_job(job).code
     raise typer.Exit(code)
@@ -239,14 +239,14 @@ def _plan(
     if elastic:
         return Plan(processes, hosts, elastic=True)
     if hosts is None:
-        rank = rank_to_be(processes)
+        rank = rank_to_join(processes)
         task = tf_config.from_environment() if rank and not processes else None
         if task:
             roles = {"worker": task.size, "ps": len(task.ps)}
             return Plan(task.size, tasks=roles, member=task)
         if rank:
             return Plan(rank.size, member=rank)
-        hosts = allocated(processes)
+        hosts = allocated_hosts(processes)
     if processes is None:
         if hosts is None:
             raise TowerError("give the number of processes: -np N")
@@ -355,7 +355,7 @@ def _tasks(
     count = workers or processes
     if not count:
         raise TowerError("give the number of processes that train: --workers N")
-    if rank_to_be(None):
+    if rank_to_join(None):
         raise TowerError(
             "another launcher started this process as one of several, each of "
             "which would start a cluster: start it once, without that launcher"

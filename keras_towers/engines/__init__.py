@@ -1,7 +1,7 @@
 """The engines that connect the processes of a job, a folder for each.
 
-The rest of the package knows an engine by the protocol ``Transport``, which its
-strategy hands on, and by its record here. Nothing else imports these folders.
+The rest of the package knows an engine by its strategy's ``Transport`` and by
+its record here. Nothing outside imports these folders.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from keras_towers.errors import TowerError
 
 @dataclass(frozen=True)
 class Engine:
-    """What the rest of the package needs to know about an engine.
+    """An engine, as the rest of the package knows it.
 
-    What is described as a reference is ``module:name`` in the engine's folder,
-    and imported when it is needed; an empty one: the engine has none.
+    A reference is ``module:name``, with a module of the engine's folder that is
+    imported when it is needed. An empty one means that the engine has none.
 
     Attributes:
-        name: the name of its folder; if it has to be built, of its package.
+        name: the name of its folder, and of its package if it has to be built.
         title: its name in messages.
         strategy: the name of its strategy.
-        strategy_class: the class of that strategy in ``keras_towers``.
-        roles: the roles in TF_CONFIG of a job over it; empty: it reads none.
-        module: the module by which a script may use the engine itself.
-        transport: a reference to what connects this process and returns its
-            ``Transport``; empty: that takes more than the environment says.
+        strategy_class: the class of this strategy in ``keras_towers``.
+        roles: the roles of its tasks in TF_CONFIG, if it reads that.
+        module: the module with which a script may use the engine itself.
+        transport: a reference to a function that connects this process and
+            returns its ``Transport``; empty: it would need arguments.
         recipe: a reference to the ``Recipe`` that builds it.
-        servers: a reference to the processes that run beside the ranks.
-        after_keras: a reference to what is called when Keras is imported.
+        servers: a reference to the class of the servers of a job.
+        after_keras: a reference to a function to call when Keras is imported.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Engine:
 
     @property
     def advice(self) -> str:
-        """How to connect processes with it: the words after "--strategy"."""
+        """How to connect processes with it, to follow "--strategy"."""
         return f"{self.strategy}, or use kt.{self.strategy_class}()"
 
     def load(self, reference: str) -> Any:
@@ -58,7 +58,7 @@ class Engine:
         return pkgutil.resolve_name(f"{__name__}.{self.name}.{reference}")
 
     def check_installed(self) -> None:
-        """Raise the error of every rank now, if the package is missing."""
+        """Raise an error before any rank does, if the package is missing."""
         found = importlib.util.find_spec(self.name)
         if found is None:
             raise TowerError(
@@ -66,7 +66,7 @@ class Engine:
                 f"`keras-towers install {self.name}`."
             )
         if found.submodule_search_locations is None:
-            # A script of that name would run a second time.
+            # Importing a script of that name would run it a second time.
             raise TowerError(
                 f"{self.title} is hidden by {found.origin}, which has its "
                 "name: rename that file."
@@ -127,5 +127,5 @@ ENGINES: dict[str, Engine] = {
 
 
 def engine_of_job(servers: int | None) -> Engine:
-    """The engine of a job with this number of servers, or none."""
+    """The engine of a job, by its number of servers; None: it has none."""
     return BYTEPS if servers else HOROVOD

@@ -92,7 +92,7 @@ def explained(config: TowerConfig) -> Iterator[None]:
     except Exception as error:
         note = ""
         if number is not None:
-            note = watch.failed_before(number, _in_short(error))
+            note = watch.report_failure(number, _in_short(error))
         if not note and isinstance(error, tf.errors.OpError):
             note = _of_towers(error, config)
         if note:

@@ -1,67 +1,62 @@
-"""A job whose ranks may come and go, in rounds.
+"""A job whose ranks may leave and join, in rounds.
 
-A round ends when each worker has ended or asks for another; the next one has a
-worker in every slot that there is, and rank 0 where the training's state is.
-
-``Hosts`` knows the slots, ``ElasticRounds`` tells each worker of a round its
-rank, ``Driver`` decides who runs where.
+A round ends when each worker has ended or asks for another round. The next one
+has a worker in every slot, and rank 0 in a slot whose worker has the state of
+the training. ``ElasticHosts`` knows the slots, ``ElasticRounds`` gives workers
+their ranks, ``ElasticDriver`` decides which workers run, and on which hosts.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
-import itertools
 import os
-import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers import engines, settings, subprocesses
+from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.job import Job, Running
-from keras_towers.launching.rank_process import Rank, signal_name
-from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.rendezvous.hosts import (
-    RankPlacement,
-    fill_slots,
-    read_entries,
+from keras_towers.launching.elastic_hosts import (
+    LOCAL_SLOT,
+    Discover,
+    ElasticHosts,
+    discover_by_script,
+    split_this_machine,
 )
+from keras_towers.launching.elastic_rounds import ElasticRounds
+from keras_towers.launching.job import Job, RunningJob
+from keras_towers.launching.rank_process import RankProcess, signal_name
+from keras_towers.launching.supervision import end_all, stopped_by, verdict
+from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 from keras_towers.rendezvous.network import is_local
 from keras_towers.rendezvous.store import HOSTS_UPDATED
 
-Discover = Callable[[], dict[str, int]]
-LOCAL_SLOT = "127.0.0."
-"""Slots of this machine, as hosts, are this and a number from 1."""
 # HostUpdateResult.mixed of horovod.runner.elastic.worker.
 _ADDED_OR_REMOVED = 3
 
 
 @dataclass(frozen=True)
-class Elastic:
-    """The limits between which a job may shrink and grow.
+class ElasticOptions:
+    """How a job may shrink and grow.
 
     Attributes:
-        ranks: the number at the start.
-        least: the smallest number that can go on.
-        most: the largest one; None: as many as there are slots.
-        hosts: their slots; None for this machine.
+        ranks: the number of ranks at the start.
+        min_ranks: the smallest number with which the job goes on.
+        max_ranks: the largest number; None: the number of slots.
+        hosts: the number of slots of each host; None: this machine.
         script: a program that prints the hosts instead.
         cooldown_s: the shortest and longest time to avoid a host.
         timeout_s: how long to wait for slots.
-        reset_limit: how often ranks may come or go; None: always.
+        reset_limit: how often ranks may leave or join; None: always.
 
     Raises:
-        TowerError: they contradict each other.
+        TowerError: the options contradict each other.
     """
 
     ranks: int
-    least: int
-    most: int | None
+    min_ranks: int
+    max_ranks: int | None
     hosts: dict[str, int] | None = None
     script: Path | None = None
     cooldown_s: tuple[int, int] = (5, 600)
@@ -69,13 +64,13 @@ class Elastic:
     reset_limit: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.least:
+        least, most = self.min_ranks, self.max_ranks or self.ranks
+        if not least:
             raise TowerError("an elastic job needs --min-np or -np")
-        most = self.most or self.ranks
-        if not self.least <= self.ranks <= most:
+        if not least <= self.ranks <= most:
             raise TowerError(
-                f"--min-np {self.least}, -np {self.ranks} and --max-np {most} "
-                "have to be in this order, smallest first"
+                f"--min-np {least}, -np {self.ranks} and --max-np {most} have "
+                "to be in this order, smallest first"
             )
         shortest, longest = self.cooldown_s
         if not 1 <= shortest <= longest <= 3600:
@@ -94,243 +89,25 @@ class Elastic:
             )
         if len(hosts) == 1 and not any(map(is_local, hosts)):
             raise TowerError(
-                "an elastic job on other machines needs two of them at "
-                "least: a host is given up when a worker on it fails"
+                "an elastic job on other machines needs at least two of them: "
+                "a host is given up when a worker on it fails"
             )
 
     @functools.cached_property
     def discover(self) -> Discover:
-        """Returns the slots of each host."""
+        """Returns the number of slots of each host."""
         if self.script:
             return split_this_machine(discover_by_script(self.script))
-        here = {"localhost": self.most or self.ranks}
-        return split_this_machine((self.hosts or here).copy)
+        this_machine = {"localhost": self.max_ranks or self.ranks}
+        return split_this_machine((self.hosts or this_machine).copy)
 
 
-def run_elastic(job: Job, elastic: Elastic) -> int:
+def run_elastic(job: Job, options: ElasticOptions) -> int:
     """Run an elastic job to its end and return the exit code."""
     engines.engine_of_job(None).check_installed()
-    first = elastic.discover()
-    with Running(job, first) as run:
-        return Driver(run, elastic, first).drive()
-
-
-def discover_by_script(script: Path) -> Discover:
-    """Make a function that runs ``script`` and reads what it prints.
-
-    Horovod's own version starts two Python processes for every query, once a
-    second.
-    """
-    program = str(script.absolute())
-
-    def discover() -> dict[str, int]:
-        try:
-            ended = subprocesses.run([program], settings.DISCOVERY_S)
-        except OSError as error:
-            raise TowerError(
-                f"the host discovery script {script} cannot be run "
-                f"({error.strerror}): it has to be an executable file"
-            ) from None
-        if ended.code != 0:
-            raise TowerError(
-                f"the host discovery script {script} "
-                f"{ended.reason(settings.DISCOVERY_S)}"
-            )
-        entries = [*filter(str.strip, ended.stdout.splitlines())]
-        form = (
-            f"the host discovery script {script} has to print lines like "
-            "'host:2' or 'host'"
-        )
-        # An empty list is no error: hosts may appear later.
-        return read_entries(entries, form) if entries else {}
-
-    return discover
-
-
-def split_this_machine(discover: Discover) -> Discover:
-    """Make each slot of this machine a separate host.
-
-    A host is given up where a worker on it fails, with all others on it. If it
-    were the only one, that would be the end of the job.
-    """
-    is_here = functools.cache(is_local)
-
-    def discover_slots() -> dict[str, int]:
-        hosts: dict[str, int] = {}
-        here = itertools.count(1)
-        for host, count in discover().items():
-            if is_here(host):
-                hosts |= {f"{LOCAL_SLOT}{next(here)}": 1 for _ in range(count)}
-            else:
-                hosts[host] = count
-        return hosts
-
-    return discover_slots
-
-
-class Hosts:
-    """The hosts of an elastic job, oldest first.
-
-    Args:
-        discover: returns the slots of each host.
-        found: the last result of ``discover``.
-        cooldown_s: the shortest and longest time to avoid a host; the time
-            doubles with each failure.
-        say: writes a message.
-    """
-
-    def __init__(
-        self,
-        discover: Discover,
-        found: dict[str, int],
-        cooldown_s: tuple[int, int],
-        say: Callable[[str], None],
-    ):
-        self._discover = discover
-        self._cooldown_s = cooldown_s
-        self._say = say
-        self._wrong = ""
-        self._found = found
-        self._known: list[str] = []
-        self._failures: collections.Counter[str] = collections.Counter()
-        self._avoided_until: dict[str, float] = {}
-
-    def discover(self) -> None:
-        """Discover hosts; if that fails, keep the known ones."""
-        try:
-            self._found, self._wrong = self._discover(), ""
-        except TowerError as error:
-            if str(error) != self._wrong:
-                self._wrong = str(error)
-                self._say(f"{error}; going on with the hosts of before")
-
-    def avoid(self, host: str) -> None:
-        """Avoid a host where a worker has failed, for a while."""
-        shortest, longest = self._cooldown_s
-        self._failures[host] += 1
-        pause_s = min(longest, shortest * 2 ** self._failures[host])
-        self._avoided_until[host] = time.monotonic() + pause_s
-        text = f"no worker on {host} for {pause_s} s, as one has failed there"
-        self._say(f"{text} (--blacklist-cooldown-range)")
-        self.available()
-
-    @property
-    def local_slots(self) -> int:
-        """The number of slots of this machine, including avoided ones."""
-        return sum(host.startswith(LOCAL_SLOT) for host in self._found)
-
-    def available(self) -> dict[str, int]:
-        """The slots of each host that is not avoided."""
-        now = time.monotonic()
-        found = {
-            host: count
-            for host, count in self._found.items()
-            if self._avoided_until.get(host, 0) <= now
-        }
-        self._known = list(
-            dict.fromkeys(h for h in (*self._known, *found) if h in found)
-        )
-        return {host: found[host] for host in self._known}
-
-
-class ElasticRounds:
-    """Tells each worker its rank once all workers of its round have arrived.
-
-    A rank that cannot reach another one while Horovod connects is ended, by a
-    C++ thread. So nobody is told a rank before all workers have asked.
-    """
-
-    def __init__(self, on_left: Callable[[], None]):
-        self._on_left = on_left
-        self._lock = threading.Lock()
-        self._number = 0
-        self.plan: dict[str, RankPlacement] = {}
-        self.ended: list[str] = []
-        self._left: set[str] = set()
-        self._here: dict[str, socket.socket] = {}
-        self._informed: set[str] = set()
-
-    def begin(self, plan: Sequence[RankPlacement]) -> None:
-        """Begin a round."""
-        with self._lock:
-            self._number += 1
-            self.plan = {slot.key: slot for slot in plan}
-            self.ended, self._left = [], set()
-            self._here, self._informed = {}, set()
-
-    def end(self, key: str) -> None:
-        """Record that the process of a worker has ended."""
-        with self._lock:
-            if key in self.plan:
-                self.ended.append(key)
-
-    @property
-    def met(self) -> bool:
-        """Whether all workers of the round have arrived."""
-        with self._lock:
-            return bool(self._informed)
-
-    @property
-    def over(self) -> bool:
-        """Whether every worker has ended or asks for another round."""
-        with self._lock:
-            return self.plan.keys() <= {*self.ended, *self._left}
-
-    def place(
-        self, key: str, connection: socket.socket
-    ) -> RankPlacement | None:
-        """Wait until all workers are there; None for one without a place."""
-        left = 0
-        while not _closed(connection):
-            with self._lock:
-                if key not in self.plan:
-                    return None
-                if self._number != left:
-                    if key in self._informed or self.ended:
-                        self._left.add(key)
-                        left = self._number
-                        self._on_left()
-                    elif self._arrives(key, connection):
-                        return self.plan[key]
-            time.sleep(settings.POLL_S)
-        return None
-
-    def hold(self, rank: int, connection: socket.socket) -> None:
-        """Hold a worker that has taken the rank it was started with."""
-        # A script that starts Horovod by itself connects without asking.
-        number = self._number
-        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
-        while key and not _closed(connection):
-            with self._lock:
-                over = number != self._number or self.ended
-                if (
-                    over
-                    or key in self._informed
-                    or self._arrives(key, connection)
-                ):
-                    return
-            time.sleep(settings.POLL_S)
-
-    def _arrives(self, key: str, connection: socket.socket) -> bool:
-        """Record a worker's arrival; return whether its round is complete."""
-        self._here[key] = connection
-        if not self._informed and (
-            self._here.keys() != self.plan.keys()
-            or any(map(_closed, self._here.values()))
-        ):
-            return False
-        self._informed.add(key)
-        return True
-
-
-def _closed(connection: socket.socket) -> bool:
-    """Whether the asking worker is gone, usually because it was killed."""
-    poll = select.poll()
-    try:
-        poll.register(connection, select.POLLIN)
-        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
-    except (OSError, ValueError):
-        return True
+    hosts = options.discover()
+    with RunningJob(job, hosts) as run:
+        return ElasticDriver(run, options, hosts).drive()
 
 
 class _JobEnded(Exception):
@@ -341,22 +118,22 @@ class _JobEnded(Exception):
         self.code = code
 
 
-class Driver:
-    """Decides who runs where, from round to round."""
+class ElasticDriver:
+    """Decides which workers run, and on which hosts, from round to round."""
 
     def __init__(
-        self, run: Running, elastic: Elastic, first: dict[str, int]
+        self, run: RunningJob, options: ElasticOptions, hosts: dict[str, int]
     ) -> None:
-        self._run, self._elastic = run, elastic
+        self._run, self._options = run, options
         self._environment = run.environment(elastic=True)
         self._say = run.console.say
-        self.hosts = Hosts(
-            elastic.discover, first, elastic.cooldown_s, self._say
+        self.hosts = ElasticHosts(
+            options.discover, hosts, options.cooldown_s, self._say
         )
         self.rounds = ElasticRounds(lambda: run.events.put(None))
-        run.server.place = self.rounds.place
+        run.server.place_worker = self.rounds.place
         run.server.on_connected = self.rounds.hold
-        self.workers: dict[str, Rank] = {}
+        self.workers: dict[str, RankProcess] = {}
         self._offered: dict[str, int] = {}
         self._short_since: float | None = None
 
@@ -367,7 +144,7 @@ class Driver:
         threading.Thread(
             target=self._discover, args=(over,), daemon=True
         ).start()
-        ranks, least = self._elastic.ranks, self._elastic.least
+        ranks, least = self._options.ranks, self._options.min_ranks
         wanted, option = ranks, "-np" if ranks > least else "--min-np"
         changes = 0
         try:
@@ -388,13 +165,13 @@ class Driver:
             self._run.events.put(None)
 
     def _handle_event(self) -> None:
-        """Wait until something happens; hosts are discovered once a second."""
+        """Handle the next event; discovery makes one every second."""
         event = self._run.events.get()
         if isinstance(event, int | OSError):
             raise _JobEnded(stopped_by(event, self._run.console))
-        if isinstance(event, Rank):
+        if isinstance(event, RankProcess):
             if event.code and not event.stopped:
-                self._say(verdict([event], "worker")[1])
+                self._say(verdict([event], "worker").text)
             for key, worker in self.workers.items():
                 if worker is event:
                     self.rounds.end(key)
@@ -413,23 +190,26 @@ class Driver:
         end_all([self.workers[k] for k in given_up if k in self.workers])
         if len(given_up) == len(plan):
             raise _JobEnded(self.verdict())
-        limit = self._elastic.reset_limit
+        limit = self._options.reset_limit
         if limit is not None and changes >= limit:
-            self._say(f"ranks came or went over {limit} times (--reset-limit)")
+            self._say(
+                f"ranks left or joined over {limit} times (--reset-limit)"
+            )
             raise _JobEnded(1)
 
     def verdict(self) -> int:
-        """End all workers; return the exit code of the job, and the cause."""
+        """End all workers; report the cause and return the exit code."""
         end_all(self._run.processes)
         plan = self.rounds.plan
         keys = dict.fromkeys((*self.rounds.ended, *plan))
         ended = {k: self.workers[k] for k in keys if k in self.workers}
-        code, text = verdict(list(ended.values()), "worker")
-        well = [key for key, worker in ended.items() if worker.code == 0]
-        lost = all(signal_name(w.code) for w in ended.values() if w.code)
-        enough = len(well) >= self._elastic.least
-        if lost and enough and next(iter(plan)) in well:
-            # Lost after the training, as others may be in it.
+        outcome = verdict(list(ended.values()), "worker")
+        code, text = outcome.code, outcome.text
+        succeeded = [key for key, worker in ended.items() if worker.code == 0]
+        killed = all(signal_name(w.code) for w in ended.values() if w.code)
+        enough = len(succeeded) >= self._options.min_ranks
+        if killed and enough and next(iter(plan)) in succeeded:
+            # Workers may be lost after the training, as they may be during it.
             return 0
         if not ended:
             code, text = 1, "no worker could be started"
@@ -440,11 +220,11 @@ class Driver:
         return code
 
     def _wait_for_slots(self, wanted: int, option: str) -> dict[str, int]:
-        """Wait for enough slots; return those of each host."""
+        """Wait for enough slots; return the number on each host."""
         if self._short_since is None or self.rounds.met:
-            # Hosts that are tried in vain, again and again, are no progress.
+            # A round in which workers could not start does not count.
             self._short_since = time.monotonic()
-        limit_s, said = self._elastic.timeout_s, False
+        limit_s, reported = self._options.timeout_s, False
         while True:
             hosts = self.hosts.available()
             found = sum(hosts.values())
@@ -452,8 +232,8 @@ class Driver:
                 return hosts
             if time.monotonic() >= self._short_since + limit_s:
                 break
-            if not said:
-                said = True
+            if not reported:
+                reported = True
                 self._say(
                     f"slots for workers: {found}, {option} asks for {wanted}; "
                     f"waiting for more, for {limit_s} s at most "
@@ -470,8 +250,8 @@ class Driver:
         raise _JobEnded(1)
 
     def _begin_round(self, hosts: dict[str, int]) -> None:
-        """Start a worker in each slot that has none, and let all meet."""
-        plan = fill_slots(hosts, self._elastic.most)
+        """Start a worker in each empty slot, and let all workers meet."""
+        plan = fill_slots(hosts, self._options.max_ranks)
         chief = self.workers.get(plan[0].key)
         if self.rounds.plan and (chief is None or chief.code is not None):
             self._say("no host is left that has the state of the training")
@@ -481,7 +261,7 @@ class Driver:
         self.rounds.begin(plan)
         for key, worker in self.workers.items():
             if worker.code is None and key not in self.rounds.plan:
-                self._say(f"worker {worker.name} leaves, as its host has")
+                self._say(f"worker {worker.name} leaves, as its host has left")
                 worker.stop()
         for slot in plan:
             old = self.workers.get(slot.key)
@@ -490,7 +270,8 @@ class Driver:
 
     def _start(self, slot: RankPlacement) -> None:
         taken = {rank.index for rank in self._run.processes}
-        # Its rank, unless that is taken: workers may outlive their rank.
+        # Its rank, unless an earlier worker has that number: a worker keeps its
+        # number when its rank changes.
         number = slot.rank if slot.rank not in taken else max(taken) + 1
         if slot.rank in taken:
             self._say(
@@ -500,13 +281,13 @@ class Driver:
         key, sharing = slot.key, slot.local_size
         variables = {**self._environment, **slot.environment}
         if slot.hostname.startswith(LOCAL_SLOT):
-            # It passes for a host with one rank.
-            place = int(slot.hostname.removeprefix(LOCAL_SLOT))
-            # It may have gone meanwhile.
-            sharing = max(place, self.hosts.local_slots)
-            variables.update(_own_gpus(place - 1, sharing))
+            # The slot counts as a host with one rank.
+            position = int(slot.hostname.removeprefix(LOCAL_SLOT))
+            # It may have been removed since this round was planned.
+            sharing = max(position, self.hosts.local_slots)
+            variables.update(_gpu_share(position - 1, sharing))
         try:
-            self.workers[key] = Rank(
+            self.workers[key] = RankProcess(
                 self._run,
                 str(number),
                 number,
@@ -523,16 +304,16 @@ class Driver:
     def _announce_hosts(self) -> None:
         """Notify the workers that hosts were added or removed."""
         before, now = self._offered, self.hosts.available()
-        plan = fill_slots(now, self._elastic.most)
+        plan = fill_slots(now, self._options.max_ranks)
         if now == before or plan == [*self.rounds.plan.values()]:
             return
         self._offered = now
-        # Horovod's seconds cannot tell two changes within one second apart.
+        # Horovod's own whole seconds would hide a second change within one.
         self._run.server.put(HOSTS_UPDATED, [time.time(), _ADDED_OR_REMOVED])
 
 
-def _own_gpus(index: int, count: int) -> dict[str, str]:
-    """The GPUs of a slot, where each slot counts as a host with one rank."""
+def _gpu_share(index: int, count: int) -> dict[str, str]:
+    """The variable that shows one of ``count`` slots its share of the GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         gpus = [gpu for gpu in visible.split(",") if gpu]

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console
-from keras_towers.launching.rank_process import Rank, check_reachable
+from keras_towers.launching.rank_process import RankProcess, check_reachable
 from keras_towers.launching.supervision import (
     Connected,
     Outcome,
@@ -28,29 +28,27 @@ from keras_towers.launching.supervision import (
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.hosts import allocation, fill_slots
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
+from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 
-_SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
-
-
+_PARAMETER_SERVERS = "sync-replicas, or use kt.SyncReplicasStrategy()"
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The options of a job; in seconds, 0 is never.
+    """The options of a job; 0 seconds means never.
 
     Attributes:
-        servers: how many servers of an engine are started beside the ranks;
-            None for an engine without servers.
-        alone: whether the processes may remain unconnected without a notice.
+        servers: how many servers of the engine to start; None for an engine
+            without servers.
+        unconnected: whether the processes are not meant to be connected.
     """
 
     command: list[str]
@@ -64,27 +62,27 @@ class Job:
     grace_s: int = settings.SCRIPT_GRACE_S
     launcher: str = "keras-towers run"
     servers: int | None = None
-    alone: bool = False
+    unconnected: bool = False
 
     def environment(self) -> dict[str, str]:
-        """Variables for every process, whatever connects them."""
+        """Variables for every process, whichever engine connects them."""
         return process_environment(
             self.stall_warning_s, self.stall_shutdown_s, self.seed
         )
 
 
-class Running:
+class RunningJob:
     """The console, the store and the processes of a job."""
 
     def __init__(self, job: Job, hosts: Iterable[str]):
         self.job = job
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote)
-        self.address, self._interface = meeting_point(job.interface, remote)
-        # A rank that has ended, Connected, the number of a signal, or the
-        # OSError where output cannot be written.
+        self.address, self._interface = store_address(job.interface, remote)
+        # RankProcess: it has ended. Connected: a rank has. int: a signal.
+        # OSError: output cannot be written.
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.processes: list[Rank] = []
+        self.processes: list[RankProcess] = []
         self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
             lambda: threading.Semaphore(settings.LOGINS)
         )
@@ -113,20 +111,20 @@ class Running:
             # A job started with nohup keeps ignoring SIGHUP.
             if signal.getsignal(number) != signal.SIG_IGN
         ]
-        over = threading.Event()
-        self.undo.callback(over.set)
-        threading.Thread(target=self._beat, args=(over,), daemon=True).start()
+        ended = threading.Event()
+        self.undo.callback(ended.set)
+        threading.Thread(target=self._beat, args=(ended,), daemon=True).start()
         self.undo.enter_context(
-            handled(signals, lambda number, _: self.events.put(number))
+            handle_signals(signals, lambda number, _: self.events.put(number))
         )
         return self
 
-    def _beat(self, over: threading.Event) -> None:
-        """Send signs of life to the agents on other hosts."""
-        while not over.wait(settings.BEAT_S):
-            for rank in [*self.processes]:
-                if rank.host:
-                    rank.send(0)
+    def _beat(self, ended: threading.Event) -> None:
+        """Send heartbeats to the agents on other hosts."""
+        while not ended.wait(settings.BEAT_S):
+            for process in [*self.processes]:
+                if process.host:
+                    process.send(0)
 
     def __exit__(self, *error: object) -> None:
         end_all(self.processes)
@@ -143,18 +141,18 @@ def run_job(job: Job) -> Outcome:
             f"{job.ranks} processes do not fit into the hosts' {len(plan)} "
             "slots: give -H host:slots,... with more slots, or a smaller -np"
         )
-    with Running(job, {slot.hostname for slot in plan}) as run:
+    with RunningJob(job, {slot.hostname for slot in plan}) as run:
         environment = run.environment()
         run.server.begin(plan)
         servers = None
         if job.servers:
             servers = engine.load(engine.servers)(run, job.servers, plan)
-        # The first ones of all hosts log in at the same time.
+        # By local rank, so that the logins on all hosts overlap.
         for slot in sorted(plan, key=lambda slot: slot.local_rank):
             variables = {**environment, **slot.environment}
             if servers:
                 variables |= servers.environment(slot)
-            Rank(
+            RankProcess(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
@@ -172,22 +170,26 @@ def run_job(job: Job) -> Outcome:
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
     """Run a job on TensorFlow's runtime on this machine, until it ends.
 
-    It ends when all tasks but those of the role ``"ps"`` have; these notice it
-    themselves.
+    It ends when all tasks have, except the parameter servers (role ``"ps"``),
+    which end by themselves when they notice it.
+
+    Args:
+        job: the options of the job.
+        tasks: the number of tasks of each role.
     """
-    with local_cluster(tasks) as clusters, Running(job, ()) as run:
-        everyone = {
+    with local_cluster(tasks) as clusters, RunningJob(job, ()) as run:
+        common = {
             **run.environment(),
             # This process may be a rank of another job.
             "HOROVOD_RANK": "",
         }
         for cluster in clusters:
             serves = cluster.role == "ps"
-            variables = {**everyone, tf_config.VARIABLE: cluster.written()}
+            variables = {**common, tf_config.VARIABLE: cluster.to_json()}
             if serves:
                 # Workers need all of a GPU's memory.
                 variables["CUDA_VISIBLE_DEVICES"] = "-1"
-            Rank(
+            RankProcess(
                 run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,
@@ -195,27 +197,27 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
-        collective = engines.RUNTIME.advice
+        collectives = engines.RUNTIME.advice
         return supervise(
             run,
-            what="task",
-            how_to_connect=_SERVED if "ps" in tasks else collective,
+            kind="task",
+            how_to_connect=_PARAMETER_SERVERS if "ps" in tasks else collectives,
         )
 
 
 @contextlib.contextmanager
 def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
-    """Give the tasks of a cluster free ports of this machine.
+    """Reserve free ports of this machine for the tasks of a cluster.
 
-    The ports are reserved inside the block: TensorFlow's servers can listen on
-    them, also after a restart, and nobody else is given them.
+    Inside the block TensorFlow's servers can listen on the ports, also after a
+    restart, and no other process is given them.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as reserved:
 
         def reserve() -> str:
-            holder = held.enter_context(socket.socket())
-            # TensorFlow sets the same option: with it on both sides, one may
-            # listen where the other only holds the port.
+            holder = reserved.enter_context(socket.socket())
+            # TensorFlow sets the same option. With it on both sides, one socket
+            # may listen on a port to which another is only bound.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((LOOPBACK, 0))
             return f"{LOOPBACK}:{holder.getsockname()[1]}"
@@ -232,19 +234,17 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
         ]
 
 
-def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
-    """The rank that this process becomes; None if it starts ranks.
+def rank_to_join(processes: int | None) -> ClusterEnvironment | None:
+    """The rank of another launcher's job that this process joins, if any.
 
-    With another number of processes, each of a launcher starts a job of its
-    own.
+    If the user gives another number of processes than the launcher has started,
+    each of these starts a separate job instead.
     """
-    member = launchers.detect()
-    if member is None or member.horovod_reads_variables or member.alone:
-        return None
-    return member if processes in (None, member.size) else None
+    member = launchers.detect_foreign()
+    return member if member and processes in (None, member.size) else None
 
 
-def become(job: Job) -> NoReturn:
+def exec_as_rank(job: Job) -> NoReturn:
     """Run a job's command instead of this program, as a rank."""
     environment = {**os.environ, **job.environment()}
     if job.interface:
@@ -254,11 +254,11 @@ def become(job: Job) -> NoReturn:
     os.execve(job.command[0], job.command, environment)
 
 
-def allocated(processes: int | None) -> dict[str, int] | None:
-    """The hosts of a cluster's allocation; None if there is none.
+def allocated_hosts(processes: int | None) -> dict[str, int] | None:
+    """The hosts that a cluster manager has allocated; None if it has not.
 
-    A number of processes in an allocation of one host is for that host, however
-    few tasks the manager was asked for.
+    If the user gives a number of processes and the allocation is one host, all
+    run there, however few tasks the manager was asked for.
     """
     found = allocation()
     if found is None or (processes and len(found[1]) == 1):

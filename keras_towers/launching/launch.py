@@ -16,7 +16,7 @@ from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.launching import rank_call
 from keras_towers.launching.job import Job, run_job
-from keras_towers.launching.rank_process import Rank
+from keras_towers.launching.rank_process import RankProcess
 from keras_towers.launching.supervision import Outcome
 from keras_towers.rendezvous import store
 
@@ -37,15 +37,15 @@ def launch(
 
     For notebooks, and for scripts that are not to be started by
     ``keras-towers run``. Each process, or rank, runs on this machine and calls
-    ``fn`` once. Their output appears here, each line tagged with its rank.
+    ``fn`` once. The ranks' output appears here, each line tagged with its rank.
     Ctrl-C ends all ranks.
 
     Ranks are fresh processes: ``fn`` is sent to them with the values of the
     notebook or script that it uses, and makes its model and strategy there.
 
     Args:
-        fn: what each rank calls. Functions and classes of a notebook or script
-            are sent as they are, those of modules are imported by the ranks.
+        fn: the function that each rank calls. Functions and classes defined in
+            a notebook or script are sent; any that modules define are imported.
         np: number of ranks, at least 1.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
@@ -71,6 +71,8 @@ def launch(
         ...     return model.get_weights()
         >>> model.set_weights(kt.launch(train, np=2, args=(5,)))
     """
+    if not callable(fn):
+        raise TowerError(f"kt.launch takes a function, but got {fn!r}.")
     if np < 1:
         raise TowerError(f"np={np}: give 1 or more ranks.")
     if store.from_environment() is not None:
@@ -122,10 +124,10 @@ def _check(outcome: Outcome, folder: Path) -> None:
     if outcome.code == EXIT_AGAIN and isinstance(cause, int):
         raise SystemExit(EXIT_AGAIN)
     if isinstance(cause, int):
-        # It has its usual effect here, as a rule KeyboardInterrupt.
+        # Has the signal's usual effect here, such as a KeyboardInterrupt.
         signal.raise_signal(cause)
         raise TowerError(f"stopped by {signal.Signals(cause).name}")
-    if isinstance(cause, Rank):
+    if isinstance(cause, RankProcess):
         rank = cause.index
         error = folder / rank_call.ERROR.format(rank)
         if not error.exists():

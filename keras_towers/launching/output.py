@@ -17,22 +17,24 @@ from rich.text import Text
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.system import writable
+from keras_towers.system import make_writable
 
-_LONGEST_LINE = 1 << 20
-_KEPT_BYTES = 16 << 10
-# What TensorFlow's C++ code writes before its first message, and what it warns
-# of where an operation is cancelled, as at the end of a training or where
-# another one fails, whose error it tells by itself; and how such a message goes
-# on in further lines.
+_MAX_LINE_BYTES = 1 << 20
+_TAIL_BYTES = 16 << 10
+# Output of TensorFlow's C++ code: a notice before its first log line, and
+# warnings about operations cancelled at the end of training or after another
+# operation failed, whose error is reported itself; and the continuation lines
+# of such warnings.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) "
     rb"|W\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (RecvTensor cancelled for |Local "
     rb"rendezvous is aborting with status: (CANCELLED|ABORTED: (Cleanup|Step "
     rb"-?\d+ cancelled)))"
 )
-_GOES_ON = re.compile(rb"\t \[\[|Additional GRPC error |:\w+:Error received ")
-_COLOURS = (
+_CONTINUATION = re.compile(
+    rb"\t \[\[|Additional GRPC error |:\w+:Error received "
+)
+_COLORS = (
     "cyan",
     "magenta",
     "green",
@@ -45,13 +47,13 @@ _COLOURS = (
 
 
 def tag(name: str, index: int, stream: TextIO) -> bytes:
-    """The prefix of each line of a rank, in colour on a terminal."""
+    """The prefix of each line of a rank, in color on a terminal."""
     console = rich.console.Console(file=stream, highlight=False)
     if not console.is_terminal:
         return f"[{name}] ".encode()
     with console.capture() as capture:
-        colour = _COLOURS[index % len(_COLOURS)]
-        console.print(Text(f"[{name}] ", style=colour), end="")
+        color = _COLORS[index % len(_COLORS)]
+        console.print(Text(f"[{name}] ", style=color), end="")
     return capture.get().encode()
 
 
@@ -60,7 +62,7 @@ class Sink:
 
     def __init__(self, stream: IO[Any], on_failed: Callable[[OSError], None]):
         self._stream = stream
-        # Streams of notebooks take only text.
+        # A notebook's streams accept only text.
         self._binary: Any = getattr(stream, "buffer", stream)
         self._takes_text = isinstance(self._binary, io.TextIOBase)
         self._on_failed = on_failed
@@ -91,7 +93,17 @@ class Sink:
 
 
 class Console:
-    """The launcher's streams, shared by all ranks, with optional files."""
+    """The launcher's streams, shared by all ranks, with optional files.
+
+    Args:
+        folder: where to write one file per rank; None: no files.
+        on_failed: called with the error if output cannot be written.
+        launcher: the name that precedes the launcher's own messages.
+
+    Attributes:
+        inherited: whether processes inherit these streams, so that a single
+            rank can write to them directly.
+    """
 
     def __init__(
         self,
@@ -110,17 +122,17 @@ class Console:
             stream: Sink(stream, on_failed)
             for stream in (sys.stdout, sys.stderr)
         }
-        # What was printed before comes before what ranks print.
+        # Earlier output has to precede the output of ranks.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         if folder:
-            writable(folder, "give another one to --output")
+            make_writable(folder, "give another one to --output")
 
     def file(self, name: str) -> Sink | None:
-        """The file that also gets a rank's output, if any."""
+        """The file that a rank's output is copied to, if any."""
         if self.folder is None:
             return None
-        # In an elastic job several ranks may use one name, one after another.
+        # In an elastic job several workers may have one name, in succession.
         if name not in self._files:
             path = self.folder / f"rank.{re.sub('[: ]', '.', name)}.txt"
             try:
@@ -144,21 +156,25 @@ class Console:
 
 
 class Tagger:
-    """Splits the bytes of one stream of a rank into tagged lines."""
+    """Splits one stream of a rank into tagged lines.
+
+    Attributes:
+        tail: the last bytes of the stream.
+    """
 
     def __init__(self, sink: Sink, tag: bytes):
         self.tail: bytes = b""
         self._sink = sink
         self._tag = tag
         self._line = b""
-        self._drawn = 0.0
+        self._last_drawn = 0.0
         self._in_noise = False
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes."""
-        self.tail = (self.tail + data)[-_KEPT_BYTES:]
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
         *lines, self._line = (self._line + data).split(b"\n")
-        if len(self._line) > _LONGEST_LINE:
+        if len(self._line) > _MAX_LINE_BYTES:
             lines.append(self._line)
             self._line = b""
         out = [
@@ -167,7 +183,7 @@ class Tagger:
             if not self._is_noise(line)
         ]
         if lines:
-            self._drawn = 0.0
+            self._last_drawn = 0.0
         out += self._redraw()
         if out:
             self._sink.write(b"".join(out))
@@ -180,8 +196,8 @@ class Tagger:
 
     def _is_noise(self, line: bytes) -> bool:
         """Whether a line belongs to a useless message."""
-        goes_on = self._in_noise and _GOES_ON.match(line)
-        self._in_noise = bool(goes_on or _NOISE.match(line))
+        continues = self._in_noise and _CONTINUATION.match(line)
+        self._in_noise = bool(continues or _NOISE.match(line))
         return self._in_noise
 
     def _redraw(self) -> list[bytes]:
@@ -189,16 +205,16 @@ class Tagger:
         if b"\r" not in self._line:
             return []
         now = time.monotonic()
-        if not self._drawn:
+        if not self._last_drawn:
             # A bar that finishes within the first interval is shown once.
-            self._drawn = now
+            self._last_drawn = now
         # Overwritten states are dropped.
         done, _, rest = self._line.rpartition(b"\r")
         state = _final(done)
         self._line = state + b"\r" + rest
-        if now - self._drawn < settings.REDRAW_S or not state.strip():
+        if now - self._last_drawn < settings.REDRAW_S or not state.strip():
             return []
-        self._drawn = now
+        self._last_drawn = now
         return [self._tag + state + b"\n"]
 
 

@@ -1,7 +1,8 @@
 """Calls a function sent by another process, as one rank of a job.
 
-Function and result are in files of a folder that only this user can open: what
-is unpickled can run any code. Only Python's own modules are imported at first.
+The function and its result are pickled in files of a folder that only this user
+can open, because unpickling can run any code. Only Python's own modules are
+imported until ``sys.path`` is set to the sender's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pathlib import Path
 CALL = "call"
 RESULT = "result"
 ERROR = "error.{}"
-AGAIN = 75  # keras_towers.errors.EXIT_AGAIN
+EXIT_AGAIN = 75  # keras_towers.errors.EXIT_AGAIN
 
 
 def main(folder: Path) -> None:
-    """Make the call of a folder, and write the result or error there."""
+    """Make the call in a folder, and write its result or error there."""
     rank = int(os.environ["HOROVOD_RANK"])
     try:
         with (folder / CALL).open("rb") as file:
@@ -27,18 +28,18 @@ def main(folder: Path) -> None:
             function, args, kwargs = pickle.load(file)
         result = function(*args, **kwargs)
         if rank == 0:
-            _leave(result, folder / RESULT)
+            _write_result(result, folder / RESULT)
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else ERROR
-        if code == AGAIN:
+        if code == EXIT_AGAIN:
             raise
         if not code:
-            # As a script that ends itself well, with nothing to return.
+            # sys.exit() without an error: nothing to return.
             if rank == 0:
-                _leave(None, folder / RESULT)
+                _write_result(None, folder / RESULT)
             return
         trace = error.__traceback__
-        # Without the frame of this function, if there are others.
+        # Drop the frame of this function unless it is the only one.
         error.__traceback__ = (trace and trace.tb_next) or trace
         text = "".join(traceback.format_exception(error))
         (folder / ERROR.format(rank)).write_text(text, encoding="utf-8")
@@ -46,7 +47,7 @@ def main(folder: Path) -> None:
         sys.exit(1)
 
 
-def _leave(result: object, path: Path) -> None:
+def _write_result(result: object, path: Path) -> None:
     import cloudpickle
 
     from keras_towers.errors import TowerError

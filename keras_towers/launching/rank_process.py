@@ -22,10 +22,10 @@ from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
 
 if TYPE_CHECKING:
-    from keras_towers.launching.job import Running
+    from keras_towers.launching.job import RunningJob
 
 _READ_BYTES = 1 << 16
-# These belong to a machine or a session, not to the job.
+# These variables belong to a machine or a session, not to the job.
 _NOT_EXPORTED = re.compile(
     r"BASH_FUNC_.*|OLDPWD|PWD|SHLVL|_|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL"
     r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
@@ -33,12 +33,28 @@ _NOT_EXPORTED = re.compile(
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 
-class Rank:
-    """A process of a job; its agent ends it with all of its children."""
+class RankProcess:
+    """A process of a job; its agent ends it with all of its children.
+
+    Args:
+        run: the job.
+        name: the tag of its output; None: its output is not tagged.
+        index: its rank, or another number that is unique in the job.
+        environment: its variables.
+        command: its command; None: the job's.
+        host: where it runs.
+        local_size: how many processes share the cores of the host.
+        serves: whether the job may end before it.
+
+    Attributes:
+        host: None if it runs on this machine.
+        code: its exit code; None while it runs.
+        stopped: whether the launcher has ended it.
+    """
 
     def __init__(
         self,
-        run: Running,
+        run: RunningJob,
         name: str | None,
         index: int,
         environment: dict[str, str],
@@ -48,8 +64,6 @@ class Rank:
         local_size: int = 1,
         serves: bool = False,
     ):
-        # Without a name output is not tagged; the job may end before one that
-        # serves.
         self.name, self.index, self.serves = name, index, serves
         self.host: str | None = None if is_local(host) else host
         self.code: int | None = None
@@ -68,17 +82,18 @@ class Rank:
         self._login = contextlib.ExitStack()
         if self.host and not direct:
             logins = run.logins[self.host]
-            # One that takes long is not waited for, nor are signals then.
+            # A login may take longer than this: signals are not handled while
+            # this waits.
             if logins.acquire(timeout=settings.SSH_CONNECT_S):
                 self._login.callback(logins.release)
-        with _own_stdin(name is None and not self.host) as read_from:
+        with _stdin_copy(name is None and not self.host) as read_from:
             self._process = subprocess.Popen(
                 launch,
                 stdin=subprocess.PIPE,
                 stdout=None if direct else subprocess.PIPE,
                 stderr=None if direct else subprocess.PIPE,
-                # Shield it from the terminal's Ctrl-C: the launcher handles
-                # that.
+                # Shields it from the terminal's Ctrl-C, which the launcher
+                # handles.
                 start_new_session=True,
                 pass_fds=read_from,
             )
@@ -90,12 +105,12 @@ class Rank:
             "local_size": local_size,
             "rendezvous": run.address,
             "grace_s": settings.GRACE_S,
-            # A launcher on this machine that is gone has closed the pipe.
+            # The pipe to an agent on this machine closes with the launcher.
             "lost_s": settings.LOST_S if self.host else None,
             "answers": bool(self.host and not direct),
         }
-        self._tell(json.dumps(order).encode() + b"\n")
-        self._readers = [] if direct else self._read(console)
+        self._write(json.dumps(order).encode() + b"\n")
+        self._readers = [] if direct else self._start_readers(console)
         run.processes.append(self)
         threading.Thread(
             target=self._wait, args=(run.events.put,), daemon=True
@@ -108,7 +123,7 @@ class Rank:
 
     def send(self, number: int) -> None:
         """Send the process a signal."""
-        self._tell(f"{number}\n".encode())
+        self._write(f"{number}\n".encode())
 
     def stop(self) -> None:
         """Ask the agent to end the process and its children; do not wait."""
@@ -116,7 +131,7 @@ class Rank:
         try:
             assert self._process.stdin
             self._process.stdin.close()
-        except OSError:  # It has already ended.
+        except OSError:  # The agent has already ended.
             return
 
     def kill(self) -> None:
@@ -124,15 +139,15 @@ class Rank:
         if self.code is None:
             self._process.kill()
 
-    def _tell(self, line: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         try:
             assert self._process.stdin
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            return  # It has ended, and its output says why.
+            return  # The agent has ended, and its output says why.
 
-    def _read(self, console: Console) -> list[threading.Thread]:
+    def _start_readers(self, console: Console) -> list[threading.Thread]:
         copy = console.file(self.name or "0")
         pipes = (self._process.stdout, self._process.stderr)
         threads = []
@@ -149,7 +164,7 @@ class Rank:
             threads.append(thread)
         return threads
 
-    def _wait(self, on_end: Callable[[Rank], None]) -> None:
+    def _wait(self, on_end: Callable[[RankProcess], None]) -> None:
         code = self._process.wait()
         self._login.close()
         for reader in self._readers:
@@ -162,10 +177,12 @@ class Rank:
 
 
 @contextlib.contextmanager
-def _own_stdin(wanted: bool) -> Iterator[list[int]]:
-    """A copy of the launcher's stdin, since the agent's is our pipe."""
-    # Several ranks cannot share it.
-    if not wanted or sys.__stdin__ is None:  # It is closed.
+def _stdin_copy(wanted: bool) -> Iterator[list[int]]:
+    """A copy of the launcher's stdin for a rank that need not share it.
+
+    It is passed separately, because the agent's own stdin is our pipe.
+    """
+    if not wanted or sys.__stdin__ is None:  # None: stdin is closed.
         yield []
         return
     copy = os.dup(sys.__stdin__.fileno())
@@ -181,13 +198,18 @@ def _pump(
     copy: Sink | None,
     login: contextlib.ExitStack,
 ) -> None:
+    """Copy a stream of a process to its tagger, and to a file.
+
+    Args:
+        login: closed when the agent has answered.
+    """
     # A rank's two streams share a file, so write whole lines to it.
     line = b""
     answered = False
     with pipe:
         while data := os.read(pipe.fileno(), _READ_BYTES):
             if not answered and agent.ANSWER in data:
-                # Behind what a login on the host prints.
+                # It follows any output of the login on the host.
                 data = data.replace(agent.ANSWER, b"", 1)
                 answered = True
                 login.close()
@@ -213,7 +235,7 @@ def signal_name(code: int) -> str | None:
 
 
 def exported(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of this environment that is passed to other machines."""
+    """The variables of this environment to pass to other machines."""
     return {
         name: value
         for name, value in environment.items()
@@ -229,7 +251,7 @@ def ssh_command(host: str, command: list[str]) -> list[str]:
         # Never prompt: a rank has no terminal.
         "-oBatchMode=yes",
         f"-oConnectTimeout={settings.SSH_CONNECT_S}",
-        # It ends after three signs of life that were not answered.
+        # ssh ends after three of these without an answer.
         f"-oServerAliveInterval={settings.LOST_S / 4:.0f}",
         host,
         shlex.join(command),
@@ -242,16 +264,16 @@ def check_reachable(hosts: Collection[str]) -> None:
 
     def check(host: str) -> None:
         try:
-            ended = subprocesses.run(ssh_command(host, ["true"]), limit_s)
+            result = subprocesses.run(ssh_command(host, ["true"]), limit_s)
         except FileNotFoundError:
             raise TowerError(
                 f"cannot reach host {host} by ssh: there is no ssh command on "
                 "this machine"
             ) from None
-        if ended.code != 0:
+        if result.code != 0:
             raise TowerError(
                 f"cannot reach host {host} by ssh, which "
-                f"{ended.reason(limit_s)}"
+                f"{result.reason(limit_s)}"
             )
 
     if hosts:

@@ -19,15 +19,14 @@ from keras_towers.settings import SEED
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What is done before a script runs.
+    """How to prepare a process before its script runs.
 
     Attributes:
-        strategy: the name of the strategy that it runs inside, if any.
-        advice: the name of a strategy that connects processes; without any of
-            its own the script is not allowed to train.
-        connects: whether the job has parameter servers, to which the process
-            connects, or is one of them.
-        towers: the towers of a process.
+        strategy: the name of the strategy that the script runs inside, if any.
+        advice: the name of a strategy that connects processes, to recommend if
+            the script trains without one; None: it may.
+        connects: whether the process belongs to a job with parameter servers.
+        towers: the number of towers of the process.
         module: whether the script is a module, as for ``python -m``.
     """
 
@@ -49,15 +48,15 @@ class Setup:
 
 def main(setup: Setup, script: str, *arguments: str) -> None:
     """Run the script, inside a strategy or refusing to train without one."""
-    # Ranks compare the script that it names when they connect.
+    # When ranks connect, they compare the script that this names.
     sys.argv = [script, *arguments]
     if setup.advice:
-        _refuse_to_train_alone(setup.advice, setup.connects)
-    under: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        _forbid_separate_training(setup.advice, setup.connects)
+    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if setup.strategy or setup.connects:
-        under = _connected(setup.strategy, setup.towers, setup.connects)
+        context = _connect(setup.strategy, setup.towers, setup.connects)
     try:
-        with under:
+        with context:
             if setup.module:
                 sys.path[0] = os.getcwd()
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -66,22 +65,22 @@ def main(setup: Setup, script: str, *arguments: str) -> None:
                 sys.path[0] = os.path.dirname(os.path.realpath(script))
                 runpy.run_path(script, run_name="__main__")
     except Exception as error:
-        # As Python does with an error that nothing catches, for those that look
-        # at exit whether there was one.
+        # As Python does for an uncaught error, so that code that runs at exit
+        # can see that there was one.
         sys.last_type, sys.last_value = type(error), error
         sys.last_traceback = _from_script(error.__traceback__)
         traceback.print_exception(type(error), error, sys.last_traceback)
         sys.exit(1)
 
 
-def _refuse_to_train_alone(advice: str, served: bool) -> None:
-    """Allow Keras to train only inside a strategy."""
-    # It connects what it needs when Keras is imported.
+def _forbid_separate_training(advice: str, served: bool) -> None:
+    """Make Keras train only inside a strategy."""
+    # Importing the package hooks the import of Keras, where this is checked.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.alone import refuse_alone
+    from keras_towers.rendezvous.separate_training import forbid_training
     from keras_towers.strategies import STRATEGIES
 
-    refuse_alone(
+    forbid_training(
         f"To train one model in all of them, add --strategy {advice} to "
         f"`keras-towers run`, or `with kt.{STRATEGIES[advice].kind}():` "
         "around fit in the script. "
@@ -91,10 +90,10 @@ def _refuse_to_train_alone(advice: str, served: bool) -> None:
 
 
 @contextlib.contextmanager
-def _connected(
+def _connect(
     name: str | None, towers: int | None, connects: bool
 ) -> Iterator[None]:
-    """Connect the process, and enter the strategy that is named, if any."""
+    """Connect the process, and enter the strategy, if one is named."""
     import keras
 
     import keras_towers as kt
@@ -104,7 +103,7 @@ def _connected(
         # The same on all ranks, so that initial weights, shuffles and tf.data
         # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
-    chosen = {} if towers is None else {"towers": towers}
+    options = {} if towers is None else {"towers": towers}
     strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
         if towers is not None:
@@ -112,13 +111,13 @@ def _connected(
         if connects:
             from keras_towers.parameter_servers.connection import take_role
 
-            # While no model has been made yet.
+            # Before any model is made.
             take_role("keras-towers run")
         if name is not None:
-            strategy = kt.strategy(name, **chosen)
+            strategy = kt.strategy(name, **options)
     except kt.TowerError as error:
         sys.exit(f"keras-towers run: {error}")
-    with strategy, _saved_once():
+    with strategy, _save_once():
         try:
             yield
         except Exception as error:
@@ -126,7 +125,7 @@ def _connected(
             if name and entered in str(error):
                 error.add_note(
                     f"The script runs inside {entered}, by `keras-towers run "
-                    f"--strategy {name}`. If it has a strategy of its own, "
+                    f"--strategy {name}`. If the script itself has a strategy, "
                     "drop one of them."
                 )
             raise
@@ -135,7 +134,8 @@ def _connected(
 def _split_cpu(towers: int, strategy: str | None) -> None:
     """Split the CPU into towers if it is the only device.
 
-    When the script runs, the strategy has started TensorFlow already.
+    The script cannot do this itself: when it runs, the strategy has already
+    initialized TensorFlow's devices.
     """
     import tensorflow as tf
 
@@ -150,19 +150,19 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
         )
 
 
-def _saved_once() -> contextlib.AbstractContextManager[None]:
+def _save_once() -> contextlib.AbstractContextManager[None]:
     """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
     from keras_towers.rendezvous import launchers, store, tf_config
 
-    board = store.from_environment()
-    place = launchers.detect() or tf_config.from_environment()
-    # In an elastic job the ranks change, and with them who has saved what.
-    if board is None or place is None or is_elastic():
+    job_store = store.from_environment()
+    member = launchers.detect() or tf_config.from_environment()
+    # In an elastic job rank 0 may change after it has written some files.
+    if job_store is None or member is None or is_elastic():
         return contextlib.nullcontext()
-    if place.size is None or place.size == 1:
+    if member.size is None or member.size == 1:
         return contextlib.nullcontext()
-    return saving.once(place.rank, place.size, board)
+    return saving.once(member.rank, member.size, job_store)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
@@ -171,8 +171,8 @@ def _from_script(trace: TracebackType | None) -> TracebackType | None:
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename in ours:
         first = first.tb_next
-    # If the error is not in the script, show all frames. A syntax error has no
-    # frame there, but its message has the line.
+    # If the error is not in the script, show all frames; but a syntax error has
+    # no frame there, and its message shows the line.
     syntax = isinstance(sys.exc_info()[1], SyntaxError)
     return first or (None if syntax else trace)
 

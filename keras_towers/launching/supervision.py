@@ -1,4 +1,4 @@
-"""Watches the ranks of a job until it ends, and tells why it ended."""
+"""Watches the ranks of a job until it ends, and reports why it ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.launching.output import Console
-from keras_towers.launching.rank_process import Rank, signal_name
+from keras_towers.launching.rank_process import RankProcess, signal_name
 
 if TYPE_CHECKING:
-    from keras_towers.launching.job import Running
+    from keras_towers.launching.job import RunningJob
 
-# Output of ranks that fail because another one ended: Horovod tells them that a
-# rank has left, or they lose the connection to it.
+# Output of ranks that fail because another one ended: Horovod reports that a
+# rank has left, or the connection to it breaks.
 _CONSEQUENCES = (
     "Horovod has been shut down",
     "HorovodInternalError",
@@ -29,45 +29,51 @@ _CONSEQUENCES = (
     "Broken pipe",
 )
 _SSH_FAILED = 255
-_PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
+_FORWARDED = {signal.SIGTERM, signal.SIGUSR1}
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The event that a rank has connected to the others."""
+    """The event that a rank has connected to its job."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a job; its cause is None if it succeeded."""
+    """How a job ended; the cause is None if it succeeded."""
 
     code: int = 0
-    cause: Rank | int | OSError | None = None
+    cause: RankProcess | int | OSError | None = None
     text: str = ""
 
 
 def supervise(
-    run: Running,
+    run: RunningJob,
     *,
     how_to_connect: str,
-    what: str = "rank",
-    helpers: Sequence[Rank] = (),
+    kind: str = "rank",
+    helpers: Sequence[RankProcess] = (),
 ) -> Outcome:
     """Wait for the end of a job.
 
-    SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make a
-    backup. Those that only serve are ended after the others.
+    SIGTERM and SIGUSR1 are forwarded to the ranks that train, which may make a
+    backup. Parameter servers are ended last.
+
+    Args:
+        run: the job.
+        how_to_connect: the advice if the ranks never connected.
+        kind: how messages call a rank.
+        helpers: processes without which the job cannot go on.
     """
     console = run.console
     ranks = sorted(
         (rank for rank in run.processes if rank not in helpers),
         key=lambda rank: rank.index,
     )
-    ended: list[Rank] = []
+    ended: list[RankProcess] = []
     connected: set[int] = set()
-    passed_on: set[int] = set()
+    forwarded: set[int] = set()
     deadline = math.inf
     while len(ended) < len(ranks):
         try:
@@ -77,8 +83,8 @@ def supervise(
             )
         except queue.Empty:
             break
-        if isinstance(event, int) and event in _PASSED_ON - passed_on:
-            passed_on.add(event)
+        if isinstance(event, int) and event in _FORWARDED - forwarded:
+            forwarded.add(event)
             for rank in ranks:
                 if not rank.serves:
                     rank.send(event)
@@ -91,62 +97,61 @@ def supervise(
             connected.add(event.rank)
         elif event in helpers:
             if blame(ended):
-                continue  # It may be a consequence.
+                continue  # It may have ended because a rank failed.
             how = describe(event.name or "", event.code or 0, None, True)
             text = f"{how}, and the job cannot go on without it"
-            return _told(console, event.code or 1, event, text)
+            return _report(console, event.code or 1, event, text)
         else:
             ended.append(event)
         early = [r for r in ended if not r.code and r.index not in connected]
         if early and connected:
-            # It would wait until Horovod gives up, for minutes.
+            # Connected ranks would wait for minutes, until Horovod gives up.
             waits = ranks[min(connected)].name
             text = (
-                f"{what} {early[0].name} ended with exit code 0 before "
-                f"it connected, and {what} {waits} waits for it"
+                f"{kind} {early[0].name} ended with exit code 0 before "
+                f"it connected, and {kind} {waits} waits for it"
             )
-            return _told(console, 1, early[0], text)
+            return _report(console, 1, early[0], text)
         culprit = blame(ended)
         if culprit:
-            patience_s = (
-                settings.LAST_WORDS_S if culprit[1] else settings.CULPRIT_S
-            )
-            deadline = min(deadline, time.monotonic() + patience_s)
+            wait_s = settings.LAST_WORDS_S if culprit[1] else settings.CULPRIT_S
+            deadline = min(deadline, time.monotonic() + wait_s)
         if all(rank in ended or rank.serves for rank in ranks):
             deadline = min(deadline, time.monotonic() + settings.SERVERS_S)
     end_all(ranks)
-    if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
-        names = " and ".join(signal.Signals(n).name for n in sorted(passed_on))
+    if forwarded and any(rank.code == EXIT_AGAIN for rank in ended):
+        names = " and ".join(signal.Signals(n).name for n in sorted(forwarded))
         text = (
             f"ended by {names}; start the script again to resume (exit code "
             f"{EXIT_AGAIN})"
         )
-        return _told(console, EXIT_AGAIN, min(passed_on), text)
-    if signal.SIGTERM in passed_on:
+        return _report(console, EXIT_AGAIN, min(forwarded), text)
+    if signal.SIGTERM in forwarded:
         return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
-    culprit = blame(ended)
-    if culprit is not None:
-        code, text = verdict(ended, what)
-        return _told(console, code, culprit[0], text)
-    if len(ranks) > 1 and not connected and not run.job.alone:
+    outcome = verdict(ended, kind)
+    if outcome.text:
+        console.say(outcome.text)
+    elif len(ranks) > 1 and not connected and not run.job.unconnected:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the "
             "script on its own. To train one model in all of them, add "
             f"--strategy {how_to_connect} in the script"
         )
-    return Outcome()
+    return outcome
 
 
-def _told(console: Console, code: int, cause: Rank | int, text: str) -> Outcome:
-    """The end of a job, which the console tells of."""
+def _report(
+    console: Console, code: int, cause: RankProcess | int, text: str
+) -> Outcome:
+    """Print and return how a job ended."""
     console.say(text)
     return Outcome(code, cause, text)
 
 
 def stopped_by(reason: int | OSError, console: Console) -> int:
-    """The exit code of a job that the launcher had to end."""
+    """Print why the launcher had to end a job; return the exit code."""
     if isinstance(reason, BrokenPipeError):
-        # As programs in a pipeline end when the next one has.
+        # As for any program of a pipeline when the next one has ended.
         return 128 + signal.SIGPIPE
     if isinstance(reason, OSError):
         console.say(
@@ -158,23 +163,23 @@ def stopped_by(reason: int | OSError, console: Console) -> int:
     return 128 + reason
 
 
-def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
-    """The exit code of a job, and which rank failed and why."""
+def verdict(ended: list[RankProcess], kind: str) -> Outcome:
+    """How a job ended, from the ends of its ranks."""
     culprit = blame(ended)
     if culprit is None:
-        return 0, ""
+        return Outcome()
     rank, certain = culprit
     assert rank.code
-    name = f"{what} {rank.name}" if rank.name else "the script"
+    name = f"{kind} {rank.name}" if rank.name else "the script"
     text = describe(name, rank.code, rank.host, bool(rank.tail()))
-    left = [other.name for other in ended if other.code == 0]
-    if not certain and left:
+    succeeded = [other.name for other in ended if other.code == 0]
+    if not certain and succeeded:
         # No rank failed by itself, but one ended early.
-        text += f"; {what} {left[0]} had already ended with exit code 0"
-    return rank.code, text
+        text += f"; {kind} {succeeded[0]} had already ended with exit code 0"
+    return Outcome(rank.code, rank, text)
 
 
-def end_all(ranks: list[Rank]) -> None:
+def end_all(ranks: list[RankProcess]) -> None:
     """End all running ranks and wait for them."""
     running = [rank for rank in ranks if rank.code is None]
     for rank in running:
@@ -188,11 +193,11 @@ def end_all(ranks: list[Rank]) -> None:
         time.sleep(0.02)
 
 
-def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
-    """Return the rank that failed first, and whether on its own.
+def blame(ended: Sequence[RankProcess]) -> tuple[RankProcess, bool] | None:
+    """Return the rank that failed first, and whether it failed by itself.
 
-    That is not always the first to end: a rank that raises notifies the others
-    through Horovod, and they may exit while it is still cleaning up.
+    It need not be the first to end: when a rank raises an error, Horovod
+    notifies all ranks, and they may exit while that one is still cleaning up.
     """
     failed = [rank for rank in ended if rank.code]
     for rank in failed:
@@ -201,9 +206,9 @@ def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
     return (failed[0], False) if failed else None
 
 
-def is_consequence(rank: Rank) -> bool:
+def is_consequence(rank: RankProcess) -> bool:
     """Whether a rank failed because another one ended."""
-    # SIGABRT is not sent from outside: an uncaught C++ exception raises it.
+    # An uncaught C++ exception raises SIGABRT; it is not sent from outside.
     if rank.code and signal_name(rank.code) not in (None, "SIGABRT"):
         return False
     tail = rank.tail()

@@ -1,20 +1,20 @@
 """Parameter servers: processes that hold the weights, and workers that train.
 
-What the files are, from the runtime up:
+The modules, from the runtime up:
 
 =====================  =======================================================
 ``remote``             calls and values on another process's device
-``server_store``       what the processes of a job share by name
+``server_store``       the job's key-value store
 ``serving``            the process of a parameter server
-``connection``         a process's way to the others
-``barrier``            meetings of workers that may die, come back or leave
-``workers``            which workers are there
+``connection``         a worker's connection to servers and workers
+``workers``            which workers train, have left, or are lost
 ``server_variables``   copies of a model's variables on the servers
-``session``            what a worker does during a ``fit``, and when
-``direct_updates``     each worker applies its own gradients
-``averaged_updates``   averages of the workers' gradients are applied
-``early_updates``      the same, begun before the gradients have arrived
-``served_calls``       how Keras's methods run on a worker
+``session``            the training of one model by all workers
+``averaged_updates``   updates that average the workers' gradients
+``early_updates``      the same, begun before all gradients have arrived
+``async_updates``      updates that every worker makes by itself
+``served_fit``         a ``fit`` of one worker
+``served_calls``       calls of Keras's methods on a worker
 =====================  =======================================================
 
 The strategies are in ``strategies/distributed.py`` and ``sync_replicas.py``.

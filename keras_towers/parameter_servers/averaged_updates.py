@@ -1,4 +1,4 @@
-"""Workers as replicas: each update averages the gradients of several."""
+"""Updates that average the gradients of several workers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from keras_towers.replicas.averages import Averages, run_update
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_call import DroppedGradients
 
 
 class AveragedUpdates(WorkerUpdates):
     """Workers push gradients to accumulators; the chief applies averages.
 
-    Gradients that may be dropped are so as a whole: an update begins when
-    enough have arrived. ``EarlyUpdates`` need not wait for that.
+    An update begins when enough gradients have arrived for all weights, so that
+    a late gradient is dropped for all of them. ``EarlyUpdates`` begin earlier.
     """
 
     reads_parts = False
+    _group_type: type[Group] = Group
     _coordinator_type: type[Coordinator] = Coordinator
     _run_update: Callable[..., Any] = staticmethod(run_update)
 
@@ -35,7 +37,7 @@ class AveragedUpdates(WorkerUpdates):
         self,
         session: Session,
         quorum: Quorum,
-        after_update: Callable[[Sequence[Any]], Any],
+        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
     ):
         self._session = session
         self._rank = session.rank
@@ -45,23 +47,27 @@ class AveragedUpdates(WorkerUpdates):
         self.spare = max(0, size - aggregate)
         self.epochs_together = session.splits_batches and not quorum.may_drop
         name = f"{session.name}/group"
-        self._group = self._make_group(name)
-        # The coordinator waits in a thread of its own.
+        self._group = self._group_type(
+            name, session.server, quorum, session.run_in_step
+        )
+        # The coordinator waits in a separate thread.
         self._coordinated = self._group.run_by(self._coordinate)
         self._traces = 0
         self._averages: Averages
-        # With backup replicas those that are late are waited for no longer
-        # than until there are no updates that they could be part of.
+        # With backup replicas, training ends when too few are left to make an
+        # update; late replicas are not waited for.
         late_end = session.splits_batches and aggregate < size
         self._until_left = aggregate if late_end else None
         self._coordinator: Coordinator | None = None
+        self._report_lost: Callable[[], None] = lambda: None
         self._abandoned = False
-        # Where the chief publishes what it has counted.
+        # The key at which the chief publishes the counts.
         self._count_key = f"{name}/counts"
 
-    def _make_group(self, name: str) -> Group:
-        session = self._session
-        return Group(name, session.server, self.quorum, session.run_in_step)
+    def dropped_gradients(self) -> DroppedGradients | None:
+        if self._rank > 0:
+            return None
+        return DroppedGradients(self.quorum, lambda: self.counts)
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -80,7 +86,7 @@ class AveragedUpdates(WorkerUpdates):
         return ReplicaCounts(updates, tuple(used), tuple(dropped))
 
     def begin_trace(self) -> None:
-        # A model that was compiled again may have other optimizers.
+        # A recompiled model may have other optimizers.
         self._traces += 1
         name = f"{self._session.name}/averages_{self._traces}"
         self._averages = Averages(
@@ -94,7 +100,7 @@ class AveragedUpdates(WorkerUpdates):
 
     def begin(self, fit: int) -> None:
         if fit == 1:
-            self._group.initialise()
+            self._group.initialize()
         self._averages.begin()
         self._session.connection.store.put(self._count_key, None)
 
@@ -102,40 +108,37 @@ class AveragedUpdates(WorkerUpdates):
         self._group.enter(self._rank)
         return self._group.pushed(self._rank)
 
-    def enter(self, is_back: bool) -> bool:
+    def enter(self) -> None:
         self._coordinator = None
-        if not is_back:
-            self._group.send(Event.STARTED, self._rank)
-            self._session.calls("first", self._read_first)
-        # What it had pushed may be part of the next update.
-        return is_back
+        self._group.send(Event.STARTED, self._rank)
+        self._session.calls("first", self._read_first)
 
     def _read_first(self) -> None:
-        with tf.control_dependencies([self._group.start_first(self._rank)]):
-            self._session.variables.copy_here()
+        with tf.control_dependencies([self._group.start(self._rank)]):
+            self._session.variables.pull()
 
     def trace_step(self) -> contextlib.AbstractContextManager[None]:
         return self._averages.step_of(self._rank)
 
-    def take(self, call: UpdateCall) -> None:
+    def push(self, call: UpdateCall) -> None:
         self._averages.push(self._rank, call)
 
     def _apply(self, call: UpdateCall) -> None:
         variables = self._session.variables
-        with variables.at_servers(call.optimizer, call.variables):
+        with variables.on_servers(call.optimizer, call.variables):
             call.run()
             self._after_update(call.variables)
 
     def _publish_parts(self) -> None:
-        """Publish, as part of an update, which weights are ready."""
+        """Publish, inside an update, which parts of the weights are ready."""
 
     def after_step(self) -> None:
-        # Keras cannot trace in several threads: the first step is traced now.
+        # The first step has been traced: Keras cannot trace in two threads.
         if self._rank == 0 and self._coordinator is None:
             self._coordinator = self._start_coordinator()
 
     def _start_coordinator(self) -> Coordinator:
-        # Until now that of an earlier fit may have been about to end.
+        # The coordinator of an earlier fit has ended by now.
         self._abandoned = False
         apply = self._averages.apply(self._run_update)
         self._averages.join()
@@ -147,14 +150,14 @@ class AveragedUpdates(WorkerUpdates):
             self._group.send,
             self._session.peers.stall_shutdown_s,
         )
-        self._poll_lost = self._session.workers.loss_poller(
+        self._report_lost = self._session.workers.loss_poller(
             lambda rank: self._coordinated.send(Event.LOST, rank)
         )
         coordinator.start()
         return coordinator
 
     def _coordinate(self, function: Any) -> list[Any]:
-        """Call a concrete function that may wait for a long time."""
+        """Run a concrete function that may wait for a long time."""
         with self._session.connection.naming_lost_servers():
             return Running(function).wait(poll=self._poll)
 
@@ -163,13 +166,13 @@ class AveragedUpdates(WorkerUpdates):
             raise TowerError("the fit has failed")
         if self._coordinator is not None:
             self._coordinator.check()
-            self._poll_lost()
+            self._report_lost()
 
     def _failed(self, error: BaseException) -> None:
         if self._abandoned:
             return
         self._session.workers.fail(error)
-        # If the servers are gone, every worker finds out by itself.
+        # If the servers are lost, every worker notices it.
         with contextlib.suppress(tf.errors.OpError, TowerError):
             self._coordinated.end_all()
 

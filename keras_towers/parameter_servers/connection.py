@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server_store import (
     ServerStore,
-    goodbyes,
+    goodbyes_key,
     introduce,
     prefix,
     store_on,
@@ -27,14 +27,14 @@ from keras_towers.parameter_servers.server_store import (
 )
 from keras_towers.parameter_servers.serving import serve
 from keras_towers.rendezvous import tf_config, watch
-from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
-from keras_towers.rendezvous.network import answers, is_reachable
-from keras_towers.rendezvous.store import tell_connected, wait_for
+from keras_towers.rendezvous.liveness import AnswerWatch, State, wait_loop
+from keras_towers.rendezvous.network import is_reachable, task_answers
+from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import plain
 
-# A server that was started again knows nothing of its clients. What was
-# sent over a link that broke may be lost.
+# A restarted server does not know its clients. Data sent over a link that broke
+# may be lost.
 _BROKEN: dict[type[tf.errors.OpError], str] = {
     tf.errors.AbortedError: (
         "a parameter server was started again, without what it held"
@@ -46,21 +46,21 @@ _connection: Connection | None = None
 
 
 class Dropped:
-    """Finds the names of shared resources whose owners are gone."""
+    """Collects the names of shared resources whose owners were deleted."""
 
     def __init__(self) -> None:
         self._watched = 0
         self._names: list[str] = []
 
     def drop_with(self, owner: object, name: str) -> None:
-        """Drop a name with an object, when that is gone."""
+        """Collect a name once its owner is deleted."""
         self._watched += 1
         weakref.finalize(owner, self._names.append, name).atexit = False
 
     def take(self) -> list[str]:
-        """The names that were dropped since the last time."""
+        """Return the names collected since the last call."""
         if self._watched:
-            # Models are in cycles of references.
+            # Models are parts of reference cycles.
             gc.collect()
             self._watched = 0
         names, self._names[:] = list(self._names), []
@@ -94,7 +94,7 @@ class Connection:
                 job="localhost",
                 index=0,
             )
-            tell_connected(cluster.number)
+            report_connected(cluster.number)
             for server in range(len(cluster.ps)):
                 introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
@@ -102,27 +102,27 @@ class Connection:
             self.store.put(key, self.starts)
         self._watch = AnswerWatch(
             range(len(cluster.ps)),
-            lambda server: answers(cluster.ps[server]),
+            lambda server: task_answers(cluster.ps[server]),
             settings.LOST_S,
             self._end_without,
         )
         self._watch.start()
 
     def _end_without(self, servers: Sequence[int]) -> None:
-        """End this process, which may wait for an answer for ever."""
+        """End this process, which may be waiting for a lost server."""
         lost = _named({n: self.cluster.ps[n] for n in servers})
-        watch.end(
+        watch.end_process(
             f"{self._name} has to end: {lost} {State.LOST}. Start all tasks "
             "of the job again, from a backup."
         )
 
     def end(self) -> None:
-        """Sign off at the servers, which end after the last worker has.
+        """Sign off at the servers, which end after the last worker.
 
-        A worker that ends with an error may be started again, and then needs
-        the servers. The chief cannot: it would not resume where it was.
+        A worker that ends with an error does not: it may be restarted, and then
+        needs the servers. The chief cannot be restarted, and signs off.
         """
-        # Python sets it for an error that nothing has caught.
+        # Python sets it for an uncaught error.
         error = getattr(sys, "last_value", None)
         if self.finished and error is None:
             self._sign_off("")
@@ -132,14 +132,14 @@ class Connection:
 
     def _sign_off(self, failure: str) -> None:
         for server in range(len(self.devices)):
-            # One that has died needs no goodbye.
+            # The server may have died.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = f"{goodbyes(self.cluster)}-{self.rank}"
+                key = f"{goodbyes_key(self.cluster)}-{self.rank}"
                 store_on(server).put(key, failure)
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
-        """Turn an error caused by a lost server into one with instructions."""
+        """Turn errors caused by a lost server into ones that name it."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -160,7 +160,7 @@ class Connection:
 
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
-    for waited_s in waiting(None, settings.NETWORK_POLL_S):
+    for waited_s in wait_loop(None, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
@@ -171,10 +171,9 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     """Serve if this process is a ps task; connect to the servers if it trains.
 
-    One script serves all machines: in a ps task this function does not return:
-    the process ends, with exit code 0, when training has. A worker connects
-    once, before TensorFlow starts (before the first model is made), when all
-    servers are there; meanwhile it says which ones are not.
+    In a ps task this function does not return: the process ends with exit code
+    0 when training has ended. A worker waits for all servers and connects once;
+    call this before TensorFlow starts, that is, before the first model.
     """
     global _connection
     cluster = cluster or tf_config.required()
@@ -210,7 +209,7 @@ def _named(servers: dict[int, str]) -> str:
 
 
 class ServerPeers:
-    """The workers of a job as ``Peers``: of values only, not of tensors."""
+    """The workers of a job, which exchange values through the first server."""
 
     name = "TensorFlow's parameter servers"
 
@@ -230,7 +229,7 @@ class ServerPeers:
 
     @contextlib.contextmanager
     def polling(self, poll: Callable[[], None]) -> Iterator[None]:
-        """Call something every now and then while this worker waits."""
+        """Call a function regularly while this worker waits in the block."""
         before, self._poll = self._poll, poll
         try:
             yield
@@ -240,8 +239,8 @@ class ServerPeers:
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the values of all workers, by rank.
 
-        They go by way of the chief: if each worker read the values of all, the
-        server would send N times N.
+        The chief collects the values and removes duplicates. If every worker
+        read every value, the server would send N² of them.
         """
         self._number += 1
         where = f"{self.prefix}/gathered/{self._number}"
@@ -250,24 +249,23 @@ class ServerPeers:
         own = plain.encode(value).decode()
         store.put(f"{where}-{self.rank}", own)
         if self.rank == 0:
-            values = self._await(lambda: self._values_of_all(where), where)
-            # As a rule most are equal.
+            values = self._await(lambda: self._all_values(where), where)
             texts = list(dict.fromkeys(values))
             numbers = [texts.index(text) for text in values]
             store.put(where, [texts, numbers])
         else:
             texts, numbers = self._await(lambda: store.get(where), where)
             values = [texts[number] for number in numbers]
-        # Another one than before, of a worker that has come back.
+        # A worker that was restarted may have another value than before.
         values[self.rank] = own
         return [plain.decode(text.encode()) for text in values]
 
-    def _values_of_all(self, key: str) -> list[str] | None:
+    def _all_values(self, key: str) -> list[str] | None:
         found = self.connection.store.by_rank(key, range(self.size))
         return [*found.values()] if len(found) == self.size else None
 
     def _refuse_second_chief(self, key: str) -> None:
-        """Refuse a restarted chief once the first chief had begun to gather."""
+        """Refuse a restarted chief if the first one had gathered values."""
         again = self.rank == 0 and self.connection.starts > 1
         if again and self.connection.store.get(key) is not None:
             raise TowerError(
@@ -280,22 +278,22 @@ class ServerPeers:
         cluster = self.connection.cluster
         me = task_name(cluster, self.rank)
         look_s = min(settings.LOOK_S, self.stall_shutdown_s)
-        who = ""
-        for waited_s in waiting(self.stall_shutdown_s, 0):
+        missing_tasks = ""
+        for waited_s in wait_loop(self.stall_shutdown_s, 0):
             try:
                 return wait_for(read, look_s)
             except TimeoutError:
                 self._poll()
-            come = self.connection.store.by_rank(key, range(self.size))
-            missing = [r for r in range(self.size) if r not in come] or [0]
-            who = ", ".join(
+            found = self.connection.store.by_rank(key, range(self.size))
+            missing = [r for r in range(self.size) if r not in found] or [0]
+            missing_tasks = ", ".join(
                 task_name(cluster, rank) for rank in missing[: settings.NAMED]
             )
             if waited_s:
-                announce(f"{me} waits for {who}")
+                announce(f"{me} waits for {missing_tasks}")
         raise TowerError(
-            f"{me} has waited {self.stall_shutdown_s:g} s for {who}. Every "
-            "task that TF_CONFIG names has to run the script, and to call "
-            "the same methods in the same order; raise stall_shutdown_s to "
-            "wait longer."
+            f"{me} has waited {self.stall_shutdown_s:g} s for "
+            f"{missing_tasks}. Every task that TF_CONFIG names has to run the "
+            "script, and to call the same methods in the same order; raise "
+            "stall_shutdown_s to wait longer."
         )

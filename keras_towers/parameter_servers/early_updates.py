@@ -1,10 +1,9 @@
-"""Updates that begin before their gradients have arrived.
+"""Updates that begin before all of their gradients have arrived.
 
-They are possible where every replica computes one gradient of each update, and
-none is dropped. Each weight is updated as soon as all of its gradients are
-there, and read as soon as it is updated, while others are still on their way:
-both directions of a link are in use. No tokens are needed: a replica knows by
-notes which weights are ready.
+Requires that every replica computes one gradient of each update, so that none
+is dropped. A weight is updated as soon as all of its gradients have arrived,
+and read as soon as it is updated, while gradients of other weights are still
+being received: this uses both directions of a link.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
-from keras_towers.parameter_servers.barrier import LEFT, Notes
 from keras_towers.parameter_servers.remote import Running
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import END, Event, Group
+from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import flat
+from keras_towers.replicas.resources import Queue, Queues, run_flat
 
 
 class EarlyGroup(Group):
-    """Replicas that are told by notes when their weights are ready.
+    """Replicas that get a token for each update, and one for each part of it.
 
-    Attributes:
-        notes: from the coordinator, with the step whose weights are ready.
+    A token is the step whose weights are ready. After a restart, a replica
+    skips the old tokens that it had not taken.
     """
 
     early = True
@@ -37,61 +35,48 @@ class EarlyGroup(Group):
         name: str,
         device: str,
         quorum: Quorum,
-        rank: int,
-        run: Callable[[Any], list[Any]] = flat,
+        run: Callable[[Any], list[Any]] = run_flat,
     ):
         super().__init__(name, device, quorum, run)
-        self.notes: Notes = Notes(
-            f"{name}/notes", device, rank, quorum.replicas, publishers=1
-        )
-        # Of the fit.
+        # The global step at which the fit began.
         self._first_step = self._number("first_step")
+        self._parts = Queues(f"{name}/parts", device)
 
     def begin(self) -> tf.Tensor:
-        self.notes.begin()
+        step = super().begin()
         with tf.device(self._device):
-            step = super().begin()
             self._first_step.assign(step, read_value=False)
             return step
 
-    def start_first(self, replica: int) -> tf.Tensor:
-        """Begin to compute the first gradient of a ``fit``."""
-        return self.notes.reset(self.start(replica))
-
-    def wait(self, replica: int) -> tf.Tensor:
-        """Wait for the next weights, and ``start``; negative at the end."""
-        known = self.notes.wait(self.due(replica))
-        with tf.control_dependencies([known]):
-            step = self.start(replica)
-        with tf.device(self._device):
-            has_ended = tf.reduce_max(known) >= LEFT
-            return tf.where(has_ended, tf.constant(END, tf.int64), step)
-
-    def due(self, replica: int) -> tf.Tensor:
-        """The step after the one that a replica's gradients belong to."""
-        with tf.device(self._device):
-            return self._local[replica].read_value() + 1
+    def _next_token(self, replica: int) -> tf.Tensor:
+        return self._wait_for_step(replica, self._tokens[replica])
 
     def wait_for_part(self, replica: int, part: int) -> tf.Tensor:
         """Wait for a part of the next weights."""
-        return self.notes.wait(self.due(replica), part)
+        return self._wait_for_step(replica, self._parts[f"{replica}/{part}"])
+
+    def _wait_for_step(self, replica: int, queue: Queue) -> tf.Tensor:
+        """Wait for the step after the one of a replica's gradients."""
+        with tf.device(self._device):
+            due = self._local[replica].read_value() + 1
+            return queue.wait_for(due, self.step.read_value())
 
     def publish_part(self, part: int) -> None:
         """Publish that a part of the next step's weights is ready."""
         with tf.device(self._device):
-            self.notes.publish(0, self.step.read_value() + 1, part)
+            step = self.step.read_value() + 1
+            for replica in range(self.quorum.replicas):
+                self._parts[f"{replica}/{part}"].put(step)
 
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
         with tf.device(self._device):
-            step = self.step.assign_add(tf.ones((), tf.int64))
-            with tf.control_dependencies([step]):
-                # Before the note: whoever gets it may leave at once.
-                counted = self._put(Event.UPDATED, 0, step)
-            with tf.control_dependencies([counted]):
-                return tf.group(*self.notes.publish(0, step))
+            # Sent before the tokens: a replica with a token may leave at once.
+            counted = self._put(Event.UPDATED, 0, self.step.read_value())
+        with tf.control_dependencies([counted]):
+            return super().advance(tokens)
 
     def enter(self, replica: int) -> None:
-        """Go on behind the last gradient that the replica has pushed."""
+        """Go on after the last gradient that the replica has pushed."""
         self.calls(("enter", replica), lambda: self._enter(replica))
 
     def _enter(self, replica: int) -> None:
@@ -99,19 +84,14 @@ class EarlyGroup(Group):
             due = self._first_step.read_value()
             due += self._pushed[replica].read_value()
             self._local[replica].assign(due - 1, read_value=False)
-            # Notes that it had received before it died may be lost.
-            self.notes.reset(self.step.read_value())
-
-    def end_all(self) -> None:
-        self.calls("release", self.notes.release)
 
 
 class EarlyCoordinator(Coordinator):
     """Begins each update before the gradients, one per replica, have arrived.
 
     Every update needs a gradient of each replica that has not left. A replica
-    leaves between its gradients: an update that waits for it has begun with no
-    weight, and can be broken off. Here ``apply`` returns an update that runs.
+    leaves before it pushes a gradient: the update that waits for it has changed
+    no weight, and can be canceled. Here ``apply`` returns a running update.
     """
 
     _running: Running | None = None
@@ -122,28 +102,28 @@ class EarlyCoordinator(Coordinator):
             self._running.wait()
 
     def _begin(self) -> None:
-        self._renew()
+        self._begin_update()
 
     def _end(self) -> None:
-        self._break_off()
+        self._cancel_update()
         super()._end()
 
     def _handle(self, event: Event, number: int, step: int) -> None:
         if event is Event.UPDATED:
             self._count_update()
-            self._renew()
+            self._begin_update()
         elif event is Event.LEFT:
             self._replicas[number].has_left = True
-            self._break_off()
-            self._renew()
-        elif event in (Event.FLUSH, Event.ASKED):
+            self._cancel_update()
+            self._begin_update()
+        elif event in (Event.FLUSH, Event.SYNC):
             self._waited_for.popleft().set()
 
-    def _renew(self) -> None:
-        """Begin the next update."""
+    def _begin_update(self) -> None:
+        """Begin the next update, unless all replicas have left."""
         here = sum(not replica.has_left for replica in self._replicas)
         if here:
-            self._running = self._apply(here, [0] * len(self._replicas))
+            self._running = self._apply(here, [1] * len(self._replicas))
 
     def _count_update(self) -> None:
         running, self._running = self._running, None
@@ -153,25 +133,20 @@ class EarlyCoordinator(Coordinator):
         for replica, used in zip(self._replicas, averaged, strict=True):
             replica.used += int(used)
 
-    def _break_off(self) -> None:
+    def _cancel_update(self) -> None:
         if self._running is not None:
             self._running.cancel()
             self._running = None
 
 
 class EarlyUpdates(AveragedUpdates):
-    """Averages of one gradient of each worker, applied part by part."""
+    """Applies the average of one gradient per worker, part by part."""
 
     reads_parts = True
     _coordinator_type = EarlyCoordinator
+    _group_type = EarlyGroup
     _run_update = Running
     _group: EarlyGroup
-
-    def _make_group(self, name: str) -> EarlyGroup:
-        session = self._session
-        return EarlyGroup(
-            name, session.server, self.quorum, self._rank, session.run_in_step
-        )
 
     def _publish_parts(self) -> None:
         variables = self._session.variables

@@ -1,30 +1,32 @@
-"""TensorFlow's runtime over several processes, each with its own client."""
+"""Functions and devices of TensorFlow's runtime on other processes."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.listening import only_at
+from keras_towers.rendezvous.listening import reachable_only_at
 
-# Otherwise a call of a server that has died waits for it to come back.
+# Without it, a call to a dead server waits until the server is restarted.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     """Make this process a task of TensorFlow's runtime.
 
-    It has to be done before TensorFlow starts: afterwards, assignments to older
-    variables would be lost.
+    Call it before TensorFlow starts: later, assignments to existing variables
+    would be lost.
     """
     if compat.has_started():
         raise TowerError(
@@ -38,99 +40,78 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     os.environ.setdefault(*_FAIL_FAST)
     root = logging.getLogger()
     handlers = list(root.handlers)
-    with only_at(jobs[job][index]):
+    with reachable_only_at(jobs[job][index]):
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
         )
-        # The server starts when TensorFlow does.
+        # Starts TensorFlow, and with it the server.
         tf.config.list_logical_devices()
-    # TensorFlow sets up the program's logging if the program has not.
+    # TensorFlow configures the root logger if the program has not done so.
     root.handlers[:] = handlers
 
 
 def device_of(index: int) -> str:
-    """The full name of a parameter server's device."""
+    """Return the full name of a parameter server's device."""
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
-
-
-def traced(
-    body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
-) -> Any:
-    """Trace operations on one device as a concrete function, and keep it.
-
-    An operation that fails in a function raises an error. By itself, it would
-    also break whatever runs on that device later.
-    """
-
-    def function(*given: tf.Tensor) -> Any:
-        with tf.device(device):
-            return body(*given)
-
-    made: Any = tf.function(function, autograph=False)
-    return made.get_concrete_function(*arguments)
 
 
 class Running:
     """A concrete function that runs in a thread, and may block."""
 
     def __init__(self, function: Any, arguments: Sequence[tf.Tensor] = ()):
-        self._function = function
-        self._arguments = arguments
         self._manager = compat.CancellationManager()
-        self._outputs: list[Any] = []
-        self._errors: list[BaseException] = []
-        self._done = threading.Event()
-        # Signals are handled between the main thread's own steps only.
-        threading.Thread(target=self._run, daemon=True).start()
+        self._outputs: Future[list[Any]] = Future()
 
-    def _run(self) -> None:
-        try:
-            found = compat.call_cancellable(
-                self._function, self._arguments, self._manager
-            )
-            self._outputs.extend(found or ())
-        except BaseException as error:
-            self._errors.append(error)
-        finally:
-            self._done.set()
+        def run() -> None:
+            try:
+                found = compat.call_cancellable(
+                    function, arguments, self._manager
+                )
+                self._outputs.set_result([*(found or ())])
+            except BaseException as error:
+                self._outputs.set_exception(error)
+
+        # The main thread stays in Python, where it handles signals.
+        threading.Thread(target=run, daemon=True).start()
 
     def wait(
         self,
-        timeout_s: float | None = None,
-        poll: Callable[[], None] | None = None,
+        timeout_s: float = math.inf,
+        poll: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Wait for the function's outputs, calling ``poll`` every 2 s."""
-        cancelled = False
+        """Wait for the function's outputs, and cancel it if that fails.
+
+        Args:
+            timeout_s: seconds to wait.
+            poll: called every ``settings.LOOK_S`` seconds; an error that it
+                raises ends the wait.
+
+        Raises:
+            TimeoutError: the function has not ended in time.
+        """
+        until = time.monotonic() + timeout_s
         try:
-            until = math.inf
-            if timeout_s is not None:
-                until = time.monotonic() + timeout_s
             while (left_s := until - time.monotonic()) > 0:
-                if self._done.wait(min(settings.LOOK_S, left_s)):
-                    break
-                if poll is not None:
-                    poll()
+                wait([self._outputs], min(settings.LOOK_S, left_s))
+                if self._outputs.done():
+                    return self._outputs.result()
+                poll()
         finally:
-            cancelled = self.cancel()
-        errors = self._errors
-        if errors and not (
-            cancelled and isinstance(errors[0], tf.errors.CancelledError)
-        ):
-            raise errors[0]
-        if cancelled and not self._outputs:
-            raise TimeoutError(f"not done after {timeout_s} s")
-        return self._outputs
+            self.cancel()
+        # It may have ended before it was cancelled.
+        with contextlib.suppress(tf.errors.CancelledError, TimeoutError):
+            return self._outputs.result(0)
+        raise TimeoutError(f"not done after {timeout_s} s")
 
     @property
     def has_failed(self) -> bool:
         """Whether ``wait`` would raise an error."""
-        return self._done.is_set() and bool(self._errors)
+        outputs = self._outputs
+        return outputs.done() and outputs.exception() is not None
 
-    def cancel(self) -> bool:
-        """Cancel the function; return False if it had already ended."""
-        if self._done.is_set():
-            return False
-        self._manager.start_cancel()
-        # Python cannot end while a thread is inside TensorFlow.
-        self._done.wait(settings.CANCEL_S)
-        return True
+    def cancel(self) -> None:
+        """Cancel the function, unless it has ended."""
+        if not self._outputs.done():
+            self._manager.start_cancel()
+            # Python cannot end while a thread is inside TensorFlow.
+            wait([self._outputs], settings.CANCEL_S)

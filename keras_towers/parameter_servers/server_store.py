@@ -1,6 +1,6 @@
-"""The job's store on a parameter server, where its tasks introduce themselves.
+"""A job's key-value store, a hash table on a parameter server.
 
-The store is a table known by its name. Tasks compare jobs and versions in it.
+Tasks compare their jobs and versions in it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import Running, device_of, traced
+from keras_towers.parameter_servers.remote import Running, device_of
 from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.replicas.resources import trace
 
 _NAME = "keras_towers/store"
-# Found by tasks of whatever job, so that those of two jobs notice each other.
+# Shared by all jobs, so that a task finds out that a server is another job's.
 _COMMON = "keras_towers"
 # The number of the server among the ranks of workers.
 _SERVER = -1
 
 
 class ServerStore:
-    """A ``Store`` on a parameter server, which lives as long as the server.
+    """A store of JSON values that lives as long as its parameter server.
 
-    Keys differ in data only, so that a server keeps two functions of each
-    process for all of them. A server that does not answer is a TowerError, one
-    that cannot be reached a tf.errors.OpError.
+    Keys are data, not names in a graph: a server keeps two functions of each
+    process, whatever the number of keys.
+
+    Raises:
+        TowerError: the server does not answer.
+        tf.errors.OpError: the server cannot be reached.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class ServerStore:
         return self._find([key])[0]
 
     def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
-        """The values that ranks have written at ``key-rank``."""
+        """Return the values written at ``key-rank``, by rank."""
         found = self._find([f"{key}-{rank}" for rank in ranks])
         both = zip(ranks, found, strict=True)
         return {rank: value for rank, value in both if value is not None}
@@ -59,22 +63,20 @@ class ServerStore:
     def put(self, key: str, value: Any) -> None:
         """Write a value."""
         _, write = _functions(self._device)
-        text = tf.constant(json.dumps(value))
+        text = tf.constant([json.dumps(value)])
         with self._around():
-            ask(write, self._device, _number(key), text)
+            request(write, self._device, _numbers([key]), text)
 
     def _find(self, keys: Sequence[str]) -> list[Any]:
-        """Read the values of keys, by one question."""
+        """Read the values of keys in one request."""
         read, _ = _functions(self._device)
-        numbers = tf.stack([_number(key) for key in keys])
         with self._around():
-            (found,) = ask(read, self._device, numbers)
+            (found,) = request(read, self._device, _numbers(keys))
         return [json.loads(text) if text else None for text in found.numpy()]
 
     def read(self, key: str) -> tf.Tensor:
-        """Read a value as part of a function; see ``value_of``."""
-        with tf.device(self._device):
-            return _read(_number(key))
+        """Read a value inside a function; ``value_of`` decodes it."""
+        return _read(self._device, _numbers([key]))[0]
 
 
 def value_of(read: Any) -> Any:
@@ -83,8 +85,8 @@ def value_of(read: Any) -> Any:
     return json.loads(text) if text else None
 
 
-def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
-    """Run a function that need not wait; ``TowerError`` if nobody answers."""
+def request(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
+    """Run a function that returns at once, or raise a ``TowerError``."""
     try:
         return Running(function, arguments).wait(settings.ANSWER_S)
     except TimeoutError:
@@ -97,30 +99,36 @@ def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
         ) from None
 
 
-def _number(key: str) -> tf.Tensor:
-    # TensorFlow has no table of strings by strings.
-    digest = hashlib.sha256(key.encode()).digest()
-    return tf.constant(int.from_bytes(digest[:8], signed=True), tf.int64)
+def _numbers(keys: Sequence[str]) -> tf.Tensor:
+    # TensorFlow has no table from strings to strings.
+    digests = [hashlib.sha256(key.encode()).digest()[:8] for key in keys]
+    numbers = [int.from_bytes(digest, signed=True) for digest in digests]
+    return tf.constant(numbers, tf.int64)
 
 
 @functools.cache
 def _functions(device: str) -> tuple[Any, Any]:
-    """The functions that read and write values on one device."""
-    number, text = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string)
+    """Return the functions that read and write values on a device."""
     numbers = tf.TensorSpec((None,), tf.int64)
-    return traced(_read, device, numbers), traced(_write, device, number, text)
-
-
-def _read(numbers: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.LookupTableFindV2(
-        table_handle=_table(), keys=numbers, default_value=tf.constant("")
+    texts = tf.TensorSpec((None,), tf.string)
+    return (
+        trace(functools.partial(_read, device), numbers),
+        trace(functools.partial(_write, device), numbers, texts),
     )
 
 
-def _write(number: tf.Tensor, text: tf.Tensor) -> None:
-    tf.raw_ops.LookupTableInsertV2(
-        table_handle=_table(), keys=[number], values=[text]
-    )
+def _read(device: str, numbers: tf.Tensor) -> tf.Tensor:
+    with tf.device(device):
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=_table(), keys=numbers, default_value=tf.constant("")
+        )
+
+
+def _write(device: str, numbers: tf.Tensor, texts: tf.Tensor) -> tf.Operation:
+    with tf.device(device):
+        return tf.raw_ops.LookupTableInsertV2(
+            table_handle=_table(), keys=numbers, values=texts
+        )
 
 
 def _table() -> Any:
@@ -130,36 +138,36 @@ def _table() -> Any:
 
 
 def store_on(server: int) -> ServerStore:
-    """The store on a parameter server."""
+    """Return the store on a parameter server."""
     return ServerStore(device_of(server))
 
 
 def prefix(cluster: Cluster) -> str:
-    """The beginning of all names that a job shares; one for each job."""
+    """Return the prefix of all names shared by a job, unique to it."""
     digest = hashlib.sha256(cluster.identity().encode()).hexdigest()
     return f"{_COMMON}/{digest[:12]}/"
 
 
 def task_name(cluster: Cluster, rank: int) -> str:
-    """The name of a worker in messages, such as ``"worker 1"``."""
+    """Return the name of a worker in messages, such as ``"worker 1"``."""
     role, index = cluster.tasks[rank]
     return f"{role} {index}"
 
 
-def goodbyes(cluster: Cluster) -> str:
-    """The key at which an ending worker stores why; empty after success."""
+def goodbyes_key(cluster: Cluster) -> str:
+    """Return the key at which workers sign off; empty text means success."""
     return f"{prefix(cluster)}goodbyes"
 
 
 def introduce(cluster: Cluster, server: int) -> None:
-    """Introduce this process to a parameter server, and compare versions."""
+    """Register this process at a parameter server, and compare versions."""
     me = f"{cluster.role} {cluster.index}"
     facts = versions.process_facts()
     introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}
     rank = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
     store.put(_introduction(rank), introduction)
-    # The server is the first to come: whoever is like it is like all others.
+    # Tasks that are equal to the server are equal to one another.
     first = wait_for(lambda: store.get(_introduction(_SERVER)))
     other = first["name"]
     versions.compare_facts(me, facts, other, first["facts"])
@@ -172,8 +180,8 @@ def introduce(cluster: Cluster, server: int) -> None:
         )
 
 
-def has_come(store: ServerStore, rank: int) -> bool:
-    """Whether a worker has introduced itself at the server of a store."""
+def has_started(store: ServerStore, rank: int) -> bool:
+    """Whether a worker has registered at the server of a store."""
     return store.get(_introduction(rank)) is not None
 
 

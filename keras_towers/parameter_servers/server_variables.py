@@ -18,11 +18,12 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import component
-from keras_towers.parameter_servers.barrier import PARTS
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import Functions, variable
+from keras_towers.replicas.resources import TracedCalls, variable
 
+# The most parts that weights are divided into.
+_PARTS = 32
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
 
@@ -30,9 +31,16 @@ _IN_FLIGHT = 2
 class ServerVariables:
     """Copies of a model's variables on parameter servers, found by name.
 
-    All workers create them in the same order. In every worker the Keras
-    variables keep their local values; the copies take their place inside
-    in_place and at_servers.
+    All workers create them in the same order. Keras variables keep their local
+    values, except in the blocks of ``optimizers_on_servers`` and
+    ``on_servers``, where the copies replace them.
+
+    Attributes:
+        trained: the weights that optimizers train.
+        others: all other variables of the model that workers share.
+        parts: the trained weights in parts that are sent one after another, in
+            the order in which their gradients are computed; empty for a model
+            that is too small to be divided.
     """
 
     def __init__(
@@ -43,14 +51,12 @@ class ServerVariables:
     ):
         self._name = name
         self._drop_with = connection.dropped.drop_with
-        self._calls = Functions(run)
+        self._calls = TracedCalls(run)
         self._placement = LeastLoadedPlacement(connection.devices)
         self._copies: IdentityDict[keras.Variable, tf.Variable] = IdentityDict()
         self._count = 0
         self.trained: list[keras.Variable] = []
         self.others: list[keras.Variable] = []
-        # The trained weights, if they are worth it, in parts that are sent one
-        # after another: those first whose gradients are there first.
         self.parts: list[list[keras.Variable]] = []
         self._of_optimizers: list[keras.Variable] = []
 
@@ -58,12 +64,12 @@ class ServerVariables:
     def _all(self) -> list[keras.Variable]:
         return [*self.trained, *self.others, *self._of_optimizers]
 
-    def hold(self, model: keras.Model, seeds: bool) -> None:
-        """Create a copy on the servers of each variable that the workers share.
+    def create_copies(self, model: keras.Model, seeds: bool) -> None:
+        """Create a copy of each variable that the workers share.
 
         Args:
             model: the model.
-            seeds: whether all workers draw the same random numbers.
+            seeds: whether workers share the states of random generators.
         """
         state = state_lib.collect(model)
         for optimizer in state.optimizers:
@@ -86,7 +92,7 @@ class ServerVariables:
     def _add(
         self, local: keras.Variable, beside: keras.Variable | None
     ) -> None:
-        """Put a copy beside a variable's copy, or on the least full server."""
+        """Create a copy on the server of another copy, or the least loaded."""
         if beside is not None and beside in self._copies:
             device = self._copies[beside].device
         else:
@@ -94,7 +100,7 @@ class ServerVariables:
         name = f"{self._name}/{self._count}"
         dtype = tf.as_dtype(local.dtype)
         made: Any = variable(name, device, local.shape, dtype)
-        # By this id optimizers know the variables that they train.
+        # Optimizers look up the variables that they train by this id.
         made._unique_id = component(local._value)._unique_id
         self._drop_with(made, name)
         self._count += 1
@@ -121,8 +127,8 @@ class ServerVariables:
     def refuse_writes(self, graph: Any) -> None:
         """Refuse a traced step that writes trained weights itself.
 
-        The servers' weights replace these values after the step. What calls an
-        optimizer in a condition or a loop writes them, too.
+        The servers' weights replace the written values after the step. A call
+        of an optimizer in a condition or a loop is such a write.
         """
         paths = {
             id(component(local._value).handle): local.path
@@ -146,7 +152,7 @@ class ServerVariables:
                 "of an optimizer, and not in a condition or a loop."
             )
 
-    def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
+    def upload(self, variables: Sequence[keras.Variable] | None = None) -> None:
         """Write local values into the copies; None: for all variables."""
         changed = [
             local
@@ -161,19 +167,17 @@ class ServerVariables:
                 with tf.device(copy.device):
                     copy.assign(value, read_value=False)
 
-        self._call("put", changed, body)
+        self._call("upload", changed, body)
 
-    def get(self) -> None:
-        """Write the copies into the local variables."""
+    def download(self) -> None:
+        """Read the copies into the local variables."""
         held = self._held(None)
-        self._call("get", held, lambda: self.copy_here(held))
+        self._call("download", held, lambda: self.pull(held))
 
-    def copy_here(
-        self, variables: Sequence[keras.Variable] | None = None
-    ) -> None:
-        """Like ``get``, inside a function; None: the trained weights."""
+    def pull(self, variables: Sequence[keras.Variable] | None = None) -> None:
+        """Like ``download``, inside a function; None: the trained weights."""
         variables = self.trained if variables is None else variables
-        self.write_here(variables, self.read(variables))
+        self.assign_local(variables, self.read(variables))
 
     def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Read the copies on their own devices, inside a function."""
@@ -184,12 +188,12 @@ class ServerVariables:
                 values.append(copy.read_value())
         return values
 
-    def write_here(
+    def assign_local(
         self,
         variables: Sequence[keras.Variable],
         values: Sequence[tf.Tensor],
     ) -> None:
-        """Write the values that were read into the local variables."""
+        """Assign values to the local variables, inside a function."""
         for local, value in zip(variables, values, strict=True):
             native = component(local._value)
             if native is not self._copies[local]:
@@ -204,8 +208,8 @@ class ServerVariables:
     ) -> list[Gradient | None]:
         """Send dense gradients to their variables' servers, part by part.
 
-        All at once they would share the network, and arrive together at the
-        end: while a part arrives, the one before it can be updated and read.
+        While one part is received, the previous one can be applied and read.
+        Gradients sent at the same time would all arrive at the end.
         """
         self._check(variables)
         sent = list(grads)
@@ -221,9 +225,9 @@ class ServerVariables:
                         tf.device(grad.device),
                         tf.control_dependencies(before),
                     ):
-                        grad = _kept(grad)
+                        grad = _keep(grad)
                     with tf.device(self._copies[variables[i]].device):
-                        sent[i] = grad = _kept(grad)
+                        sent[i] = grad = _keep(grad)
                     arrived[-1].append(grad)
         return sent
 
@@ -242,12 +246,12 @@ class ServerVariables:
         if variables:
             self._calls((what, *(id(v._value) for v in variables)), body)
 
-    def forget_traces(self) -> None:
-        """Drop the traced functions, whose variables may have been replaced."""
+    def forget_traced(self) -> None:
+        """Drop the traced functions: local variables may have been replaced."""
         self._calls.forget()
 
-    def in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Make the optimizers use the variables on the servers."""
+    def optimizers_on_servers(self) -> contextlib.AbstractContextManager[None]:
+        """Make optimizers use their variables on the servers in the block."""
         return self._replaced(self._of_optimizers)
 
     def _replaced(
@@ -257,10 +261,10 @@ class ServerVariables:
         return variables_lib.with_values((v, self._copies[v]) for v in held)
 
     @contextlib.contextmanager
-    def at_servers(
+    def on_servers(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> Iterator[None]:
-        """Make the model and optimizers use the variables on the servers."""
+        """Make model and optimizers use the copies in the block."""
         self._check(variables)
         with (
             self._replaced([*self.trained, *self._of_optimizers]),
@@ -282,14 +286,14 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _kept(grad: tf.Tensor) -> tf.Tensor:
-    """An identity that TensorFlow does not optimise away."""
+def _keep(grad: tf.Tensor) -> tf.Tensor:
+    """Return the gradient by an identity that TensorFlow does not remove."""
     return tf.raw_ops.PreventGradient(input=grad)
 
 
 def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in trained]
-    least = max(settings.PART_BYTES, sum(sizes) / PARTS)
+    least = max(settings.PART_BYTES, sum(sizes) / _PARTS)
     parts: list[list[keras.Variable]] = []
     left = 0.0
     for weight, size in zip(reversed(trained), reversed(sizes), strict=True):

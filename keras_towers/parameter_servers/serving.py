@@ -1,8 +1,7 @@
-"""The work of a task of the role ``ps``, until training has ended.
+"""The process of a parameter server, until training has ended.
 
-It serves, and asks which workers answer: workers need not reach one another,
-and N of them would ask N times N times. It publishes for all of them who does
-not answer.
+The server also polls the workers and publishes which of them do not answer.
+Workers need no connection to one another, and N of them would poll N² times.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import join
 from keras_towers.parameter_servers.server_store import (
     ServerStore,
-    goodbyes,
-    has_come,
+    goodbyes_key,
+    has_started,
     introduce,
     prefix,
     store_on,
     task_name,
 )
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
-from keras_towers.rendezvous.network import answers, refuses
-from keras_towers.rendezvous.store import tell_connected
+from keras_towers.rendezvous.network import refuses_connections, task_answers
+from keras_towers.rendezvous.store import report_connected
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.system import end_in_time, keep_freed
+from keras_towers.system import keep_freed_memory, limit_teardown
 
-# Silence takes time: these are asked at once.
-_AT_ONCE = 16
+# Workers polled concurrently: each that is silent takes time.
+_CONCURRENT_POLLS = 16
 
 
 class WorkerLiveness(Liveness):
@@ -51,39 +50,41 @@ class WorkerLiveness(Liveness):
         )
         self._addresses = workers
         self._store = store
-        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._pool = ThreadPoolExecutor(_CONCURRENT_POLLS)
 
     def _ask_all(self, ranks: Sequence[int]) -> dict[int, Any]:
-        """Ask workers, several at once, for a sign of life."""
+        """Poll workers concurrently for a sign of life."""
         return dict(zip(ranks, self._pool.map(self._ask, ranks), strict=True))
 
     def _ask(self, rank: int) -> Any:
         address = self._addresses[rank]
-        if answers(address):
+        if task_answers(address):
             return ANSWERED
-        return State.ENDED if refuses(address) else None
+        return State.ENDED if refuses_connections(address) else None
 
-    def has_come(self, rank: int) -> bool:
+    def has_started(self, rank: int) -> bool:
         """Return whether a worker has started."""
-        # It may be gone before it was asked.
-        return self.signs[rank] is not None or has_come(self._store, rank)
+        # It may have ended before it was polled.
+        return self.signs[rank] is not None or has_started(self._store, rank)
 
     def missing(self) -> dict[int, State]:
-        """Return the workers that arrived, but no longer answer."""
+        """Return the workers that have started but do not answer."""
         return {
             rank: self.state(rank)
             for rank in self.signs
-            if self.state(rank) != State.ALIVE and self.has_come(rank)
+            if self.state(rank) != State.ALIVE and self.has_started(rank)
         }
 
 
-def publish(store: ServerStore, prefix: str, states: dict[int, State]) -> None:
+def publish_missing(
+    store: ServerStore, prefix: str, states: dict[int, State]
+) -> None:
     """Publish to all workers which workers do not answer."""
     store.put(_key(prefix), states)
 
 
 def missing_workers(store: ServerStore, prefix: str) -> dict[int, State]:
-    """Return the workers that do not answer, as a server has published."""
+    """Return the workers that do not answer, as published by a server."""
     states = store.get(_key(prefix)) or {}
     return {int(rank): State(state) for rank, state in states.items()}
 
@@ -95,31 +96,31 @@ def _key(prefix: str) -> str:
 def serve(cluster: Cluster) -> None:
     """Serve the workers of a job until all of them have ended.
 
-    A worker that dies, or ends with an error, may come back: it has said no
-    goodbye, and is waited for. When the chief has ended well, only workers that
-    can be reached at their addresses are. A chief that dies has lost what it
-    knew of the training, which ends.
+    A worker that dies or fails has not signed off and may be restarted, so the
+    server waits for it. Once the chief has succeeded, the server waits only for
+    workers that answer at their addresses. If the chief dies, the server ends:
+    the state of the training is lost.
 
-    The server listens at its own address of ``TF_CONFIG``, and is not
-    authenticated, as TensorFlow's servers are not: it belongs in a private
-    network. Models that this process has made before cannot be used any more.
+    The server listens at its address in ``TF_CONFIG``. Like all of TensorFlow's
+    servers it is not authenticated: keep it in a private network. Models that
+    this process has created before cannot be used afterwards.
     """
     me = cluster.index
-    # Variables are in this machine's memory. Too late where it has begun.
+    # Variables are kept in host memory. Fails if TensorFlow has started.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    keep_freed()
+    keep_freed_memory()
     try:
         join({"ps": {me: cluster.address}}, job="ps", index=me)
     except tf.errors.OpError as error:
         raise TowerError(
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
-    tell_connected(cluster.number)
+    report_connected(cluster.number)
     introduce(cluster, me)
     workers = "1 worker" if cluster.size == 1 else f"{cluster.size} workers"
     announce(f"{cluster} serves {workers}")
-    lost = _farewells(cluster)
+    lost = _wait_for_goodbyes(cluster)
     names = [task_name(cluster, rank) for rank in lost]
     announce(
         f"ps {me} ends: "
@@ -128,15 +129,15 @@ def serve(cluster: Cluster) -> None:
     )
 
 
-def _farewells(cluster: Cluster) -> list[int]:
-    """Wait until nobody needs the server any more."""
+def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
+    """Wait until no worker needs the server; return those never signed off."""
     store = store_on(cluster.index)
     awaited = set(range(cluster.size))
     workers = WorkerLiveness(cluster.workers, store)
     asked = -math.inf
     ended = failure = None
     while True:
-        said = store.by_rank(goodbyes(cluster), sorted(awaited))
+        said = store.by_rank(goodbyes_key(cluster), sorted(awaited))
         if 0 in said:
             ended, failure = time.monotonic(), said[0]
         awaited -= said.keys()
@@ -145,12 +146,12 @@ def _farewells(cluster: Cluster) -> list[int]:
             asked = now
             workers.refresh()
             if cluster.index == 0:
-                publish(store, prefix(cluster), workers.missing())
+                publish_missing(store, prefix(cluster), workers.missing())
         if ended is None:
-            # It may not have been started yet.
+            # The chief may not have started yet.
             silent_s = workers.silent_s(0)
-            if silent_s > settings.CHIEF_LOST_S and workers.has_come(0):
-                raise _ending(
+            if silent_s > settings.CHIEF_LOST_S and workers.has_started(0):
+                raise _error(
                     f"{cluster} ends: the chief can no longer be reached at "
                     f"{cluster.workers[0]}. Start all tasks of the job again, "
                     "from a backup."
@@ -159,23 +160,23 @@ def _farewells(cluster: Cluster) -> list[int]:
             break
         time.sleep(settings.SERVER_LOOK_S)
     if failure:
-        raise _ending(f"{cluster} ends: the chief has failed: {failure}")
+        raise _error(f"{cluster} ends: the chief has failed: {failure}")
     return sorted(awaited)
 
 
 def _is_over(
     workers: Liveness, awaited: Iterable[int], ended: float, failed: bool
 ) -> bool:
-    """Whether no worker that has not signed off still needs the server."""
+    """Whether none of the workers that have not signed off can come back."""
     waited_s = time.monotonic() - ended
     silent_s = [workers.silent_s(rank) for rank in awaited]
     if failed:
-        # So that they learn of it.
+        # Give them time to read about the failure.
         over = all(each > settings.SERVERS_S for each in silent_s)
         return over or waited_s > settings.CHIEF_LOST_S
     return all(min(waited_s, each) > settings.LOST_S for each in silent_s)
 
 
-def _ending(text: str) -> TowerError:
-    end_in_time()
+def _error(text: str) -> TowerError:
+    limit_teardown()
     return TowerError(text)

@@ -240,7 +240,9 @@ def _pad_empty_tower(
     more = partitioner.scaled_size(layout.rows_per_unit, more)
     ends = [[0] * rank, partitioner.size_at_axis(layout.axis, rank, more, 0)]
     widths = partitioner.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    return partitioner.op("Pad", [tensor, widths], tensor.shape)
+    # OneDNN would fuse "Pad" with a convolution, without padding.
+    zero = partitioner.constant(0, tensor.dtype)
+    return partitioner.op("PadV2", [tensor, widths, zero], tensor.shape)
 
 
 def _drop_padding(

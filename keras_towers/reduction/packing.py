@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_towers.devices import as_whole_number
 from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import (
     Gradient,
@@ -51,9 +52,9 @@ class GradientPacker:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
+            if (as_whole_number(value) or 0) < 1:
                 raise TowerError(
-                    f"{name}={value} is too small: give 1 or more."
+                    f"{name}={value!r}: give a whole number, 1 or more."
                 )
 
     def groups(self, grads: Sequence[tf.Tensor]) -> list[list[int]]:

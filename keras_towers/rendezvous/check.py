@@ -1,7 +1,7 @@
-"""Whether connected ranks are about to do the same thing.
+"""Checks that connected ranks are about to do the same thing.
 
-The exchange and comparison of plain values, of which ``fit`` uses it for the
-arguments of a call (``fit/calls/rank_agreement.py``) and for variables
+Ranks exchange plain values and compare them. ``fit`` does so for the arguments
+of a call (``fit/calls/rank_agreement.py``) and for variables
 (``fit/weights/rank_state.py``).
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from keras_towers.errors import TowerError
 
 OTHER_STEP: str = "the ranks do not have the same step"
-"""Begins the message of an error of TensorFlow's if they have not."""
+"""How the message of a TensorFlow error begins if the ranks' steps differ."""
 
 
 class Peers(Protocol):
@@ -40,16 +40,21 @@ class Peers(Protocol):
 def gather(peers: Peers, value: Any, where: str) -> list[Any]:
     """Gather values from all ranks, which must be at the same point.
 
-    Ranks that do different things may still wait for one another, and would
-    then mistake the values of other ranks for the ones they expected.
+    Without the check, ranks at different points could meet in the same gather,
+    and each would take the other's values for the ones that it expects.
+
+    Args:
+        peers: the connected ranks.
+        value: this rank's value, plain data.
+        where: what this rank does, to follow "rank 0" in a message.
     """
     gathered = peers.gather_objects((where, value))
-    if any(place != where for place, _ in gathered):
-        places = ", ".join(
-            f"rank {rank} {place}" for rank, (place, _) in enumerate(gathered)
+    if any(point != where for point, _ in gathered):
+        points = ", ".join(
+            f"rank {rank} {point}" for rank, (point, _) in enumerate(gathered)
         )
         raise TowerError(
-            f"the ranks do different things: {places}. Every rank has to call "
+            f"the ranks do different things: {points}. Every rank has to call "
             "the same methods in the same order."
         )
     return [value for _, value in gathered]
@@ -63,12 +68,12 @@ def describe_ranks(values: Sequence[Any], separator: str = ", ") -> str:
 def differing_settings(
     ranks: Sequence[Mapping[str, Any]],
 ) -> dict[str, list[Any]]:
-    """The settings that differ between ranks, with all their values."""
-    found = {
+    """Return the settings that differ between ranks, with all their values."""
+    values = {
         name: [settings.get(name, "not given") for settings in ranks]
         for name in sorted(set().union(*ranks))
     }
-    return {n: v for n, v in found.items() if any(x != v[0] for x in v)}
+    return {n: v for n, v in values.items() if any(x != v[0] for x in v)}
 
 
 def describe_gradients(
@@ -76,10 +81,10 @@ def describe_gradients(
 ) -> str:
     """Describe the gradients that some ranks lack."""
     common = set.intersection(*({kind for kind, _ in r} for r in ranks))
-    others = [
+    extra = [
         sorted({name for kind, name in r if kind not in common}) for r in ranks
     ]
-    named = [", ".join(names) or "no others" for names in others]
+    named = [", ".join(names) or "none" for names in extra]
     listed = describe_ranks(named, "; only on ")
     return (
         f"the ranks do not have the same gradients. Only on {listed}. Every "
@@ -91,7 +96,7 @@ def describe_gradients(
 def without_numbers(path: str) -> str:
     """Strip the numbers that make Keras names unique from a path.
 
-    They count what a process has built, and rank 0 may have built more models
-    than the others.
+    The numbers count what a process has built, and rank 0 may have built more
+    models than the other ranks.
     """
     return re.sub(r"_\d+(?=[/_ ]|$)", "", path)

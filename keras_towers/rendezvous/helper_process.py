@@ -1,9 +1,9 @@
-"""A helper process beside each rank that joined a job without our launcher.
+"""A helper process beside each rank of a job that another launcher started.
 
-It sends the rank's heartbeat, since a rank's own threads stand still while one
-of them holds Python's lock. Beside rank 0 it serves the job's store instead,
-gives every rank its place when all have come, and says which ones are gone;
-that it answers is rank 0's heartbeat.
+It sends the rank's heartbeat, because threads of the rank itself do not run
+while one of them holds Python's global lock. Beside rank 0 it serves the job's
+store instead: it assigns each rank its placement when all have arrived, and
+reports ranks that are gone. Its answers are the heartbeat of rank 0.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from keras_towers.rendezvous.store import Endpoint
 from keras_towers.rendezvous.store_server import StoreServer
 
 INTRODUCTION = "introduction"
-"""With a rank behind it, the key of what the rank tells of itself."""
-PLACE = "place"
-"""With a rank behind it, the key of what the rank is told."""
+"""Followed by a rank, the key under which the rank introduces itself."""
+PLACEMENT = "placement"
+"""Followed by a rank, the key of the rank's placement in the job."""
 MISSING = "missing"
 """The key of the ranks that have not introduced themselves."""
 _HEARTBEAT = "heartbeat"
-# As this process finds the package.
-_CALL = (
+# With this process's path, so that both find the same package.
+_PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from keras_towers.rendezvous import helper_process; helper_process.main()"
 )
@@ -42,7 +42,8 @@ _CALL = (
 
 Helper = subprocess.Popen[bytes]
 
-# Their input stays open as long as this process lives, and they with it.
+# Kept so that the pipes to their stdin stay open as long as this process lives:
+# a helper ends when its stdin closes.
 _started: list[Helper] = []
 
 
@@ -54,7 +55,7 @@ def start_store(endpoint: Endpoint, size: int) -> tuple[Helper, Endpoint]:
     answer = helper.stdout.readline()
     if not answer:
         stop(helper)
-        raise OSError(0, "the process that was to serve has ended")
+        raise OSError(0, "the process that serves the store has ended")
     port, secret, *error = json.loads(answer)
     if error:
         stop(helper)
@@ -63,7 +64,7 @@ def start_store(endpoint: Endpoint, size: int) -> tuple[Helper, Endpoint]:
 
 
 def start_heartbeat(endpoint: Endpoint, rank: int) -> Helper:
-    """Start to send the heartbeat of a rank to its job's store."""
+    """Start sending the heartbeat of a rank to its job's store."""
     return _start("beat", endpoint, rank, settings.BEAT_S)
 
 
@@ -74,29 +75,29 @@ def stop(helper: Helper) -> None:
     helper.wait()
 
 
-def _start(order: str, endpoint: Endpoint, *arguments: object) -> Helper:
+def _start(task: str, endpoint: Endpoint, *arguments: object) -> Helper:
     helper = subprocess.Popen(
-        [sys.executable, "-c", _CALL, json.dumps(sys.path)],
+        [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # Whoever interrupts the rank means the rank.
+        # Ctrl-C is meant for the rank, and must not end its helper first.
         start_new_session=True,
     )
     _started.append(helper)
     assert helper.stdin is not None
-    line = json.dumps([order, dataclasses.astuple(endpoint), *arguments])
+    line = json.dumps([task, dataclasses.astuple(endpoint), *arguments])
     helper.stdin.write(f"{line}\n".encode())
     helper.stdin.flush()
     return helper
 
 
 def beat(
-    over: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
+    ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
-    """Send heartbeats until the rank ends, and say so then."""
+    """Send heartbeats until the rank ends, then report that it has ended."""
     store, key = Endpoint(*endpoint).client(), f"{_HEARTBEAT}-{rank}"
     for number in itertools.count():
-        has_ended = over.wait(beat_s if number else 0)
+        has_ended = ended.wait(beat_s if number else 0)
         with contextlib.suppress(OSError):
             store.put(key, State.ENDED if has_ended else number)
         if has_ended:
@@ -104,15 +105,16 @@ def beat(
 
 
 def serve(
-    over: threading.Event,
+    ended: threading.Event,
     endpoint: Sequence[Any],
     size: int,
     beat_s: float,
     lost_s: float,
 ) -> None:
-    """Serve the store; give ranks their places when all have come, and watch.
+    """Serve the store: place the ranks when all have arrived, and watch them.
 
-    The answer is the store's port and secret, and what is wrong.
+    Prints the store's port and secret, followed by the number and text of the
+    error if it cannot listen.
     """
     try:
         server = StoreServer(*endpoint)
@@ -120,49 +122,53 @@ def serve(
         answer = [0, "", error.errno, error.strerror]
         print(json.dumps(answer), flush=True)
         return
-    found = server.endpoint
-    print(json.dumps([found.port, found.secret]), flush=True)
-    ranks, come = range(size), dict[int, Any]()
-    while len(come) < size:
-        if over.wait(settings.NETWORK_POLL_S):
+    bound = server.endpoint
+    print(json.dumps([bound.port, bound.secret]), flush=True)
+    ranks, arrived = range(size), dict[int, Any]()
+    while len(arrived) < size:
+        if ended.wait(settings.NETWORK_POLL_S):
             return
-        # All of them each time: one may have ended and been started again.
-        said = {r: server.get(f"{INTRODUCTION}-{r}") for r in ranks}
-        come = {rank: one for rank, one in said.items() if one}
-        server.put(MISSING, [rank for rank in ranks if rank not in come])
-    everyone = [come[rank] for rank in ranks]
-    server.begin(place_ranks([one["host"] for one in everyone]))
-    for rank, place in enumerate(_places(everyone)):
-        server.put(f"{PLACE}-{rank}", place)
+        # All are read each time: a rank may have ended and been restarted.
+        introductions = {r: server.get(f"{INTRODUCTION}-{r}") for r in ranks}
+        arrived = {rank: one for rank, one in introductions.items() if one}
+        server.put(MISSING, [rank for rank in ranks if rank not in arrived])
+    in_order = [arrived[rank] for rank in ranks]
+    server.begin(place_ranks([one["host"] for one in in_order]))
+    for rank, placement in enumerate(_placements(in_order)):
+        server.put(f"{PLACEMENT}-{rank}", placement)
     liveness = Liveness(
         ranks[1:],
-        lambda others: {r: server.get(f"{_HEARTBEAT}-{r}") for r in others},
+        lambda watched: {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched},
         lost_s,
     )
-    while not over.wait(beat_s):
+    while not ended.wait(beat_s):
         liveness.refresh()
-        # All ranks are told, however many are gone.
+        # Every rank gets this list, however many are gone: keep it short.
         gone = itertools.islice(liveness.gone().items(), settings.NAMED)
-        server.gone = {r: (_name(r, come[r]), state) for r, state in gone}
+        server.gone = {r: (_name(r, arrived[r]), state) for r, state in gone}
 
 
-def _places(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each rank is told, whose size does not grow with the job."""
-    hosts = [one["host"] for one in everyone]
-    # A launcher may have given each rank cores of its own.
-    cores = [(one["host"], *one["cores"]) for one in everyone]
+def _placements(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The placement of each rank; its size does not grow with the job.
+
+    Args:
+        ranks: the introduction of each rank.
+    """
+    hosts = [one["host"] for one in ranks]
+    # A launcher may have bound each rank to different cores.
+    cores = [(one["host"], *one["cores"]) for one in ranks]
     sharing = collections.Counter(cores)
-    elsewhere = [one["address"] for one in everyone if one["host"] != hosts[0]]
+    remote = [one["address"] for one in ranks if one["host"] != hosts[0]]
     return [
         {
             "nonce": one["nonce"],
             "slot": dataclasses.asdict(slot),
-            "sharing": sharing[own_cores],
-            "rank0_name": _name(0, everyone[0]),
-            "elsewhere": elsewhere[0] if elsewhere else None,
+            "sharing": sharing[rank_cores],
+            "rank0_name": _name(0, ranks[0]),
+            "remote_address": remote[0] if remote else None,
         }
-        for one, slot, own_cores in zip(
-            everyone, place_ranks(hosts), cores, strict=True
+        for one, slot, rank_cores in zip(
+            ranks, place_ranks(hosts), cores, strict=True
         )
     ]
 
@@ -172,15 +178,15 @@ def _name(rank: int, introduction: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Execute the order read from stdin, until that is closed."""
-    order, *arguments = json.loads(sys.stdin.readline())
-    over = threading.Event()
+    """Do the task read from stdin, until stdin is closed."""
+    task, *arguments = json.loads(sys.stdin.readline())
+    ended = threading.Event()
 
     def wait_for_end() -> None:
-        # Unbuffered: a thread that blocks in sys.stdin cannot be ended at exit.
+        # Unbuffered: a thread blocked in sys.stdin would hang at exit.
         os.read(0, 1)
-        over.set()
+        ended.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    orders: dict[str, Callable[..., None]] = {"serve": serve, "beat": beat}
-    orders[order](over, *arguments)
+    tasks: dict[str, Callable[..., None]] = {"serve": serve, "beat": beat}
+    tasks[task](ended, *arguments)

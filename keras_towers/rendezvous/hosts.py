@@ -1,4 +1,4 @@
-"""The hosts of a job, named or allocated, and the ranks in their slots."""
+"""The hosts of a job, named or allocated, and the placement of its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from keras_towers.errors import TowerError
 
 _Variables = Mapping[str, str]
-# A shell that salloc opened is a step too, with this number.
+# The number of the step that is the shell opened by salloc.
 _INTERACTIVE_STEP = "4294967290"
 _HOST = re.compile(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)(\d+))?")
 
@@ -64,8 +64,7 @@ def allocation(
 
 def _slurm(variables: _Variables) -> dict[str, int]:
     step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP)
-    # Of several steps of a job, such as those of a search, each has its
-    # part.
+    # A job may run several steps, as for a search, each on some of its nodes.
     nodes, tasks = (
         ("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE")
         if step == _INTERACTIVE_STEP
@@ -81,14 +80,14 @@ def _slurm(variables: _Variables) -> dict[str, int]:
     ]
     if len(names) != len(counts):
         counts = [1] * len(names)
-    # This machine's own resolver may not know Slurm's name of it.
-    here = variables.get("SLURMD_NODENAME")
-    names = ["localhost" if name == here else name for name in names]
+    # This machine may not be able to resolve the name that Slurm gave it.
+    this_node = variables.get("SLURMD_NODENAME")
+    names = ["localhost" if name == this_node else name for name in names]
     return dict(zip(names, counts, strict=True))
 
 
 def _mpi_operator(variables: _Variables) -> dict[str, int]:
-    """Hosts of an MPIJob, in the launcher's pod."""
+    """The hosts of an MPIJob, as its launcher's pod sees them."""
     names = "OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE"
     files = [variables[name] for name in names if name in variables]
     file = Path(files[0] if files else "/etc/mpi/hostfile")
@@ -96,7 +95,7 @@ def _mpi_operator(variables: _Variables) -> dict[str, int]:
 
 
 def _one_line_per_process(name: str, variables: _Variables) -> dict[str, int]:
-    """Read the hosts from the file that a variable names."""
+    """Read a file, named by a variable, with one host per process."""
     file = variables.get(name)
     if not file:
         return {}
@@ -120,7 +119,7 @@ _MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names in Slurm's host list."""
+    """The names in a Slurm host list, such as ``gpu1,r[1-2]n[09-10]``."""
     return [
         name
         for part in re.findall(r"(?:\[[^]]*\]|[^][,])+", text)
@@ -144,7 +143,7 @@ def _expand(part: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank runs, with Horovod's names in Horovod's order."""
+    """Where a rank runs, with Horovod's field names in Horovod's order."""
 
     hostname: str
     rank: int
@@ -156,13 +155,13 @@ class RankPlacement:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of the rank."""
+        """The environment variables of the rank."""
         fields = dataclasses.asdict(self)
         return {f"HOROVOD_{n.upper()}": str(v) for n, v in fields.items()}
 
     @property
     def key(self) -> str:
-        """The key by which it asks for its rank, the same in all rounds."""
+        """The key with which a worker requests its rank, fixed over rounds."""
         return f"{self.hostname}:{self.local_rank}"
 
     def encode(self) -> str:
@@ -176,7 +175,7 @@ class RankPlacement:
 
 
 NO_PLACEMENT: str = RankPlacement("", *[-1] * 6).encode()
-"""The answer to a worker that takes no part any more."""
+"""The answer to a worker that is not part of the job any more."""
 
 
 def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
@@ -184,30 +183,33 @@ def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
     on_host: dict[str, list[int]] = collections.defaultdict(list)
     for rank, host in enumerate(hosts):
         on_host[host].append(rank)
-    # Of each host that has as many ranks, one.
-    across: collections.Counter[int] = collections.Counter()
-    places: dict[int, tuple[int, int]] = {}
+    # The ranks with the same local rank, of which each host has one at most.
+    cross_size: collections.Counter[int] = collections.Counter()
+    local_and_cross: dict[int, tuple[int, int]] = {}
     for ranks in on_host.values():
         for local, rank in enumerate(ranks):
-            places[rank] = local, across[local]
-            across[local] += 1
-    return [
-        RankPlacement(
-            hostname=host,
-            rank=rank,
-            size=len(hosts),
-            local_rank=places[rank][0],
-            local_size=len(on_host[host]),
-            cross_rank=places[rank][1],
-            cross_size=across[places[rank][0]],
+            local_and_cross[rank] = local, cross_size[local]
+            cross_size[local] += 1
+    placements = []
+    for rank, host in enumerate(hosts):
+        local, cross = local_and_cross[rank]
+        placements.append(
+            RankPlacement(
+                hostname=host,
+                rank=rank,
+                size=len(hosts),
+                local_rank=local,
+                local_size=len(on_host[host]),
+                cross_rank=cross,
+                cross_size=cross_size[local],
+            )
         )
-        for rank, host in enumerate(hosts)
-    ]
+    return placements
 
 
 def fill_slots(
     hosts: Mapping[str, int], most: int | None
 ) -> list[RankPlacement]:
     """Place at most this many ranks, filling one host after another."""
-    everywhere = [host for host, count in hosts.items() for _ in range(count)]
-    return place_ranks(everywhere[:most])
+    slots = [host for host, count in hosts.items() for _ in range(count)]
+    return place_ranks(slots[:most])

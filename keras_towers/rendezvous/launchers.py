@@ -12,15 +12,24 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous.hosts import expand_nodes
 from keras_towers.settings import JOB, RANK, RENDEZVOUS, SECRET, SIZE
 
-HOW_TO_BE_ALONE: str = (
+HOW_TO_TRAIN_ALONE: str = (
     f"If that is what you want, set {RANK}=0 and {SIZE}=1 for every process."
 )
 
 
 class ClusterEnvironment:
-    """A process started by a launcher as one of several."""
+    """A process started by a launcher as one of several.
 
-    # The size is None where the launcher does not tell how many there are.
+    Class attributes that end in ``_in`` name the variables that hold a value.
+
+    Attributes:
+        rank: the rank of this process.
+        size: the number of ranks; None if the launcher does not set it.
+        one_machine: whether all ranks are known to run on this machine.
+        address: the host of rank 0; empty if the launcher does not set it.
+        speaks_mpi: whether an MPI library finds the other ranks.
+        job: the values that identify the job; empty if there are none.
+    """
 
     name: ClassVar[str]
     """The launcher, for messages."""
@@ -29,19 +38,21 @@ class ClusterEnvironment:
     local_size_in: ClassVar[str] = ""
     address_in: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Variables without which another launcher has set the others."""
+    """Variables that this launcher sets, and similar launchers do not."""
     job_in: ClassVar[tuple[str, ...]] = ()
-    """Variables that together tell this job from others."""
+    """Variables that together identify the job."""
     mpi_in: ClassVar[tuple[str, ...]] = ()
-    """Variables of which each says that an MPI library finds the others."""
+    """Variables any of which means that an MPI library finds the ranks."""
     horovod_reads_variables: ClassVar[bool] = False
     """Whether Horovod reads the launcher's variables."""
 
     def __init__(self, variables: Mapping[str, str]):
         self.rank: int = number(variables, self.rank_in) or 0
         self.size: int | None = number(variables, self.size_in)
-        here = number(variables, self.local_size_in)
-        self.one_machine: bool = here is not None and here == self.size
+        local_size = number(variables, self.local_size_in)
+        self.one_machine: bool = (
+            local_size is not None and local_size == self.size
+        )
         self.address: str = variables.get(self.address_in, "")
         self.speaks_mpi: bool = any(name in variables for name in self.mpi_in)
         names = (JOB,) if JOB in variables else self.job_in
@@ -59,7 +70,7 @@ class ClusterEnvironment:
         return cls(variables)
 
     @property
-    def alone(self) -> bool:
+    def is_single_process(self) -> bool:
         """Whether the launcher says that there are no other processes."""
         return self.size == 1
 
@@ -67,7 +78,7 @@ class ClusterEnvironment:
         """A text shared by the ranks of this job and by no other job."""
         known = f"{self.job} {os.environ.get(RENDEZVOUS, '')}".strip()
         if self.one_machine and not known:
-            known = starter()
+            known = session_parent()
         if known:
             return known
         raise TowerError(
@@ -90,7 +101,7 @@ class Horovodrun(ClusterEnvironment):
 
 
 class UserSet(ClusterEnvironment):
-    """A rank whose place the user has set, whatever launched it."""
+    """A process whose rank the user has set, whatever launched it."""
 
     name = rank_in = RANK
     size_in = SIZE
@@ -142,10 +153,10 @@ class Hydra(ClusterEnvironment):
     mpi_in = (rank_in,)
 
     def identity(self) -> str:
-        # An allocation may run several jobs, of which mpiexec says nothing;
+        # mpiexec sets nothing that distinguishes several jobs of an allocation,
         # but it starts every rank as the leader of a session.
         if self.one_machine:
-            return f"{self.job} {starter()}"
+            return f"{self.job} {session_parent()}"
         return super().identity()
 
 
@@ -179,7 +190,7 @@ class Slurm(ClusterEnvironment):
 
     name = "srun"
     rank_in, size_in = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
-    # A batch script has the rest of them, too.
+    # A batch script has the other variables, too.
     needs = ("SLURM_STEP_NUM_TASKS",)
     job_in = ("SLURM_JOB_ID", "SLURM_STEP_ID")
     mpi_in = ("PMI_RANK", "PMIX_RANK")
@@ -191,7 +202,7 @@ class Slurm(ClusterEnvironment):
         self.address = nodes[0] if nodes else ""
 
 
-# The one that has started the process itself comes first: mpirun, for example,
+# A launcher comes before those that may have started it: mpirun, for example,
 # starts its daemons by srun, whose variables the ranks inherit.
 LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
     Horovodrun,
@@ -215,13 +226,21 @@ def detect(
     return next(filter(None, found), None)
 
 
+def detect_foreign() -> ClusterEnvironment | None:
+    """Detect a launcher of several processes, other than ours and Horovod's."""
+    found = detect()
+    if found and (found.horovod_reads_variables or found.is_single_process):
+        return None
+    return found
+
+
 def number(variables: Mapping[str, str], name: str) -> int | None:
-    """The whole number in a variable; None if it is not set."""
+    """The whole number in a variable; None if it has none."""
     text = variables.get(name, "")
     return int(text) if text.isdecimal() else None
 
 
-def starter() -> str:
-    """The process that started the session of this process; may be empty."""
+def session_parent() -> str:
+    """The process that started this process's session, or an empty text."""
     parent = psutil.Process(os.getsid(0)).parent()
     return f"{parent.pid} {parent.create_time()}" if parent else ""

@@ -18,7 +18,7 @@ from typing import Any
 
 from keras_towers import settings
 
-# A long wait is reported after NOTICE_S, then after as many times more.
+# A wait is reported after NOTICE_S, then each time it is this much longer.
 _NOTICE_GROWTH = 4
 
 
@@ -37,19 +37,18 @@ class State(enum.StrEnum):
 
 
 ANSWERED: object = object()
-"""A sign of life that is new each time."""
+"""A sign of life that counts as new each time."""
 
 
 class Liveness:
     """Decides which processes are alive by their signs of life.
 
-    Without any sign, a process counts as alive until the limit has passed.
+    A process that has given no sign yet is alive until the limit has passed.
 
     Args:
-        ranks: the processes that are watched.
-        source: returns the last signs of some ranks, as far as there are any: a
-            heartbeat, which differs from the one before; ``ANSWERED``; or
-            ``State.ENDED``.
+        ranks: the processes to watch.
+        source: maps ranks to their last signs, if they have given any: a
+            heartbeat, different each time; ``ANSWERED``; or ``State.ENDED``.
         limit_s: a process is lost if silent for longer.
         may_restart: whether a process that has ended may come back within the
             limit; otherwise it is gone at once.
@@ -71,26 +70,26 @@ class Liveness:
         self._may_restart = may_restart
         self.signs: dict[int, Any] = dict.fromkeys(ranks)
         self._ended: set[int] = set()
-        self._looked = time.monotonic()
-        self._heard = dict.fromkeys(self.signs, self._looked)
+        self._refreshed = time.monotonic()
+        self._last_sign = dict.fromkeys(self.signs, self._refreshed)
 
     def refresh(self) -> None:
-        """Look for new signs of all processes."""
+        """Read the signs of all processes."""
         found = self._source(tuple(self.signs))
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
         self._ended = {r for r, sign in found.items() if sign == State.ENDED}
         for rank in found.keys() - self._ended:
             sign = found[rank]
             if sign is ANSWERED or sign not in (None, self.signs[rank]):
-                self._heard[rank] = self._looked
+                self._last_sign[rank] = self._refreshed
                 self.signs[rank] = sign
 
     def silent_s(self, rank: int) -> float:
-        """Return the seconds between the last sign and the last look."""
-        return self._looked - self._heard[rank]
+        """Return the seconds between the last sign and the last refresh."""
+        return self._refreshed - self._last_sign[rank]
 
     def state(self, rank: int) -> State:
-        """Return the state of a process when last looked at."""
+        """Return the state of a process at the last refresh."""
         is_late = self.silent_s(rank) > self.limit_s
         if rank in self._ended and (is_late or not self._may_restart):
             return State.ENDED
@@ -105,13 +104,13 @@ class Liveness:
 
 
 class AnswerWatch(threading.Thread):
-    """Polls processes at every beat, and reports each lost process once.
+    """Polls processes at every beat until it has to report lost ones.
 
     Args:
-        ranks: the processes to ask.
-        answers: asks one of them; returns whether it answers.
+        ranks: the processes to poll.
+        answers: polls a process; returns whether it answers.
         limit_s: a process is lost if silent for longer.
-        on_lost: called in this thread with the processes that are lost.
+        on_lost: called once, in this thread, with the lost processes.
     """
 
     def __init__(
@@ -124,41 +123,47 @@ class AnswerWatch(threading.Thread):
         super().__init__(name="keras-towers-answers", daemon=True)
         self.liveness = Liveness(
             ranks,
-            lambda some: {rank: ANSWERED for rank in some if answers(rank)},
+            lambda watched: {r: ANSWERED for r in watched if answers(r)},
             limit_s,
         )
         self._on_lost = on_lost
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End the thread, at the latest after the pending answer."""
+        """End the thread, at the latest after the pending poll."""
         self._ended.set()
         if threading.current_thread() is not self:
             self.join()
 
     def run(self) -> None:
-        """Ask all others at every beat."""
-        others = self.liveness
-        while not self._ended.wait(min(others.limit_s / 4, settings.BEAT_S)):
-            others.refresh()
-            lost = list(others.gone())
+        """Poll all processes at every beat."""
+        liveness = self.liveness
+        while not self._ended.wait(min(liveness.limit_s / 4, settings.BEAT_S)):
+            liveness.refresh()
+            lost = list(liveness.gone())
             if lost and not self._ended.is_set():
                 self._on_lost(lost)
                 return
 
 
-def waiting(
-    limit_s: float | None, pause_s: float, heard: Collection[float] = ()
+def wait_loop(
+    limit_s: float | None, pause_s: float, answered: Collection[float] = ()
 ) -> Iterator[float]:
-    """Loop with pauses; yield the seconds waited when it is time to report.
+    """Loop with pauses, for waits that are reported when they take long.
 
-    Otherwise 0 is yielded. The loop ends when the limit has passed since it
-    began and since the last time in ``heard``.
+    Args:
+        limit_s: end the loop so long after its start, or after the last time
+            in ``answered``; None: never.
+        pause_s: the pause between two iterations.
+        answered: times, by ``time.monotonic``, that the caller may add to.
+
+    Yields:
+        The seconds waited if it is time to report the wait, otherwise 0.
     """
     begun = time.monotonic()
     limit_s = math.inf if limit_s is None else limit_s
     notice_s = settings.NOTICE_S
-    while time.monotonic() - max((begun, *heard)) < limit_s:
+    while time.monotonic() - max((begun, *answered)) < limit_s:
         waited_s = time.monotonic() - begun
         if waited_s >= notice_s:
             notice_s *= _NOTICE_GROWTH

@@ -1,7 +1,8 @@
 """The rendezvous of ranks that another launcher has started.
 
-Rank 0 opens the job's store in a process beside it, and every rank introduces
-itself there; its address is in a private file, or given by the user.
+Rank 0 opens the job's store in a helper process, and every rank introduces
+itself there. Ranks find the store's address in a private file, unless the user
+has set it.
 """
 
 from __future__ import annotations
@@ -25,53 +26,34 @@ import platformdirs
 
 from keras_towers import agent, settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import helper_process, launchers, store, watch
-from keras_towers.rendezvous.helper_process import (
-    INTRODUCTION,
-    MISSING,
-    PLACE,
+from keras_towers.rendezvous import (
+    helper_process,
+    launchers,
+    network,
+    rank_environment,
+    store,
+    watch,
 )
+from keras_towers.rendezvous.helper_process import INTRODUCTION, PLACEMENT
 from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.liveness import waiting
-from keras_towers.rendezvous.network import (
-    LOOPBACK,
-    bound_to,
-    own_address,
-    own_address_towards,
-)
-from keras_towers.rendezvous.rank_environment import (
-    is_elastic,
-    job_environment,
-    process_environment,
-    seconds,
-)
+from keras_towers.rendezvous.liveness import wait_loop
 from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
-from keras_towers.settings import (
-    RENDEZVOUS,
-    RENDEZVOUS_FOLDER,
-    RENDEZVOUS_TIMEOUT,
-    SECRET,
-    SIZE,
-)
+from keras_towers.settings import RENDEZVOUS, RENDEZVOUS_TIMEOUT, SECRET, SIZE
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-_LEAST_SECRET = 16
-# Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
-# anybody may listen on its port.
+_MIN_SECRET_LENGTH = 16
+# Rank 0 has not started; or the address is left over from an earlier job, and
+# another program may listen at it.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
 def join() -> None:
     """Meet the other ranks, if a launcher other than ours started the job."""
-    environment = launchers.detect()
-    if (
-        environment is None
-        or environment.horovod_reads_variables
-        or environment.alone
-    ):
+    environment = launchers.detect_foreign()
+    if environment is None:
         return
     if environment.size is None:
         raise TowerError(
@@ -82,34 +64,35 @@ def join() -> None:
     if environment.rank >= environment.size:
         raise TowerError(f"there cannot be a {environment}.")
     meeting = Meeting(environment)
+    is_rank_0 = environment.rank == 0
     os.environ.update(
-        meeting.of_rank_0() if environment.rank == 0 else meeting.with_rank_0()
+        meeting.join_as_rank_0() if is_rank_0 else meeting.join_rank_0()
     )
 
 
-def take_place() -> None:
+def take_elastic_rank() -> None:
     """Wait for all workers of an elastic job, and take a rank.
 
     To be called before Horovod connects for the first time in a process, whose
-    rank may be out of date: others that died meanwhile are not waited for.
-    Later Horovod asks by itself.
+    environment may name an outdated rank: another worker may have died since.
+    Later Horovod asks for the rank by itself.
     """
     server = store.from_environment()
-    if server is None or not is_elastic():
+    if server is None or not rank_environment.is_elastic():
         return
     host, local_rank = (
         os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
     )
     answer = server.read("rank_and_size", f"{host}:{local_rank}", hold_s=None)
     encoded = answer.decode() if answer else NO_PLACEMENT
-    slot = RankPlacement.decode(host, encoded)
-    if slot.rank < 0:
+    placement = RankPlacement.decode(host, encoded)
+    if placement.rank < 0:
         raise TowerError("the job has continued without this worker.")
-    os.environ.update(slot.environment)
+    os.environ.update(placement.environment)
 
 
 def given_endpoint() -> Endpoint | None:
-    """The address and secret set by the user, or None."""
+    """The address and secret that the user has set, or None."""
     point = os.environ.get(RENDEZVOUS)
     if not point:
         return None
@@ -119,11 +102,11 @@ def given_endpoint() -> Endpoint | None:
             f"{RENDEZVOUS} is {point!r}: give host:port of rank 0."
         )
     secret = os.environ.get(SECRET, "")
-    if len(secret) < _LEAST_SECRET:
+    if len(secret) < _MIN_SECRET_LENGTH:
         raise TowerError(
             f"{RENDEZVOUS} needs {SECRET} too, the same on all ranks and known "
-            f"to nobody else: at least {_LEAST_SECRET} characters, such as "
-            "those that `openssl rand -hex 32` prints."
+            f"to nobody else: at least {_MIN_SECRET_LENGTH} characters, such "
+            "as those that `openssl rand -hex 32` prints."
         )
     return Endpoint(address, int(port), secret)
 
@@ -133,7 +116,7 @@ class RendezvousFile:
 
     def __init__(self, environment: ClusterEnvironment):
         base = Path(
-            os.environ.get(RENDEZVOUS_FOLDER)
+            os.environ.get(settings.RENDEZVOUS_FOLDER)
             or (
                 tempfile.gettempdir()
                 if environment.one_machine
@@ -152,7 +135,7 @@ class RendezvousFile:
         self._written: Any = None
 
     def write(self, endpoint: Endpoint) -> None:
-        """Write the file, replacing one of an earlier job."""
+        """Write the file, replacing any that an earlier job left."""
         self._written = dataclasses.asdict(endpoint)
         with self._usable():
             self._store.put(self._key, self._written)
@@ -163,7 +146,7 @@ class RendezvousFile:
             found = self._store.get(self._key)
         try:
             return Endpoint(**found)
-        except TypeError:  # Nothing, or not of this version.
+        except TypeError:  # There is no file, or another version wrote it.
             return None
 
     def remove(self) -> None:
@@ -177,34 +160,34 @@ class RendezvousFile:
         except OSError as error:
             raise TowerError(
                 f"ranks meet through the file {self.path}, which cannot be "
-                f"used ({error.strerror}): set {RENDEZVOUS_FOLDER} to a "
-                "folder that all machines of the job share."
+                f"used ({error.strerror}): set {settings.RENDEZVOUS_FOLDER} to "
+                "a folder that all machines of the job share."
             ) from None
 
 
 class Meeting:
-    """The way of one rank to its place in the job."""
+    """How a rank joins its job; both methods return the rank's environment."""
 
     def __init__(self, environment: ClusterEnvironment):
         self._rank, self._size = environment.rank, environment.size or 0
         self._environment = environment
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
-        self._limit_s = seconds(
+        self._limit_s = rank_environment.seconds(
             RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
         )
 
-    def of_rank_0(self) -> dict[str, str]:
-        """Open the store as rank 0, and wait there for all other ranks."""
+    def join_as_rank_0(self) -> dict[str, str]:
+        """Open the store, and wait there for all other ranks."""
         address = (
             self._given.address
             if self._given
-            else own_address(self._environment)
+            else network.reachable_address(self._environment)
         )
-        bound = bound_to(address)
+        bound = network.listen_address(address)
         given = self._given or Endpoint(address, 0, "")
         try:
-            helper, own = helper_process.start_store(
+            helper, endpoint = helper_process.start_store(
                 dataclasses.replace(given, address=bound), self._size
             )
         except OSError as error:
@@ -212,21 +195,23 @@ class Meeting:
                 f"rank 0 cannot listen on port {given.port} of "
                 f"{bound or 'this machine'}: {error.strerror}."
             ) from None
-        # It may know itself under another address than the others do.
-        own = dataclasses.replace(own, address=bound or LOOPBACK)
+        # Other machines may need another address than this one.
+        endpoint = dataclasses.replace(
+            endpoint, address=bound or network.LOOPBACK
+        )
         try:
             if self._file:
-                self._file.write(dataclasses.replace(own, address=address))
-            return self._take_part(lambda: own)
+                self._file.write(dataclasses.replace(endpoint, address=address))
+            return self._register(lambda: endpoint)
         except TimeoutError:
-            store = own.client()
+            store = endpoint.client()
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
                 f"{_missing(store)}. Has it ended, or not reached this line? "
                 f"{RENDEZVOUS_TIMEOUT} sets the seconds."
             )
             for rank in range(self._size):
-                store.put(f"{PLACE}-{rank}", {"failed": text})
+                store.put(f"{PLACEMENT}-{rank}", {"failed": text})
             time.sleep(settings.LAST_WORDS_S)
             helper_process.stop(helper)
             raise TowerError(text) from None
@@ -237,18 +222,18 @@ class Meeting:
             if self._file:
                 self._file.remove()
 
-    def with_rank_0(self) -> dict[str, str]:
+    def join_rank_0(self) -> dict[str, str]:
         """Find the store of rank 0, and wait there for all other ranks."""
         how = f"at {RENDEZVOUS}={os.environ.get(RENDEZVOUS)}"
         if self._file:
             how = (
                 f"in the file {self._file.path}. If the machines do not share "
-                f"its folder, set {RENDEZVOUS_FOLDER} to one that they share, "
-                f"or {RENDEZVOUS} and {SECRET}"
+                f"its folder, set {settings.RENDEZVOUS_FOLDER} to one that "
+                f"they share, or {RENDEZVOUS} and {SECRET}"
             )
         find = self._file.read if self._file else lambda: self._given
         try:
-            return self._take_part(find)
+            return self._register(find)
         except TimeoutError as late:
             raise TowerError(
                 f"{self._environment} waited {self._limit_s:.0f} s for rank 0, "
@@ -256,43 +241,45 @@ class Meeting:
                 f"{RENDEZVOUS_TIMEOUT} sets the seconds."
             ) from None
 
-    def _take_part(self, find: Callable[[], Endpoint | None]) -> dict[str, str]:
-        """Introduce this rank at the store, and wait for its place in the job.
+    def _register(self, find: Callable[[], Endpoint | None]) -> dict[str, str]:
+        """Introduce this rank at the store, and wait for its placement.
 
         Args:
-            find: returns the store; None if it is not there, or not any more.
+            find: returns the store; None if it does not exist, or has ended.
 
         Raises:
-            TimeoutError: the limit has passed; it says how far this rank came.
+            TimeoutError: the limit has passed; it says what failed last.
         """
         nonce, found, last = secrets.token_hex(8), None, "there is no such file"
-        answered = [time.monotonic()]
-        for late_s in waiting(self._limit_s, settings.NETWORK_POLL_S, answered):
-            # Rank 0 removes the file when all have come.
+        pause_s, answered = settings.NETWORK_POLL_S, [time.monotonic()]
+        for late_s in wait_loop(self._limit_s, pause_s, answered):
+            # Rank 0 removes the file when all ranks have arrived.
             found = find() or found
             if found:
                 last = f"{found.address}:{found.port}"
                 try:
                     address = socket.gethostbyname(found.address)
                     found = dataclasses.replace(found, address=address)
-                    client, own = found.client(), own_address_towards(address)
-                    introduction = _introduction(own, nonce)
+                    client = found.client()
+                    introduction = _introduction(
+                        network.source_address(address), nonce
+                    )
                     client.put(f"{INTRODUCTION}-{self._rank}", introduction)
-                    key = f"{PLACE}-{self._rank}"
-                    place = client.get(key, settings.HOLD_S) or {}
-                    if late_s and not place:
+                    key = f"{PLACEMENT}-{self._rank}"
+                    placement = client.get(key, settings.HOLD_S) or {}
+                    if late_s and not placement:
                         last = _missing(client)
                 except _NO_ANSWER as error:
                     last += f" did not answer as rank 0 does: {error}"
                 else:
-                    if place.get("nonce") == nonce:
-                        return _variables(found, place)
-                    if "failed" in place:
-                        raise TowerError(place["failed"])
-                    if place:
-                        last += " is in a job of others"
+                    if placement.get("nonce") == nonce:
+                        return _rank_variables(found, placement)
+                    if "failed" in placement:
+                        raise TowerError(placement["failed"])
+                    if placement:
+                        last += " belongs to another job"
                     elif self._rank > 0:
-                        # Rank 0, which answers, decides when it was too long.
+                        # Rank 0 answers, and gives up when the limit is over.
                         answered.append(time.monotonic())
             if late_s:
                 logger.warning(
@@ -302,21 +289,22 @@ class Meeting:
 
 
 def _missing(store: StoreClient) -> str:
-    """Which ranks have not come."""
-    ranks = store.get(MISSING)
+    """Describe the ranks that have not arrived."""
+    ranks = store.get(helper_process.MISSING)
     if not ranks:
-        return "all ranks have come, and are about to get their places"
+        return "all ranks have arrived, and are about to get their placements"
     names = ", ".join(map(str, ranks))
     return (
-        f"rank {names} has not come"
+        f"rank {names} has not arrived"
         if len(ranks) == 1
-        else f"ranks {names} have not come"
+        else f"ranks {names} have not arrived"
     )
 
 
 def _introduction(address: str, nonce: str) -> dict[str, Any]:
-    """What this rank tells of itself."""
-    # Machines may have the same name, containers of a machine the same boot.
+    """Describe this rank to rank 0's helper."""
+    # Two machines may have the same name, and the containers of one machine
+    # have the same boot id.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     name = socket.gethostname()
     return {
@@ -328,24 +316,31 @@ def _introduction(address: str, nonce: str) -> dict[str, Any]:
     }
 
 
-def _variables(endpoint: Endpoint, place: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of a rank, from its place."""
-    slot = RankPlacement(**place["slot"])
-    watch.rank0_name = place["rank0_name"]
+def _rank_variables(
+    endpoint: Endpoint, placement: Mapping[str, Any]
+) -> dict[str, str]:
+    """Start this rank's heartbeat; return its environment."""
+    slot = RankPlacement(**placement["slot"])
+    watch.rank0_name = placement["rank0_name"]
     if slot.rank > 0:
         helper_process.start_heartbeat(endpoint, slot.rank)
-    common = process_environment(
-        seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
-        seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),
+    common = rank_environment.process_environment(
+        rank_environment.seconds(
+            settings.STALL_WARNING, settings.STALL_WARNING_S
+        ),
+        rank_environment.seconds(
+            settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
+        ),
     )
     environment = {
         **os.environ,
-        **job_environment(endpoint, common, None),
+        **rank_environment.job_environment(endpoint, common, None),
         **slot.environment,
     }
-    # Rank 0 reaches its own store on another way than ranks elsewhere.
-    elsewhere = place["elsewhere"] if slot.rank == 0 else None
-    towards = elsewhere or endpoint.address
-    # No agent does so before the process starts.
-    agent.set_up_host(environment, towards, place["sharing"])
+    # Rank 0's route to its own store does not lead to ranks on other machines.
+    remote = placement["remote_address"] if slot.rank == 0 else None
+    # In jobs of our launcher the agent does this before the rank starts.
+    agent.set_up_host(
+        environment, remote or endpoint.address, placement["sharing"]
+    )
     return environment

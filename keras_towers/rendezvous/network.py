@@ -1,4 +1,4 @@
-"""Addresses of this machine and of others."""
+"""Network addresses of this machine and of other machines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from keras_towers.rendezvous.launchers import ClusterEnvironment
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "HOROVOD_GLOO_IFACE"
-# Of documentation: to be asked for the way there, not to be reached.
-_ELSEWHERE = "192.0.2.1"
+# A remote address, to look up a route. It is reserved for documentation.
+_REMOTE = "192.0.2.1"
 
 
 def resolve(host: str) -> str:
@@ -31,10 +31,11 @@ def resolve(host: str) -> str:
 def is_local(host: str) -> bool:
     """Whether a host is this machine."""
     address = resolve(host)
-    return ipaddress.ip_address(address).is_loopback or is_own(address)
+    is_loopback = ipaddress.ip_address(address).is_loopback
+    return is_loopback or is_local_address(address)
 
 
-def is_own(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether an IPv4 or IPv6 address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Only addresses of this machine can be bound.
@@ -48,55 +49,62 @@ def is_own(address: str) -> bool:
 
 def is_reachable(address: str) -> bool:
     """Whether a process listens at ``host:port``."""
-    return _why_not(address) is None
+    return _connection_error(address) is None
 
 
-def refuses(address: str) -> bool:
+def refuses_connections(address: str) -> bool:
     """Whether the host of a ``host:port`` is up but refuses connections."""
-    return isinstance(_why_not(address), ConnectionRefusedError)
+    return isinstance(_connection_error(address), ConnectionRefusedError)
 
 
-def _why_not(address: str) -> OSError | None:
+def _connection_error(address: str) -> OSError | None:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), 1) as it:
-            # The kernel may give the caller the very port that nobody has.
-            alone = it.getsockname() == it.getpeername()
-            return ConnectionRefusedError() if alone else None
+        with socket.create_connection((host.strip("[]"), int(port)), 1) as made:
+            # If nobody listens, the kernel may choose that very port for this
+            # end of the connection, and connect the socket to itself.
+            to_itself = made.getsockname() == made.getpeername()
+            return ConnectionRefusedError() if to_itself else None
     except OSError as error:
         return error
 
 
-def answers(address: str) -> bool:
+def task_answers(address: str) -> bool:
     """Whether a task of TensorFlow's runtime at ``host:port`` answers.
 
-    Its threads do, whatever Python does there; for a process that was stopped
-    the kernel would still accept connections. No proxy knows the job's hosts.
+    The runtime's threads answer even while Python is busy there. A connection
+    would not do: the kernel accepts them for a stopped process, too.
     """
     import grpc
 
+    # A proxy does not know the job's hosts.
     direct = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address, direct) as channel:
-        ask = channel.unary_unary("/tensorflow.WorkerService/GetStatus")
+        get_status = channel.unary_unary("/tensorflow.WorkerService/GetStatus")
         try:
-            ask(b"", timeout=settings.TASK_ANSWER_S)
+            get_status(b"", timeout=settings.TASK_ANSWER_S)
         except grpc.RpcError:
             return False
     return True
 
 
-def own_address_towards(address: str) -> str:
-    """The address of this machine on the route to another one."""
+def source_address(address: str) -> str:
+    """The address of this machine on the route to another address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Sends nothing, only looks up a route.
+        # Connecting a datagram socket sends nothing, it only looks up a route.
         probe.connect((address, 9))
         return str(probe.getsockname()[0])
 
 
-def meeting_point(
+def store_address(
     interface: str | None, remote: Iterable[str]
 ) -> tuple[str, str | None]:
-    """The rendezvous address, and the interface of each rank, if known."""
+    """The address for a job's store, and the interface of its ranks if known.
+
+    Args:
+        interface: the network interface that the user has chosen, if any.
+        remote: the hosts other than this machine.
+    """
     if interface:
         known = {
             name: entry.address
@@ -114,30 +122,30 @@ def meeting_point(
         try:
             # Interface names differ between hosts: each rank's agent looks up
             # the one with a route to this machine.
-            return own_address_towards(resolve(host)), None
+            return source_address(resolve(host)), None
         except OSError as error:
             raise TowerError(f"no route to host {host}: {error}") from None
     return LOOPBACK, interface_towards(LOOPBACK)
 
 
-def own_address(environment: ClusterEnvironment) -> str:
-    """The address of this machine at which the others can reach rank 0."""
+def reachable_address(environment: ClusterEnvironment) -> str:
+    """The address of this machine at which other ranks can reach rank 0."""
     if environment.one_machine:
         return LOOPBACK
     interface = os.environ.get(INTERFACE)
     if interface:
-        return meeting_point(interface, [])[0]
+        return store_address(interface, [])[0]
     host = environment.address
     try:
         address = resolve(host) if host else LOOPBACK
-        # A machine may know its own name as one of its loopback.
-        only_here = ipaddress.ip_address(address).is_loopback
-        if is_local(address) and (not only_here or host == "localhost"):
+        # A machine may resolve its own name to a loopback address.
+        is_loopback = ipaddress.ip_address(address).is_loopback
+        if is_local(address) and (not is_loopback or host == "localhost"):
             return address
     except TowerError:
         pass
     try:
-        return own_address_towards(_ELSEWHERE)
+        return source_address(_REMOTE)
     except OSError as error:
         raise TowerError(
             "cannot tell which network connects the ranks "
@@ -146,8 +154,8 @@ def own_address(environment: ClusterEnvironment) -> str:
         ) from None
 
 
-def bound_to(address: str) -> str:
-    """An address of this machine to listen at; empty for all of them."""
+def listen_address(address: str) -> str:
+    """The address to listen at to be reached at another; empty: all of them."""
     try:
         return resolve(address) if is_local(address) else ""
     except TowerError:

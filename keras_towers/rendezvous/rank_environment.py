@@ -1,4 +1,4 @@
-"""Environment variables that tell a rank its place in the job."""
+"""Environment variables that describe a job to its ranks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Mapping
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.store import (
-    HOROVODS_ADDRESS,
-    HOROVODS_PORT,
-    Endpoint,
-    token,
-)
+from keras_towers.rendezvous import store
+from keras_towers.rendezvous.store import Endpoint
 from keras_towers.settings import SECRET, SEED, STORE
 
 _ELASTIC = "HOROVOD_ELASTIC"
 
 
 def is_elastic() -> bool:
-    """Whether the ranks of this process's job come and go."""
+    """Whether ranks may leave and join this process's job."""
     return os.environ.get(_ELASTIC, "0") not in ("", "0")
 
 
@@ -31,7 +27,7 @@ def process_environment(
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
-        # TensorFlow's C++ code tells warnings and errors, and no news.
+        # From TensorFlow's C++ code, show warnings and errors only.
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         settings.STALL_WARNING: str(stall_warning_s),
         settings.STALL_SHUTDOWN: str(stall_shutdown_s),
@@ -56,18 +52,20 @@ def job_environment(
 ) -> dict[str, str]:
     """Variables for every rank of a job over Horovod or BytePS."""
     host, port = endpoint.address, endpoint.port
-    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    if direct != "*":  # It means all only where it stands alone.
-        direct = f"{direct},{host}" if direct else host
+    no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    if no_proxy != "*":  # An asterisk means all hosts only if it is alone.
+        no_proxy = f"{no_proxy},{host}" if no_proxy else host
     environment = {
-        # Horovod's clients put "http://" before this and the port and the path
-        # behind it: with the token in between, they all send it.
-        HOROVODS_ADDRESS: f"{host}:{port}/{token(endpoint.secret)}",
-        HOROVODS_PORT: str(port),
+        # Horovod's clients build a URL from "http://", this address, the port
+        # and a path: with the token in the address, each request carries it.
+        store.HOROVODS_ADDRESS: (
+            f"{host}:{port}/{store.path_token(endpoint.secret)}"
+        ),
+        store.HOROVODS_PORT: str(port),
         STORE: f"{host}:{port}",
         SECRET: endpoint.secret,
-        # Horovod's own Python code would ask a proxy for the server.
-        "no_proxy": direct,
+        # Horovod's Python code would send its requests to a proxy.
+        "no_proxy": no_proxy,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         **common,
@@ -78,19 +76,19 @@ def job_environment(
     if elastic:
         environment[_ELASTIC] = "1"
     if "HOROVOD_GLOO_TIMEOUT_SECONDS" not in os.environ:
-        # How long a rank waits for others that died unnoticed, and for the
-        # last one to start. In an elastic job the rendezvous waits for the
-        # start. In other jobs the launcher detects deaths, and Horovod's 30 s
-        # are too short when many ranks load TensorFlow at once.
-        patience_s = max(300, int(common[settings.STALL_SHUTDOWN]) + 60)
+        # How long a rank waits for another one that died unnoticed, and for the
+        # last one to start. In an elastic job the rendezvous waits for all to
+        # start. In any other job the launcher notices deaths, and Horovod's
+        # default of 30 s is too short if many ranks load TensorFlow at once.
+        timeout_s = max(300, int(common[settings.STALL_SHUTDOWN]) + 60)
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
-            "10" if elastic else str(patience_s)
+            "10" if elastic else str(timeout_s)
         )
     return environment
 
 
 def seconds(name: str, default: int) -> int:
-    """The number of seconds in a variable."""
+    """Read a number of seconds from a variable."""
     text = os.environ.get(name, "")
     try:
         return round(float(text)) if text else default

@@ -1,7 +1,7 @@
-"""The job's key-value store, in which its processes meet.
+"""The key-value store through which the processes of a job meet.
 
-One process serves it. The job's secret signs the requests and answers of this
-package; Horovod's clients, which cannot sign, have a token in their paths.
+One process serves it. Requests and answers of this package are signed with the
+job's secret. Horovod's clients, which cannot sign, send a token in their paths.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 SIGNATURE = "X-Keras-Towers-Signature"
 SCOPE = "keras_towers"
 """The scope of this package's keys; other scopes are Horovod's."""
-# Of an elastic job: when hosts came or went last, and which of it.
 HOSTS_UPDATED = "hosts_updated"
-# What the rank that came first runs; with it all that come are compared.
+"""The key of the time and kind of the last change of an elastic job's hosts."""
 FACTS = "facts"
+"""The key of the first rank's versions, with which all ranks compare theirs."""
 CONNECTED = "rank_"
-"""With its rank behind it, the key of a rank that has met the others."""
+"""Followed by a rank, the key of a rank that has connected to its job."""
 PROGRESS = "progress-"
-"""With its rank behind it, the key under which a rank reports."""
+"""Followed by a rank, the key under which the rank reports its progress."""
 _NOT_FOUND = 404
-# A proxy would read the token, and does not know this machine's loopback.
+# A proxy would see the token, and cannot reach this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Store(ABC):
-    """The store of a job: JSON values of this package, bytes of Horovod."""
+    """The store of a job: JSON values of this package, bytes of Horovod's."""
 
     @abstractmethod
     def read(
@@ -62,12 +62,12 @@ class Store(ABC):
 
     @abstractmethod
     def write(
-        self, scope: str, key: str, value: bytes, *, first: bool = False
+        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
-        """Write bytes, with ``first`` only if there are none; return them."""
+        """Write bytes, optionally only if there are none; return the result."""
 
     def get(self, key: str, hold_s: float = 0) -> Any:
-        """Read a value, waiting for a missing one; None if none comes."""
+        """Read a value, waiting ``hold_s`` for a missing one; None if none."""
         found = self.read(SCOPE, key, hold_s)
         return None if found is None else json.loads(found)
 
@@ -75,10 +75,10 @@ class Store(ABC):
         """Write a value."""
         self.write(SCOPE, key, json.dumps(value).encode())
 
-    def first(self, key: str, value: Any) -> Any:
-        """Write a value if there is none; return the current one."""
+    def setdefault(self, key: str, value: Any) -> Any:
+        """Write a value if there is none; return the stored one."""
         encoded = json.dumps(value).encode()
-        return json.loads(self.write(SCOPE, key, encoded, first=True))
+        return json.loads(self.write(SCOPE, key, encoded, if_absent=True))
 
 
 @dataclasses.dataclass
@@ -87,15 +87,15 @@ class Progress:
 
     Attributes:
         size: the number of ranks.
-        limit_s: a rank whose next report comes later has stopped.
-        position: how many actions of the training it has begun.
-        what: the last of them; empty outside of training.
+        limit_s: the rank has stopped if its next report comes later than this.
+        position: how many actions of the training the rank has begun.
+        action: the last of these actions; empty outside of training.
     """
 
     size: int
     limit_s: float
     position: int = 0
-    what: str = ""
+    action: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,37 +122,37 @@ class StoreClient(Store):
     def read(
         self, scope: str, key: str, hold_s: float | None = 0
     ) -> bytes | None:
-        """Read the bytes of a key; None as ``hold_s``: without a limit."""
+        """Read the bytes of a key; ``hold_s=None`` waits without a limit."""
         body = str(hold_s).encode() if hold_s else b""
         limit_s = None if hold_s is None else settings.STORE_ANSWER_S + hold_s
         try:
-            return self._ask("GET", scope, key, body, limit_s)
+            return self._request("GET", scope, key, body, limit_s)
         except urllib.error.HTTPError as error:
             if error.code != _NOT_FOUND:
                 raise
             return None
 
     def write(
-        self, scope: str, key: str, value: bytes, *, first: bool = False
+        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
-        if first:
-            return self._ask("POST", scope, key, value)
-        self._ask("PUT", scope, key, value)
+        if if_absent:
+            return self._request("POST", scope, key, value)
+        self._request("PUT", scope, key, value)
         return value
 
     def report(self, rank: int, progress: Progress) -> dict[str, Any]:
         """Report a rank's progress.
 
         Returns:
-            The other ranks, as texts: those it waits for as ``"late"``, each
-            with the reason, those that are gone as ``"gone"``, with the state.
+            Under ``"late"`` the ranks that it waits for, as names and reasons;
+            under ``"gone"`` ranks that are gone, as names and states.
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
-        answer = self._ask("POST", SCOPE, f"{PROGRESS}{rank}", body)
+        answer = self._request("POST", SCOPE, f"{PROGRESS}{rank}", body)
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def _ask(
+    def _request(
         self,
         method: str,
         scope: str,
@@ -170,7 +170,8 @@ class StoreClient(Store):
         with _OPENER.open(request, timeout=limit_s) as answer:
             found = bytes(answer.read())
             signature = answer.headers.get(SIGNATURE, "")
-        if not same(signature, sign_answer(self._secret, method, path, found)):
+        expected = sign_answer(self._secret, method, path, found)
+        if not is_equal(signature, expected):
             raise OSError("the answer's signature is wrong")
         return found
 
@@ -185,7 +186,7 @@ class FileStore:
 
     def get(self, key: str) -> Any:
         path = self._folder / key
-        # A shared file system then looks again for what was not there.
+        # Makes a shared file system forget that the file did not exist.
         os.listdir(self._folder)
         try:
             opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -198,7 +199,7 @@ class FileStore:
         return None
 
     def put(self, key: str, value: Any) -> None:
-        # A reader finds all of it or nothing.
+        # Renamed into place, so that readers never see a part of it.
         draft = self._folder / f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(os.open(draft, flags, 0o600), "w") as file:
@@ -213,20 +214,21 @@ class FileStore:
 
 
 def from_environment() -> StoreClient | None:
-    """The store named by the launcher; None if it is not one of ours."""
+    """The store of this process's job; None if our launcher started none."""
     host, _, port = os.environ.get(STORE, "").rpartition(":")
     secret = os.environ.get(SECRET)
     if not host or not secret:
         return None
-    # In a rank Horovod's own launcher may have started another job.
+    # A rank of ours may have started another job by Horovod's own launcher, in
+    # which this process then is.
     horovods = os.environ.get(HOROVODS_ADDRESS)
-    if horovods and not horovods.endswith(token(secret)):
+    if horovods and not horovods.endswith(path_token(secret)):
         return None
     return Endpoint(host, int(port), secret).client()
 
 
-def tell_connected(rank: int) -> None:
-    """Tell the launcher, if any, that a rank has met the others."""
+def report_connected(rank: int) -> None:
+    """Report to the launcher, if any, that a rank has connected."""
     store = from_environment()
     if store is not None:
         with contextlib.suppress(OSError):
@@ -246,19 +248,19 @@ def wait_for(read: Callable[[], Any], timeout_s: float | None = None) -> Any:
     return value
 
 
-def token(secret: str) -> str:
-    """The prefix of every path, which reveals nothing about the secret.
+def path_token(secret: str) -> str:
+    """The start of every path, which reveals nothing about the secret.
 
-    Horovod's C++ code cannot sign its requests. But it puts "http://", the
-    host's name, the port and the path together as text: a token behind the
-    host's name is in all paths.
+    Horovod's C++ code cannot sign its requests. But it concatenates "http://",
+    the host's name, the port and the path as text, so that a token at the end
+    of the host's name becomes part of every path.
     """
     return _digest(secret, b"token")
 
 
 def path_prefix(endpoint: Endpoint) -> str:
-    """What every path begins with; Horovod's clients repeat the port."""
-    return f"{token(endpoint.secret)}:{endpoint.port}"
+    """The start of every path: the token, and the port as Horovod adds it."""
+    return f"{path_token(endpoint.secret)}:{endpoint.port}"
 
 
 def sign(secret: str, method: str, path: str, body: bytes) -> str:
@@ -271,8 +273,8 @@ def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
     return sign(secret, f"ANSWER {method}", path, body)
 
 
-def same(one: str, other: str) -> bool:
-    """Compare in constant time."""
+def is_equal(one: str, other: str) -> bool:
+    """Compare secrets, in a time that does not depend on them."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
@@ -283,11 +285,11 @@ def _digest(secret: str, message: bytes) -> str:
 def _check_private(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
         raise TowerError(
-            f"{path} belongs to somebody else: set {RENDEZVOUS_FOLDER} to "
+            f"{path} belongs to another user: set {RENDEZVOUS_FOLDER} to "
             "another folder."
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise TowerError(
-            f"{path} holds secrets of jobs and can be read or written by "
-            f"others: run `chmod go= {path}`."
+            f"{path} holds secrets of jobs and can be read or written by other "
+            f"users: run `chmod go= {path}`."
         )

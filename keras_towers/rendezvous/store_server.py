@@ -1,8 +1,8 @@
-"""The server of a job's store, on one address, for the job's own processes.
+"""The server of a job's store, at one address, for the job's own processes.
 
-It answers as Horovod's does, whose clients ask it, too. ``POST`` is ours: it
-leaves a value where there is none, and reads what is there; or it reports a
-rank's progress, and reads which others are late or gone.
+It speaks the protocol of Horovod's rendezvous server, for Horovod's clients.
+``POST`` is an addition: it writes a value if there is none, and returns the
+stored one; or it reports a rank's progress, and returns late and gone ranks.
 """
 
 from __future__ import annotations
@@ -20,47 +20,37 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from keras_towers import settings
+from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
-from keras_towers.rendezvous.store import (
-    CONNECTED,
-    FACTS,
-    PROGRESS,
-    SCOPE,
-    SIGNATURE,
-    Endpoint,
-    Progress,
-    Store,
-    path_prefix,
-    same,
-    sign,
-    sign_answer,
-)
+from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress, Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 RENDEZVOUS_SCOPE = "global"
-"""The scope in which each rank of Horovod first leaves its address."""
-_PLACES_SCOPE = "rank_and_size"
-# Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
+"""The scope in which each rank of Horovod writes its address first."""
+_PLACEMENT_SCOPE = "rank_and_size"
+# How the scopes begin in which ranks of Horovod write their addresses: for all
+# ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
-# Of a refused request: a client that is still sending would see no answer.
-_READ_AT_MOST = 64 << 10
+# Read of a refused request, since a client reads no answer while it sends.
+_MAX_REFUSED_BYTES = 64 << 10
 
 
 class StoreServer(ThreadingHTTPServer, Store):
     """A job's store, for the process that serves it.
 
     Attributes:
-        on_connected: called with the rank of each process that meets the
-            others, and its connection.
-        place: None but in an elastic job: called with ``host:local_rank`` of a
-            worker and its connection, it returns the worker's slot.
-        gone: the name and state of each rank that is gone, where no launcher
+        on_connected: called with the rank and the connection of each process
+            that connects to its job.
+        place_worker: in an elastic job, called with ``host:local_rank`` and the
+            connection of a worker; returns the worker's placement, if any.
+        gone: the name and state of each rank that is gone, if no launcher
             watches the ranks.
     """
 
-    # All ranks may come at once; whom the kernel turns away waits for seconds.
+    # All ranks may connect at once, and a client that the kernel turns away
+    # retries only after seconds.
     request_queue_size = 1024
 
     def __init__(
@@ -75,7 +65,7 @@ class StoreServer(ThreadingHTTPServer, Store):
         self.on_connected: Callable[[int, socket.socket], None] = (
             lambda rank, connection: None
         )
-        self.place: (
+        self.place_worker: (
             Callable[[str, socket.socket], RankPlacement | None] | None
         ) = None
         self.gone: dict[int, tuple[str, str]] = {}
@@ -90,10 +80,10 @@ class StoreServer(ThreadingHTTPServer, Store):
     def begin(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
         with self.lock:
-            facts = self.values[SCOPE].get(FACTS)
+            facts = self.values[SCOPE].get(store.FACTS)
             self.values.clear()
             if facts is not None:
-                self.values[SCOPE][FACTS] = facts
+                self.values[SCOPE][store.FACTS] = facts
             self._reports.clear()
             self.given_up.clear()
             self.scope_size = {}
@@ -109,25 +99,25 @@ class StoreServer(ThreadingHTTPServer, Store):
             found = self.values[scope].get(key)
             if found is not None or not hold_s:
                 return found
-            # One for each key: who waits for another one is not woken.
+            # One event for each key, to wake only those that wait for it.
             awaited = self._awaited.setdefault((scope, key), threading.Event())
         awaited.wait(hold_s)
         with self.lock:
             return self.values[scope].get(key)
 
     def write(
-        self, scope: str, key: str, value: bytes, *, first: bool = False
+        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
         with self.lock:
             values = self.values[scope]
-            values[key] = values.get(key, value) if first else value
+            values[key] = values.get(key, value) if if_absent else value
             awaited = self._awaited.pop((scope, key), None)
             if awaited is not None:
                 awaited.set()
             return values[key]
 
     def report(self, rank: int, progress: Progress) -> dict[str, Any]:
-        """Take a rank's progress; return which others are late or gone."""
+        """Record a rank's progress; return which ranks are late or gone."""
         with self.lock:
             self._reports[rank] = time.monotonic(), progress
             reports = dict(self._reports)
@@ -141,7 +131,7 @@ class StoreServer(ThreadingHTTPServer, Store):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error in a request."""
-        # As a rule who asked is gone, which is said where it is noticed.
+        # Usually the client has ended, which is reported elsewhere.
         logger.debug("request from %s", client_address, exc_info=True)
 
 
@@ -150,109 +140,109 @@ def late_ranks(
 ) -> dict[str, str]:
     """The ranks for which a rank that has just reported waits, and why.
 
-    Of many ranks each looks at some after its own only, so that one that is
-    missing is told of by as many.
+    In a large job each rank looks only at some of the ranks that follow it, so
+    that a missing rank is reported by a limited number of ranks.
 
     Args:
-        rank: which rank waits.
+        rank: the rank that waits.
         reports: the arrival, by ``time.monotonic``, and content of each rank's
             last report.
     """
-    now, own = reports[rank]
-    found = {}
-    for after in range(1, min(own.size, settings.LOOKED_AT + 1)):
-        other = (rank + after) % own.size
+    now, mine = reports[rank]
+    late = {}
+    for after in range(1, min(mine.size, settings.LOOKED_AT + 1)):
+        other = (rank + after) % mine.size
         if other not in reports:
-            found[other] = "has given no sign of life"
+            late[other] = "has given no sign of life"
             continue
         arrived, its = reports[other]
-        where = f"in {its.what}" if its.what else "outside of training"
+        where = f"in {its.action}" if its.action else "outside of training"
         if now - arrived > its.limit_s:
-            found[other] = "has stopped giving signs of life"
-        elif its.position < own.position:
-            found[other] = f"is still {where}"
-        elif its.position == own.position and its.what != own.what:
-            # As many steps, but others: each waits for the other one.
-            found[other] = f"is {where}"
-    named = itertools.islice(sorted(found.items()), settings.NAMED)
+            late[other] = "has stopped giving signs of life"
+        elif its.position < mine.position:
+            late[other] = f"is still {where}"
+        elif its.position == mine.position and its.action != mine.action:
+            # Equally far in different programs: each waits for the other.
+            late[other] = f"is {where}"
+    named = itertools.islice(sorted(late.items()), settings.NAMED)
     reasons = {f"rank {other}": why for other, why in named}
-    if len(found) > len(reasons):
-        reasons[f"{len(found) - len(reasons)} more"] = "likewise"
+    if len(late) > len(reasons):
+        reasons[f"{len(late) - len(reasons)} more"] = "likewise"
     return reasons
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the requests of those who know the job's secret."""
+    """Answers requests of processes that know the job's secret."""
 
     server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = settings.REQUEST_S
 
     def parse_request(self) -> bool:
-        """Parse a request, and refuse one from outside of the job."""
+        """Parse a request, and refuse it if it comes from outside the job."""
         if not super().parse_request():
             return False
         try:
             length = max(0, int(self.headers.get("Content-Length") or 0))
         except ValueError:
             length = 0
-        begin, _, path = self.path[1:].partition("/")
-        if not same(begin, path_prefix(self.server.endpoint)):
-            self.rfile.read(min(length, _READ_AT_MOST))
+        prefix, _, path = self.path[1:].partition("/")
+        if not store.is_equal(prefix, store.path_prefix(self.server.endpoint)):
+            self.rfile.read(min(length, _MAX_REFUSED_BYTES))
             return self._refuse()
         self.path, self._body = f"/{path}", self.rfile.read(length)
         self._scope, *keys = path.split("/")
-        # There is nothing for HEAD to do but to look for a file.
+        # The base class would serve files to HEAD.
         known = ("GET", "PUT", "POST", "DELETE")
         if self.command not in known or len(keys) != 1:
             return self._refuse()
         (self._key,) = keys
         if self._scope == SCOPE:
             secret = self.server.endpoint.secret
-            right = sign(secret, self.command, self.path, self._body)
-            if not same(self.headers.get(SIGNATURE, ""), right):
+            expected = store.sign(secret, self.command, self.path, self._body)
+            signature = self.headers.get(store.SIGNATURE, "")
+            if not store.is_equal(signature, expected):
                 return self._refuse()
         return True
 
     def do_GET(self) -> None:
         """Answer with a value."""
         server = self.server
-        if self._scope == _PLACES_SCOPE and server.place:
-            slot = server.place(self._key, self.connection)
-            value = (slot.encode() if slot else NO_PLACEMENT).encode()
-        else:
-            text = server.read(self._scope, self._key, self._hold_s())
-            if text is None:
-                return self._answer(_NOT_FOUND)
-            value = text
+        if self._scope == _PLACEMENT_SCOPE and server.place_worker:
+            placement = server.place_worker(self._key, self.connection)
+            encoded = placement.encode() if placement else NO_PLACEMENT
+            return self._answer(_OK, encoded.encode())
+        value = server.read(self._scope, self._key, self._hold_s())
+        if value is None:
+            return self._answer(_NOT_FOUND)
         self._answer(_OK, value)
 
     def do_POST(self) -> None:
-        """Store a value if there is none; answer with the current one.
+        """Store a value if there is none; answer with the stored one.
 
-        A rank that reports is told which others are late or gone.
+        The answer to a report of progress is which ranks are late or gone.
         """
-        if self._scope == SCOPE and self._key.startswith(PROGRESS):
-            rank = int(self._key.removeprefix(PROGRESS))
+        if self._scope == SCOPE and self._key.startswith(store.PROGRESS):
+            rank = int(self._key.removeprefix(store.PROGRESS))
             progress = Progress(**json.loads(self._body))
             answer = self.server.report(rank, progress)
             return self._answer(_OK, json.dumps(answer).encode())
-        current = self.server.write(
-            self._scope, self._key, self._body, first=True
+        stored = self.server.write(
+            self._scope, self._key, self._body, if_absent=True
         )
-        self._answer(_OK, current)
+        self._answer(_OK, stored)
 
     def do_PUT(self) -> None:
         """Store a value."""
         self.server.write(self._scope, self._key, self._body)
-        ours = self._scope == SCOPE and self._key.startswith(CONNECTED)
+        ours = self._scope == SCOPE and self._key.startswith(store.CONNECTED)
         if ours or self._scope == RENDEZVOUS_SCOPE:
-            # Horovod has the rank alone as the key.
-            rank = int(self._key.removeprefix(CONNECTED))
+            # Horovod's key is the rank, without a prefix.
+            rank = int(self._key.removeprefix(store.CONNECTED))
             self.server.on_connected(rank, self.connection)
         self._answer(_OK)
 
     def do_DELETE(self) -> None:
-        """Delete a value; a shared scope, once all ranks have asked for it."""
+        """Delete a value; a shared scope, once all its ranks have asked."""
         server, scope = self.server, self._scope
         with server.lock:
             if scope not in server.scope_size:
@@ -270,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
     def _hold_s(self) -> float:
         """How long to wait for a missing value."""
         if self._scope.startswith(_RENDEZVOUS_SCOPES):
-            # Each rank of Horovod will come; who waits would ask all the time.
+            # Horovod's clients would poll for ranks that have yet to arrive.
             return settings.HOLD_S
         return min(float(self._body or 0), settings.HOLD_S)
 
@@ -281,10 +271,12 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
-        # Who is refused must not get a signature for a path of its choice.
+        # A refused client must not get a signature for a path of its choice.
         if status == _OK:
             secret = self.server.endpoint.secret
-            signature = sign_answer(secret, self.command, self.path, body)
-            self.send_header(SIGNATURE, signature)
+            self.send_header(
+                store.SIGNATURE,
+                store.sign_answer(secret, self.command, self.path, body),
+            )
         self.end_headers()
         self.wfile.write(body)

@@ -18,7 +18,7 @@ EXAMPLE: str = (
     '"ps": ["10.0.0.3:4000"]}, "task": {"type": "worker", "index": 0}}'
 )
 
-HOW_TO_BE_ALONE: str = f"To train in this process alone, unset {VARIABLE}."
+HOW_TO_TRAIN_ALONE: str = f"To train in this process alone, unset {VARIABLE}."
 EVALUATOR: str = (
     "An evaluator evaluates checkpoints on its own, without a strategy."
 )
@@ -71,7 +71,7 @@ class Cluster:
 
     @property
     def number(self) -> int:
-        """The index of this process among all tasks, role by role."""
+        """The index of this process among all tasks, in the order of roles."""
         before = list(self.jobs)[: list(self.jobs).index(self.role)]
         return sum(len(self.jobs[role]) for role in before) + self.index
 
@@ -86,33 +86,33 @@ class Cluster:
         return self.size + len(self.ps)
 
     @property
-    def connected_by(self) -> str:
-        """The name of the strategy that trains one model in all tasks."""
+    def strategy(self) -> str:
+        """The class of the strategy that trains one model in all tasks."""
         kind = "DistributedReplicated" if self.ps else "MultiWorkerTower"
         return f"{kind}Strategy"
 
     @property
     def local_rank(self) -> int:
         """The index of this process among the ``workers`` on its host."""
-        return self._neighbours().index(self.rank)
+        return self._ranks_on_host().index(self.rank)
 
     @property
     def local_size(self) -> int:
         """The number of ``workers`` on this process's host."""
-        return len(self._neighbours())
+        return len(self._ranks_on_host())
 
     def identity(self) -> str:
         """A text shared by the tasks of this job and by no other job."""
         return json.dumps(dict(self.jobs), sort_keys=True)
 
-    def written(self) -> str:
-        """The value of ``TF_CONFIG`` that describes the cluster."""
+    def to_json(self) -> str:
+        """The value of ``TF_CONFIG`` that describes this task."""
         task = {"type": self.role, "index": self.index}
         return json.dumps({"cluster": dict(self.jobs), "task": task})
 
-    def _neighbours(self) -> list[int]:
-        here = _host(self.address)
-        return [r for r, a in enumerate(self.workers) if _host(a) == here]
+    def _ranks_on_host(self) -> list[int]:
+        host = _host(self.address)
+        return [r for r, a in enumerate(self.workers) if _host(a) == host]
 
     def __str__(self) -> str:
         return f"{self.role} {self.index} at {self.address}"
@@ -142,19 +142,19 @@ def read(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return config
 
 
-def refuse_apart(engine: str) -> None:
-    """Refuse an engine if each of several tasks would train alone."""
+def refuse_unread(engine: str) -> None:
+    """Refuse an engine that ignores ``TF_CONFIG`` if it names several tasks."""
     cluster = from_environment()
     if cluster is None or (cluster.trains and cluster.members == 1):
         return
-    advice = f"Use {cluster.connected_by}, which does, or `keras-towers run`."
+    advice = f"Use {cluster.strategy}, which does, or `keras-towers run`."
     if cluster.role == "evaluator":
         advice = EVALUATOR
     tasks = (f"{r} {i}" for r, a in cluster.jobs.items() for i in range(len(a)))
     raise TowerError(
         f"{VARIABLE} says that this process is {cluster}, one of the tasks "
         f"{', '.join(tasks)}, but {engine} does not read it, so that each "
-        f"would train a model of its own. {advice} {HOW_TO_BE_ALONE}"
+        f"would train a model of its own. {advice} {HOW_TO_TRAIN_ALONE}"
     )
 
 
@@ -174,13 +174,12 @@ def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
             _refuse(
                 f"names the unknown role {role!r} (known: {', '.join(_ROLES)})"
             )
-        tasks = _in_order(tasks)
         if not isinstance(tasks, list) or not all(map(_is_address, tasks)):
             _refuse(
                 f'has {json.dumps(tasks)} as "{role}" instead of a list of '
                 "host:port"
             )
-    jobs = {role: tuple(_in_order(tasks)) for role, tasks in cluster.items()}
+    jobs = {role: tuple(tasks) for role, tasks in cluster.items()}
     if not any(jobs.get(role) for role in _TRAINING):
         _refuse('names no task that trains: "cluster" has no "worker"')
     if len(jobs.get("chief", ())) > 1:
@@ -192,20 +191,10 @@ def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
     return jobs
 
 
-def _in_order(tasks: Any) -> Any:
-    """Return addresses as a list; TensorFlow takes them by index, too."""
-    if not isinstance(tasks, dict):
-        return tasks
-    indices = list(map(str, range(len(tasks))))
-    if set(tasks) != set(indices):
-        return tasks
-    return [tasks[index] for index in indices]
-
-
 def _is_address(value: Any) -> bool:
     host, _, port = str(value).rpartition(":")
-    known = isinstance(value, str) and host and port.isdecimal()
-    return bool(known and 0 < int(port) < 65536)
+    is_text = isinstance(value, str) and host and port.isdecimal()
+    return bool(is_text and 0 < int(port) < 65536)
 
 
 def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
@@ -221,7 +210,7 @@ def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
             f"names {', '.join(map(repr, jobs))}"
         )
     last = len(jobs[role]) - 1
-    # A number, or one as text.
+    # A number, or its digits as text.
     if not str(index).isdecimal() or int(str(index)) > last:
         _refuse(
             f'has {json.dumps(index)} as the "index" of "task": give a number '

@@ -17,8 +17,8 @@ from keras_towers.rendezvous import store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# How many leading parts of a version must match; None: all of them. Any other
-# difference only causes a warning.
+# How many components of a version must match, from the left; None: all. Any
+# other difference only causes a warning.
 _PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
     **{"TensorFlow": 2, "Keras": 2},
     **{"keras_towers": None, "Horovod": None, "BytePS": None},
@@ -38,7 +38,7 @@ def process_facts(engine: str = "") -> dict[str, str]:
     }
     if engine:
         found[engine] = _version(engine.lower())
-    # Of a notebook or a command line there is none.
+    # A notebook or `python -c` has no script.
     with contextlib.suppress(OSError):
         script = Path(*sys.argv[:1])
         digest = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
@@ -90,17 +90,17 @@ def compare_facts(
 
 
 def compare_with_first_rank(engine: str) -> None:
-    """Compare this rank with the first rank of its job to arrive.
+    """Compare this rank with the first rank of its job that arrived.
 
-    Before the engine connects, which other versions of it may not survive.
-    Nobody waits: so does a worker that joins an elastic job, and the others
-    need not know of it.
+    To be called before the engine connects, which may crash if versions differ.
+    No rank waits for another, so that a worker that joins an elastic job can
+    compare itself while the remaining ranks train.
     """
     server = store.from_environment()
     if server is None:
-        return  # Once connected, the ranks compare by the engine.
+        return  # The ranks compare over the engine, once connected.
     rank = os.environ.get("HOROVOD_RANK", "?")
     me = f"rank {rank} on {os.environ.get('HOROVOD_HOSTNAME', '?')}"
     my_facts = process_facts(engine)
-    other, their_facts = server.first(store.FACTS, (me, my_facts))
+    other, their_facts = server.setdefault(store.FACTS, (me, my_facts))
     compare_facts(me, my_facts, other, their_facts)

@@ -1,8 +1,8 @@
 """Watches which ranks this rank waits for, and which of them are gone.
 
-Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
-over Gloo. Here every rank reports its progress to the server of the job's
-store, whose answer says which ranks are late or gone.
+The stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does not know
+which ranks are late over Gloo. So every rank reports its progress to the server
+of the job's store, whose answer says which ranks are late or gone.
 """
 
 from __future__ import annotations
@@ -26,74 +26,82 @@ from keras_towers.rendezvous.store import Progress, StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_BEATS_A_WARNING = 6
-# A rank that is silent for so many has stopped; a single beat may be late.
+_BEATS_PER_WARNING = 6
+# A rank that is silent for this many beats has stopped. One beat may be late.
 _SILENT_BEATS = 2.5
-# With the number of a call behind it: which rank failed first in it, and why.
+# Followed by the number of a call: the rank that failed in it first, and why.
 _FAILED = "failed"
 rank0_name: str = ""
 """The name of rank 0 in a job that our launcher did not start; else empty.
 
-In such a job the heartbeat process of each rank sends its signs of life, and
-the one beside rank 0 serves the store, and knows which ranks are gone.
+In such a job a helper process sends each rank's heartbeat, and rank 0's helper
+serves the store, and knows which ranks are gone.
 """
 
 counters: list[Callable[[], tuple[int, int]]] = []
 """Functions that return how many weight updates have begun and have ended.
 
-They count the steps of a compiled loop, which Python does not see. They stay: a
-number that sinks would make a rank look as if it were behind.
+They count the steps of a compiled loop, which Python does not see. They are
+never removed: a rank whose count falls would seem to be late.
 """
 
 
-class Record:
-    """What this rank does, or waits for; methods are called by any thread.
+class Activity:
+    """The current action of this rank; used by several threads.
 
     Attributes:
         marks: how many actions were marked.
-        what: the last of them; empty outside of training.
-        waits: whether other ranks may be the reason that it takes long.
-        since: when it began, by ``time.monotonic``.
+        action: the last of them; empty outside of training.
+        waits: whether the action may take long because of other ranks.
+        since: when the action began, by ``time.monotonic``.
     """
 
     def __init__(self):
         self.marks = 0
-        self.what = ""
+        self.action = ""
         self.waits = False
         self.since: float = time.monotonic()
 
-    def mark(self, what: str) -> None:
+    def mark(self, action: str) -> None:
         """Record what this rank is about to do, or to wait for."""
         self.marks += 1
-        self.what, self.waits = what, bool(what)
+        self.action, self.waits = action, bool(action)
         self.since = time.monotonic()
 
-    def passed(self) -> None:
+    def mark_done(self) -> None:
         """Record that the action marked last is done."""
         self.waits = False
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Record that this rank traces a step, which makes others wait."""
-        what, waits = self.what, self.waits
-        if what:
-            self.what = f"the preparation of {what}"
+        """Record that this rank traces a step, for which other ranks wait."""
+        action, waits = self.action, self.waits
+        if action:
+            self.action = f"the preparation of {action}"
         self.waits = False
         try:
             yield
         finally:
-            self.what, self.waits = what, waits
+            self.action, self.waits = action, waits
             self.since = time.monotonic()
 
 
-_record = Record()
-mark = _record.mark
-passed = _record.passed
-preparing = _record.preparing
+_activity = Activity()
+mark = _activity.mark
+mark_done = _activity.mark_done
+preparing = _activity.preparing
 
 
 class StallWatch(threading.Thread):
-    """Warns when this rank waits too long, and finally ends it; 0: never."""
+    """Warns if this rank waits too long, and finally ends it.
+
+    Args:
+        rank: this rank.
+        size: the number of ranks.
+        store: the job's store.
+        warning_s: seconds of waiting between two warnings; ``inf``: never.
+        shutdown_s: seconds of waiting until the process is ended; 0: never.
+    """
 
     def __init__(
         self,
@@ -104,18 +112,17 @@ class StallWatch(threading.Thread):
         shutdown_s: float = 0,
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
-        self.place: tuple[int, int] = rank, size
+        self.rank, self.size = rank, size
         self.store: StoreClient = store
-        self._rank = rank
         self._rank0 = Liveness([0], self._report, settings.LOST_S)
         self._late: dict[str, str] = {}
         self._gone: dict[str, State] = {}
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._first_mark = _record.marks
+        self._first_mark = _activity.marks
         self._updates = self._first_updates = _count_updates()
         self._beat_s: float = min(
-            warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S
+            warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
         )
         self._progress = Progress(size, _SILENT_BEATS * self._beat_s)
         self._ended = threading.Event()
@@ -134,50 +141,49 @@ class StallWatch(threading.Thread):
             waits = self._advance()
             self._rank0.refresh()
             before, gone = gone, self._gone_ranks()
-            still_s = time.monotonic() - _record.since
-            # What a rank sent before it ended may still be on its way.
+            waited_s = time.monotonic() - _activity.since
+            # Data that a rank sent before it ended may still arrive.
             missing = {
                 name: state
                 for name, state in gone.items()
                 if state == State.LOST or name in before
             }
             if missing and waits:
-                self._end(missing, still_s)
-            if not waits or still_s < self._warning_s:
+                self._end(missing, waited_s)
+            if not waits or waited_s < self._warning_s:
                 warned = 0.0
-            elif self._late and still_s >= warned + self._warning_s:
-                warned = still_s
-                if self._shutdown_s and still_s >= self._shutdown_s:
-                    self._end(self._late, still_s)
+            elif self._late and waited_s >= warned + self._warning_s:
+                warned = waited_s
+                if self._shutdown_s and waited_s >= self._shutdown_s:
+                    self._end(self._late, waited_s)
                 else:
-                    logger.warning("%s", self._text(self._late, still_s))
+                    logger.warning("%s", self._text(self._late, waited_s))
 
     def _advance(self) -> bool:
-        """Update this rank's progress; return whether it waits for others."""
-        record = _record
+        """Update this rank's progress; return whether it waits for another."""
         begun, ended = updates = _count_updates()
         done = begun - self._first_updates[0]
         if updates != self._updates:
             self._updates = updates
-            record.since = time.monotonic()
-            if not record.waits:
-                record.what = f"update {done}"
-        self._progress.position = record.marks - self._first_mark + done
-        self._progress.what = record.what
-        return record.waits or ended < begun
+            _activity.since = time.monotonic()
+            if not _activity.waits:
+                _activity.action = f"update {done}"
+        self._progress.position = _activity.marks - self._first_mark + done
+        self._progress.action = _activity.action
+        return _activity.waits or ended < begun
 
     def _gone_ranks(self) -> dict[str, State]:
         """Return the other ranks that are gone, with their states."""
         state = self._rank0.state(0)
         if rank0_name and state.is_gone:
             return {rank0_name: state}
-        return self._gone  # Empty where a launcher watches the ranks.
+        return self._gone  # Empty if a launcher watches the ranks.
 
     def _report(self, _: Sequence[int]) -> dict[int, Any]:
         """Report to the store; its answer is rank 0's sign of life."""
         self._late, self._gone = {}, {}
         try:
-            answer = self.store.report(self._rank, self._progress)
+            answer = self.store.report(self.rank, self._progress)
         except OSError as error:
             reason = getattr(error, "reason", error)
             has_ended = isinstance(reason, ConnectionRefusedError)
@@ -186,18 +192,18 @@ class StallWatch(threading.Thread):
         self._gone = {n: State(state) for n, state in answer["gone"].items()}
         return {0: ANSWERED}
 
-    def _text(self, found: Mapping[str, str], still_s: float) -> str:
-        reasons = "; ".join(f"{name} {why}" for name, why in found.items())
+    def _text(self, ranks: Mapping[str, str], waited_s: float) -> str:
+        reasons = "; ".join(f"{name} {why}" for name, why in ranks.items())
         return (
-            f"rank {self._rank} has waited for {still_s:.0f} s in "
-            f"{self._progress.what}: {reasons}."
+            f"rank {self.rank} has waited for {waited_s:.0f} s in "
+            f"{self._progress.action}: {reasons}."
         )
 
-    def _end(self, found: Mapping[str, str], still_s: float) -> None:
-        end(f"{self._text(found, still_s)} Ending the job.")
+    def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
+        end_process(f"{self._text(ranks, waited_s)} Ending the job.")
 
 
-def end(text: str) -> None:
+def end_process(text: str) -> None:
     """End this process, whose main thread cannot receive an exception."""
     print(f"keras_towers: {text}", file=sys.stderr, flush=True)
     os._exit(EXIT_AGAIN)
@@ -208,17 +214,17 @@ def _count_updates() -> tuple[int, int]:
     return sum(n for n, _ in counts), sum(n for _, n in counts)
 
 
-# One per process, however many strategies there are.
+# One per process, whatever the number of strategies.
 _watch: StallWatch | None = None
 
 
-def watch_over(rank: int, size: int) -> None:
+def start_watch(rank: int, size: int) -> None:
     """Watch this process under a new rank, unless watching is off."""
     global _watch
-    if _watch is not None and _watch.place == (rank, size):
+    if _watch is not None and (_watch.rank, _watch.size) == (rank, size):
         return
-    unwatch()
-    # Without a store, as under MPI, Horovod's own inspector works.
+    stop_watch()
+    # Without a store, as under MPI, Horovod's own inspector does this.
     store = store_lib.from_environment()
     if size == 1 or store is None:
         return
@@ -229,13 +235,13 @@ def watch_over(rank: int, size: int) -> None:
         warning_s = math.inf
     shutdown_s = float(os.environ.get(settings.STALL_SHUTDOWN, 0))
     if is_elastic():
-        shutdown_s = 0  # Others can go on, and the driver decides with whom.
+        shutdown_s = 0  # The driver ends ranks, and the other ones go on.
     mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s)
     _watch.start()
 
 
-def unwatch() -> None:
+def stop_watch() -> None:
     """Stop watching this process."""
     global _watch
     if _watch is not None:
@@ -243,16 +249,16 @@ def unwatch() -> None:
     _watch = None
 
 
-def failed_before(call: int, why: str) -> str:
-    """Report a failed call; return which rank failed before, and why."""
-    # Of an elastic job the others go on.
+def report_failure(call: int, why: str) -> str:
+    """Report a failed call; return which rank failed first, and why."""
+    # In an elastic job the other ranks go on.
     if _watch is None or is_elastic():
         return ""
-    first = _watch.place[0], why
+    first = _watch.rank, why
     with contextlib.suppress(OSError):
-        first = _watch.store.first(f"{_FAILED}-{call}", first)
+        first = _watch.store.setdefault(f"{_FAILED}-{call}", first)
     rank, reason = first
-    # What all ranks refuse is no rank's failure.
-    if rank == _watch.place[0] or reason == why:
+    # If all ranks fail for the same reason, none is the cause.
+    if rank == _watch.rank or reason == why:
         return ""
     return f"rank {rank} failed first: {reason}"

@@ -1,6 +1,6 @@
-"""Replicas of a model: synchronous or asynchronous, and their meeting point.
+"""Replicas that train whole batches: with averaged gradients, or asynchronous.
 
-The files of this folder itself are the round of replicas without any model, the
-parts of ``tf.compat.v1.train.SyncReplicasOptimizer`` (Chen, Pan, Monga, Bengio
-and Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016).
+Queues, accumulators and the coordinator are the parts of
+``tf.compat.v1.train.SyncReplicasOptimizer`` (Chen, Pan, Monga, Bengio and
+Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016).
 """

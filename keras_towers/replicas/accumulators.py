@@ -1,4 +1,4 @@
-"""One accumulator for each of a model's gradients."""
+"""Accumulators, which average the gradients of a variable."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import named
+from keras_towers.replicas.resources import make_handle
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
 _KNOWN = (tf.float32, tf.float64)
 
-# Of the 63 bits of an index of a slice: those for its position in a gradient,
-# and those for the number of its gradient among those of an average.
+# An index of a slice has 63 bits: for its row, the number of its gradient, and
+# its position in that gradient.
 _SLICES = 1 << 22
 GRADIENTS: int = 1 << 12
 _PER_ROW = _SLICES * GRADIENTS
@@ -39,15 +39,14 @@ class GradientSpec:
 
 
 class Accumulator:
-    """Gradients of one variable, added up until their average is taken.
+    """Adds up gradients of one variable until their average is taken.
 
-    A gradient that is older than the number of averages taken so far is
-    dropped, which costs no more than sending it.
+    A gradient is dropped if its step is less than the number of averages taken.
     """
 
     def __init__(self, name: str, spec: GradientSpec, reduction: str = "MEAN"):
         self._spec = spec
-        self._handle = named(
+        self._handle = make_handle(
             name,
             spec.device,
             lambda: tf.raw_ops.ResourceConditionalAccumulator(
@@ -64,7 +63,7 @@ class Accumulator:
         """Add a gradient of a step; only sparse gradients need a ``number``."""
         grad = tf.convert_to_tensor(grad)
         with tf.device(self._spec.device):
-            # There, so that it crosses the network as it is.
+            # Cast on the device, so that fewer bytes are sent.
             grad = tf.cast(grad, self._spec.accumulated)
             return tf.raw_ops.ResourceAccumulatorApplyGradient(
                 handle=self._handle, local_step=step, gradient=grad
@@ -110,11 +109,11 @@ class Accumulator:
 class _Sparse(Accumulator):
     """An accumulator of slices; an extra row counts gradients.
 
-    TensorFlow's accumulator adds slices of one row up, and its mean divides
-    each row by the number of gradients that have it. But what a Keras optimizer
-    does with two slices of one row may differ from what it does with their sum
-    (it squares each of them), so each slice has an index of its own here: its
-    row, the number of its gradient, and its position in that.
+    TensorFlow's accumulator adds up slices with the same row, and its mean
+    divides each row by the number of gradients that have it. But a Keras
+    optimizer may treat two slices of a row differently from their sum (Adam
+    squares each of them). So every slice gets a unique index, made of its row,
+    the number of its gradient, and its position in that gradient.
     """
 
     def __init__(self, name: str, spec: GradientSpec):
@@ -122,9 +121,9 @@ class _Sparse(Accumulator):
         self._name = name
 
     def _by_name(self) -> Any:
-        # There is none that could be kept outside of a graph: each graph has
-        # an operation of its own that finds the accumulator by name. It has no
-        # handle to free it by; what is left in it is small.
+        # It cannot be created outside of a graph: every graph has an operation
+        # that finds it by name. Without a handle it is never freed, but it
+        # holds few bytes.
         return tf.compat.v1.SparseConditionalAccumulator(
             self._spec.accumulated,
             shape=[None, *self._spec.shape[1:]],

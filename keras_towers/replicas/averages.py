@@ -1,4 +1,4 @@
-"""Gradients that replicas average in accumulators, and their application."""
+"""Averages of the replicas' gradients, and updates by them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from keras_towers.replicas.accumulators import (
     accumulator,
 )
 from keras_towers.replicas.group import Group
-from keras_towers.replicas.resources import done
+from keras_towers.replicas.resources import after_writes_of, trace
 
-# Given the number of gradients that have arrived, and how many tokens to hand
-# out to each queue of the group, updates by the averages, increments the global
-# step and hands out the tokens; returns how many of each replica it averaged,
-# or what runs and will return it.
+# Makes an update, increments the global step and hands out tokens. Takes the
+# number of gradients that have arrived, and the number of tokens for each queue
+# of the group. Returns how many gradients of each replica were averaged, or a
+# running function that will.
 Apply = Callable[[int, Sequence[int]], Any]
 
 
@@ -67,7 +67,7 @@ class Averages:
         self._update = update
         self._updated = updated
         self._parts: list[Part] = []
-        # By the step that is being traced.
+        # Filled while a step is traced.
         self._traced: list[Part] = []
         self._pushes: list[tf.Operation] = []
         self._function: Any = None
@@ -76,7 +76,7 @@ class Averages:
         """Push the gradients of one replica's step."""
         same = (p for p in self._parts if p.call.optimizer is call.optimizer)
         part = next(same, None) or self._add(call)
-        _check_alike(part.gradients, call.describe_gradients())
+        _check_equal(part.gradients, call.describe_gradients())
         self._traced.append(part)
         step, number = self._group.labels(replica)
         self._pushes += [
@@ -115,8 +115,8 @@ class Averages:
 
     @contextlib.contextmanager
     def step_of(self, replica: int) -> Iterator[None]:
-        """Trace the step of a replica, including its arrival, in this block."""
-        # So a replica cannot die between the two.
+        """Trace the step of a replica in this block, and count its arrival."""
+        # In one function, so that a replica cannot die in between.
         self._traced.clear()
         self._pushes.clear()
         yield
@@ -139,7 +139,7 @@ class Averages:
     def apply(
         self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = run_update
     ) -> Apply:
-        """Return what makes an update; to be called in the main thread."""
+        """Return a function that makes an update; call in the main thread."""
         function = self._update_function()
         return lambda count, tokens: run(function, arguments(count, tokens))
 
@@ -149,16 +149,16 @@ class Averages:
 
         def apply(count: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
             complete = self._group.take(count)
-            # A gradient that is complete has arrived in every accumulator.
+            # A replica that has arrived has pushed to every accumulator.
             with tf.control_dependencies([] if early else [complete]):
                 updates = [part.take(count) for part in self._parts]
-            # What a replica has changed before its step, such as the learning
-            # rate, is not read before the first gradients are there: those of
-            # the last layers.
+            # Values that a callback has written before the step, such as the
+            # learning rate, are not read before the first gradients arrive:
+            # the gradients of the last layers.
             present = [g for g in updates[0].grads if g is not None]
             first = tf.nest.flatten(present, expand_composites=True)
             with tf.control_dependencies(first[-1:] if early else []):
-                updated = done(lambda: [*map(self._update, updates)])
+                updated = after_writes_of(lambda: [*map(self._update, updates)])
             self._updated()
             with tf.control_dependencies([updated, complete]):
                 advanced = self._group.advance(tokens)
@@ -166,19 +166,17 @@ class Averages:
                 return tf.identity(complete)
 
         queues, early = self._group.quorum.queues, self._group.early
-        with compat.single_device_mode():
-            self._function = tf.function(
-                apply, autograph=False
-            ).get_concrete_function(
-                tf.TensorSpec((), tf.int32), tf.TensorSpec([queues], tf.int32)
-            )
+        self._function = trace(
+            apply,
+            tf.TensorSpec((), tf.int32),
+            tf.TensorSpec([queues], tf.int32),
+        )
         return self._function
 
     def begin(self) -> None:
-        """Begin a ``fit`` with a new step, without left-over gradients.
+        """Begin a ``fit`` at a new step; drop gradients of an earlier ``fit``.
 
-        Nobody may push meanwhile. A fit that was interrupted leaves gradients
-        that have not been averaged.
+        No replica may push gradients at the same time.
         """
         self._group.calls(
             ("begin", self._name, len(self._parts)),
@@ -186,7 +184,7 @@ class Averages:
         )
 
     def join(self) -> None:
-        """Begin at the global step of a group that may have been training."""
+        """Begin at the global step of a group that may be training already."""
         self._group.calls(
             ("join", self._name),
             lambda: self._go_to(self._group.step.read_value(), drops=False),
@@ -216,7 +214,7 @@ def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
     return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]
 
 
-def _check_alike(known: Sequence[str], new: Sequence[str]) -> None:
+def _check_equal(known: Sequence[str], new: Sequence[str]) -> None:
     odd = sorted(set(known) ^ set(new))
     if odd:
         raise TowerError(

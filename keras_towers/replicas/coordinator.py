@@ -1,4 +1,4 @@
-"""The threads that apply averages and hand out tokens."""
+"""The thread that applies averages and hands out tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "keras_towers-coordinator"
 
 @dataclasses.dataclass
 class _Replica:
-    """What the coordinator knows about a replica.
+    """The state of a replica, as the coordinator knows it.
 
     Attributes:
         quota: how many gradients of an update it computes.
@@ -26,7 +26,7 @@ class _Replica:
         has_left: whether its data has ended.
         is_lost: whether it has died or stopped.
         arrived: gradients for the next update.
-        ahead: gradients that were averaged before they arrived.
+        ahead: gradients that were averaged before their arrival was counted.
         used: gradients that entered an average.
         dropped: gradients that came too late.
     """
@@ -42,16 +42,16 @@ class _Replica:
 
 
 class Coordinator(threading.Thread):
-    """Counts arrivals; applies the average as soon as enough have come.
+    """Counts arrivals; applies the average of R gradients.
 
-    Where every replica has its own tokens, one that has pushed a gradient gets
-    a token with the update that takes it. If that update has already been made,
-    with the gradient or without, it gets the token at once. Replicas whose
-    data has ended are not waited for, and neither are those that are lost, as
-    long as there are others to spare for them.
+    With tokens per replica, a replica that has pushed a gradient gets a token
+    with the update that takes it. If that update has already been made, with or
+    without the gradient, the replica gets the token at once. The coordinator
+    does not wait for replicas whose data has ended, nor for lost replicas as
+    long as there are backup replicas.
 
-    A replica that was started again goes on after the last gradient that it had
-    pushed: it gets a token when it may push the next one.
+    A restarted replica goes on after the last gradient that it had pushed: it
+    gets a token when it may push the next one.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Coordinator(threading.Thread):
         """Raise the error of an update running in the background, if any."""
 
     def settle(self, event: Event) -> None:
-        """Wait until FLUSH, or ASKED, and all earlier events are handled."""
+        """Wait until FLUSH or SYNC, and all earlier events, are handled."""
         if self._ended.is_set():
             return
         done = threading.Event()
@@ -123,8 +123,8 @@ class Coordinator(threading.Thread):
         limit_s = self._limit_s
         if limit_s is not None and time.monotonic() - begun >= limit_s:
             raise TowerError(
-                f"The last gradients were not applied within {limit_s:g} s. "
-                "Raise stall_shutdown_s if the device is only slow."
+                f"the last gradients were not applied within {limit_s:g} s: "
+                "raise stall_shutdown_s if the device is only slow."
             )
 
     def run(self) -> None:
@@ -144,11 +144,11 @@ class Coordinator(threading.Thread):
 
     def _begin(self) -> None:
         if self._shared:
-            # Each replica gets one when it enters.
+            # Each replica gets one token when it enters.
             self._give(0, self._shared_tokens - len(self._replicas))
 
     def _end(self) -> None:
-        # It keeps the model.
+        # It holds the model.
         del self._apply
 
     def _handle(self, event: Event, number: int, step: int) -> None:
@@ -170,14 +170,14 @@ class Coordinator(threading.Thread):
         enough = arrived >= self._needed()
         if arrived and (enough or event is Event.FLUSH) and not self.is_over:
             self._update(arrived)
-        if event in (Event.FLUSH, Event.ASKED):
+        if event in (Event.FLUSH, Event.SYNC):
             self._waited_for.popleft().set()
 
     def _enter(self, number: int, has_token: bool) -> None:
         replica = self._replicas[number]
         replica.is_here = True
         replica.is_lost = False
-        # The arrival of what it had pushed before it died does not come.
+        # It died before it could send the arrival of its gradients.
         replica.ahead = 0
         tokens = 1 if self._shared else replica.quota - replica.arrived
         self._give(number, tokens - int(has_token))
@@ -223,8 +223,8 @@ class Coordinator(threading.Thread):
             replica.used += used
             replica.ahead += used - replica.arrived
             if not self._shared:
-                # One that died may have pushed without an arrival: those that
-                # come are of the tokens that it has.
+                # A replica that died may have pushed without an arrival; it
+                # sends no more arrivals than it has tokens.
                 unused = replica.quota - replica.arrived
                 replica.ahead = min(replica.ahead, unused)
             replica.arrived = 0

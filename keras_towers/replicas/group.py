@@ -1,4 +1,4 @@
-"""The state that the replicas of a model share: step, tokens, arrivals."""
+"""The shared state of a model's replicas: step, tokens, arrivals."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import tensorflow as tf
 from keras_towers.replicas.accumulators import Accumulator, GradientSpec
 from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import (
-    Functions,
     Queue,
-    flat,
+    TracedCalls,
+    run_flat,
     variable,
 )
 
-END = -1
-"""A token that lets a replica go on without a gradient to compute."""
+END: int = 1 << 62
+"""The last token, for which no gradient is computed."""
 
 
 class Event(enum.IntEnum):
-    """What the coordinator learns."""
+    """An event for the coordinator."""
 
     ARRIVED = 0
     """A replica has pushed its gradients."""
@@ -32,24 +32,24 @@ class Event(enum.IntEnum):
     LEFT = 2
     """A replica has no more data."""
     FLUSH = 3
-    """What has arrived is to be applied, even if it is not enough."""
+    """The gradients that have arrived are to be applied, be they too few."""
     END = 4
     """The coordinator is to end."""
-    ASKED = 5
-    """Somebody waits until all of the above has been handled."""
+    SYNC = 5
+    """A thread waits until all earlier events have been handled."""
     ENTERED = 6
-    """A replica waits for its first token, maybe after it has died."""
+    """A replica waits for its first token, maybe after a restart."""
     LOST = 7
     """A replica has died or stopped."""
     UPDATED = 8
-    """An update has been made that began early."""
+    """An update that began before its gradients arrived has been made."""
 
 
 class Group:
-    """The replicas of a model, on the device where they meet.
+    """The shared state of a model's replicas, on one device.
 
-    A token is the right to push one gradient; its number is the global step for
-    which it was handed out. ``start`` to ``advance`` are operations, part of a
+    A token is the right to push one gradient; its value is the global step at
+    which it was handed out. ``start`` to ``advance`` add operations to a
     tf.function; the other methods run immediately.
 
     Attributes:
@@ -63,10 +63,10 @@ class Group:
         name: str,
         device: str,
         quorum: Quorum,
-        run: Callable[[Any], list[Any]] = flat,
+        run: Callable[[Any], list[Any]] = run_flat,
     ):
         self.quorum = quorum
-        self.calls: Functions = Functions(run)
+        self.calls: TracedCalls = TracedCalls(run)
         self._name = name
         self._device = device
         self.step: Any = self._number("step")
@@ -75,13 +75,12 @@ class Group:
             for index in range(quorum.queues)
         ]
         self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
-        # Takes part in every average: who has pushed all of its gradients.
+        # Part of every average: the replicas that have pushed all gradients.
         arrivals = GradientSpec(
             "arrivals", (quorum.replicas,), tf.float64, False, device
         )
         self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
-        # Of each replica: the step to which its gradients belong, and how many
-        # it has pushed.
+        # For each replica: the step of its gradients, how many it has pushed.
         replicas = range(quorum.replicas)
         self._local = [self._number(f"local_{index}") for index in replicas]
         self._pushed = [self._number(f"pushed_{index}") for index in replicas]
@@ -90,37 +89,36 @@ class Group:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
 
     def run_by(self, run: Callable[[Any], list[Any]]) -> Self:
-        """Return the same group, with another function to run operations."""
+        """Return the same group, which runs its operations differently."""
         other = copy.copy(self)
-        other.calls = Functions(run)
+        other.calls = TracedCalls(run)
         return other
 
     def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
         """Begin to compute a gradient with the current weights."""
         with tf.device(self._device):
-            # Its own token may have been handed out long ago.
+            # A token of one replica may have been handed out long ago.
             shared = self.quorum.shared and token is not None
             step = token if shared else self.step.read_value()
             return tf.identity(self._local[replica].assign(step))
 
-    def start_first(self, replica: int) -> tf.Tensor:
-        """Begin to compute the first gradient of a ``fit``."""
-        return self.start(replica)
-
     def wait(self, replica: int) -> tf.Tensor:
-        """Wait for a token, negative at the end, and ``start``."""
-        (token,) = self._queue(replica).get()
+        """Wait for a token, ``END`` at the end, and ``start``."""
+        token = self._next_token(replica)
         with (
             tf.control_dependencies([token]),
             tf.control_dependencies([self.start(replica, token)]),
         ):
             return tf.identity(token)
 
+    def _next_token(self, replica: int) -> tf.Tensor:
+        return self._queue(replica).get()[0]
+
     def _queue(self, replica: int) -> Queue:
         return self._tokens[0 if self.quorum.shared else replica]
 
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the step and number of a gradient, for its accumulator."""
+        """Return the step and the number of a gradient, for accumulators."""
         most = self.quorum.most_of_one
         with tf.device(self._device):
             count = tf.math.floormod(
@@ -129,7 +127,7 @@ class Group:
             return self._local[replica].read_value(), replica * most + count
 
     def arrive(self, replica: int) -> None:
-        """Count that a replica has pushed all gradients of a step."""
+        """Count a replica that has pushed all gradients of a step."""
         with tf.device(self._device):
             step = self._local[replica].read_value()
             one = tf.one_hot(replica, self.quorum.replicas, dtype=tf.float64)
@@ -145,7 +143,7 @@ class Group:
 
     def begin(self) -> tf.Tensor:
         """Start over, without any earlier tokens, events or arrivals."""
-        # Nobody else may use the group meanwhile.
+        # No other process may use the group at the same time.
         for queue in [*self._tokens, self._events]:
             queue.clear()
         with tf.device(self._device):
@@ -204,22 +202,25 @@ class Group:
         )
 
     def end(self, replica: int) -> None:
-        """Let a replica that waits for a token continue without one."""
-        self.calls(("end", replica), lambda: self._queue(replica).put(END))
+        """Send a replica the last token."""
+        self.calls(
+            ("end", replica),
+            lambda: self._queue(replica).put(tf.constant(END, tf.int64)),
+        )
 
     def end_all(self) -> None:
-        """Let all replicas continue without tokens."""
+        """Send all replicas the last token."""
         for replica in range(self.quorum.replicas):
             self.end(replica)
 
-    def initialise(self) -> None:
-        """Set the global step to 0; one process does so, before all others."""
+    def initialize(self) -> None:
+        """Set the global step to 0; one process does so before training."""
 
         def body() -> None:
             with tf.device(self._device):
                 self.step.assign(tf.zeros((), tf.int64), read_value=False)
 
-        self.calls("initialise", body)
+        self.calls("initialize", body)
 
     def global_step(self) -> int:
         """Return the number of updates so far."""
@@ -227,7 +228,7 @@ class Group:
         return int(step)
 
     def enter(self, replica: int) -> None:
-        """Ask for tokens; a replica that died has lost its own."""
+        """Request tokens, also after a restart, which loses old tokens."""
         if not self.quorum.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)

@@ -1,4 +1,4 @@
-"""How many gradients an update needs of replicas, and how many it had."""
+"""How many gradients an update averages, and how many were used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from keras_towers.replicas.accumulators import GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Quorum:
-    """The R gradients of an update, by T replicas that wait for tokens."""
+    """R gradients are averaged for an update, computed by T replicas.
+
+    Attributes:
+        replicas: T.
+        aggregate: R.
+        shared: whether all replicas take tokens from one queue.
+    """
 
     replicas: int
     aggregate: int
@@ -23,10 +29,11 @@ class Quorum:
                 "update averages at least 1 gradient."
             )
         if self.replicas * self.most_of_one > GRADIENTS:
+            tokens = "shared" if self.shared else "per_replica"
             raise TowerError(
                 f"{self.replicas} replicas, with {self.aggregate} gradients in "
-                f"an update{' and shared tokens' * self.shared}, are too many: "
-                f"at most {GRADIENTS} gradients can be told apart."
+                f"an update and tokens={tokens!r}, are too many: at most "
+                f"{GRADIENTS} gradients can be distinguished."
             )
 
     @property
@@ -36,7 +43,7 @@ class Quorum:
         if self.replicas >= self.aggregate:
             return [1] * self.replicas
         each, more = divmod(self.aggregate, self.replicas)
-        return [each + (index < more) for index in range(self.replicas)]
+        return [each + 1] * more + [each] * (self.replicas - more)
 
     @property
     def queues(self) -> int:

@@ -1,4 +1,4 @@
-"""Shared by replica training in one process and on parameter servers."""
+"""Calls of Keras's methods on replicas that each train whole batches."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.step.keras_function import TowerFunction
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class DroppedGradients:
-    """Gradients that were dropped in each epoch of one ``fit``, for logs."""
+    """Logs the gradients dropped in each epoch of one ``fit``."""
 
     def __init__(self, quorum: Quorum, counts: Callable[[], ReplicaCounts]):
         self._quorum = quorum
         self._counts = counts
-        # At the end of the last epoch, and in it.
+        # Dropped before the last epoch, and in it.
         self._before = self._epoch = (0,) * quorum.replicas
 
     def announce(self, name: str) -> None:
-        """Announce the gradients that a ``fit`` of a strategy has dropped."""
+        """Announce the counts if any gradient was dropped."""
         counts = self._counts()
         if any(counts.dropped):
             announce(f"{name}: {counts}")
@@ -45,15 +47,44 @@ class DroppedGradients:
         return {"dropped_gradients": sum(self._epoch)}
 
     def write(self, epoch: int) -> None:
-        """Write those of each replica to TensorBoard."""
+        """Write the number for each replica to TensorBoard."""
         if self._quorum.may_drop:
             for replica, dropped in enumerate(self._epoch):
                 name = f"dropped_gradients/replica_{replica}"
                 tf.summary.scalar(name, dropped, step=epoch)
 
 
+class OneFitPerModel(TowerCalls):
+    """Calls of a strategy that runs one ``fit`` of a model at a time."""
+
+    def __init__(self, update: WeightUpdate):
+        super().__init__(update)
+        # The ids of models.
+        self._fitted: set[int] = set()
+
+    def run(self, keras_call: KerasCall) -> Any:
+        """Run a call; refuse a ``fit`` inside a ``fit`` of the same model."""
+        if keras_call.kind != "fit":
+            return super().run(keras_call)
+        model = keras_call.model
+        if id(model) in self._fitted:
+            raise TowerError(
+                f"fit of model {model.name!r} is called inside its own fit, "
+                f"which {self._config.name} cannot do: call fit of another "
+                "model there, or fit again afterwards."
+            )
+        self._fitted.add(id(model))
+        try:
+            return self._fit(keras_call)
+        finally:
+            self._fitted.remove(id(model))
+
+    def _fit(self, keras_call: KerasCall) -> Any:
+        return super().run(keras_call)
+
+
 class ReplicaCall(TowerCall):
-    """A call to which Keras's loop hands its batches, by ``TrainFunction``."""
+    """A call that gets the batches of Keras's loop from ``TrainFunction``."""
 
     refusal: str
     dropped: DroppedGradients | None = None
@@ -77,7 +108,7 @@ class ReplicaCall(TowerCall):
 
 
 class TrainFunction(TowerFunction):
-    """Hands the next batches of Keras's loop to the call that runs."""
+    """Passes the next batches of Keras's loop to the current call."""
 
     def __init__(self, call: ReplicaCall, steps: Any):
         self._kind = type(call)

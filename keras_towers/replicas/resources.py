@@ -1,6 +1,6 @@
-"""Resources of TensorFlow's runtime, found by name.
+"""Named resources of TensorFlow's runtime, and functions that use them.
 
-They live on their device until they are destroyed, or its process ends.
+A resource lives on its device until it is destroyed, or its process ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from keras_towers import compat
 _known: dict[str, tuple[tf.Tensor, str]] = {}
 
 
-def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Make the handle of a named resource, which ``free`` finds by its name."""
+def make_handle(
+    name: str, device: str, make: Callable[[], tf.Tensor]
+) -> tf.Tensor:
+    """Create the handle of a named resource, and register it for ``free``."""
     with compat.outside(device):
         handle = make()
     _known[name] = handle, device
@@ -26,9 +28,9 @@ def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def free(name: str) -> None:
-    """Free the resource of this name, and all below it (``name/...``).
+    """Free the resource of this name, and all resources ``name/...``.
 
-    They must no longer be in use. Resources without a handle here stay.
+    They must not be in use. Only registered resources are freed.
     """
     for handle, device in forget(name):
         with compat.outside(device):
@@ -38,9 +40,10 @@ def free(name: str) -> None:
 
 
 def forget(name: str) -> list[tuple[tf.Tensor, str]]:
-    """Drop the handles that ``free`` frees in another process; return them."""
+    """Drop and return the handles of ``free``, for another process to free."""
     beneath = f"{name}/"
-    mine = [n for n in _known if n == name or n.startswith(beneath)]
+    # A copy: garbage collection may free other resources meanwhile.
+    mine = [n for n in list(_known) if n == name or n.startswith(beneath)]
     return [_known.pop(n) for n in mine]
 
 
@@ -50,7 +53,7 @@ class Queue:
     def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
         self._device = device
         self._dtypes = list(dtypes)
-        self._handle = named(
+        self._handle = make_handle(
             name,
             device,
             lambda: tf.raw_ops.FIFOQueueV2(
@@ -88,13 +91,40 @@ class Queue:
             )
         return [tf.ensure_shape(part, ()) for part in parts]
 
+    def wait_for(self, number: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
+        """Remove numbers until one is large enough, and return it.
+
+        Args:
+            number: the least that is large enough.
+            known: if it is large enough itself, nothing is removed.
+        """
+        with tf.device(self._device):
+            (found,) = tf.while_loop(
+                lambda last: last < number, lambda last: self.get(), [known]
+            )
+            return tf.identity(found)
+
     def clear(self) -> None:
-        """Remove all elements; no other process may do so at the same time."""
+        """Remove all elements; only one process may do so at a time."""
         with tf.device(self._device):
             size = tf.raw_ops.QueueSizeV2(handle=self._handle)
             tf.raw_ops.QueueDequeueManyV2(
                 handle=self._handle, n=size, component_types=self._dtypes
             )
+
+
+class Queues(dict[Any, Queue]):
+    """Queues of integers on one device, by key; made when first used."""
+
+    def __init__(self, name: str, device: str):
+        super().__init__()
+        self._name = name
+        self._device = device
+
+    def __missing__(self, key: Any) -> Queue:
+        name = f"{self._name}/{key}"
+        self[key] = Queue(name, self._device, [tf.int64])
+        return self[key]
 
 
 def variable(
@@ -107,23 +137,35 @@ def variable(
         made.append(compat.shared_variable(name, tf.TensorShape(shape), dtype))
         return made[0].handle
 
-    named(name, device, make)
+    make_handle(name, device, make)
     return made[0]
 
 
-def flat(function: Any) -> list[Any]:
+def run_flat(function: Any) -> list[Any]:
     """Call a concrete function; return its outputs as a list."""
     return tf.nest.flatten(function(), expand_composites=True)
 
 
-class Functions:
-    """Operations without arguments, each traced once per key.
+def trace(body: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
+    """Trace operations as a concrete function.
 
-    By itself, an operation that fails on another process's device would break
-    whatever this process runs there later.
+    An eager operation that fails on a remote device breaks all that this
+    process runs there later; a function only raises its error.
     """
 
-    def __init__(self, run: Callable[[Any], list[Any]] = flat):
+    def function(*given: tf.Tensor) -> Any:
+        result = body(*given)
+        return None if isinstance(result, tf.Operation) else result
+
+    with compat.single_device_mode():
+        made: Any = tf.function(function, autograph=False)
+        return made.get_concrete_function(*specs)
+
+
+class TracedCalls:
+    """Runs operations as functions without arguments, traced once per key."""
+
+    def __init__(self, run: Callable[[Any], list[Any]] = run_flat):
         self._run = run
         self._traced: dict[Any, Any] = {}
 
@@ -134,14 +176,7 @@ class Functions:
     def traced(self, key: Any, body: Callable[[], Any]) -> Any:
         """Return the concrete function of ``body``, traced for ``key``."""
         if key not in self._traced:
-
-            def traced() -> Any:
-                result = body()
-                return None if isinstance(result, tf.Operation) else result
-
-            with compat.single_device_mode():
-                function: Any = tf.function(traced, autograph=False)
-                self._traced[key] = function.get_concrete_function()
+            self._traced[key] = trace(body)
         return self._traced[key]
 
     def forget(self) -> None:
@@ -149,8 +184,8 @@ class Functions:
         self._traced.clear()
 
 
-def done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
-    """Return a tensor that is ready once all writes of a call are done."""
+def after_writes_of(function: Callable[..., Any], *args: Any) -> tf.Tensor:
+    """Call a function; return a tensor that is ready after its writes."""
     begun = len(compat.get_default_graph().get_operations())
     function(*args)
     with after_writes(begun):

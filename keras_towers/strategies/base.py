@@ -32,12 +32,12 @@ from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.alone import permit_alone
 from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
-from keras_towers.system import interrupts_deferred
+from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -71,6 +71,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
+        gradient_factor: float = 1.0,
     ):
         # TensorFlow reads it, too, and expects a JSON object.
         tf_config.read()
@@ -84,17 +85,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             self, TowerExtended(self, devices, transport)
         )
         peers = others or transport
-        factor = 1.0
         if not self._options.average:
-            factor = float(len(devices) * peers.size)
-        if others is not None and self._options.scale_gradient:
-            factor /= others.size
+            gradient_factor *= len(devices) * peers.size
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
             others=others,
-            gradient_factor=factor,
+            gradient_factor=gradient_factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and peers.size == 1,
             **{
@@ -103,7 +101,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             },
         )
         if peers.size > 1:
-            permit_alone()
+            permit_training()
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(
@@ -322,21 +320,20 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         variables = self._components.update.variables
-        has_parts = variables.has_parts
         try:
             if self._config.transport.size > 1:
                 if error[0] is None:
                     self._components.adoption.gather_slots()
                 else:
                     # The other ranks may not be here.
-                    variables.has_parts = False
+                    variables.asks_ranks = False
             if stack is not None:
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
-            with interrupts_deferred():
+            with defer_interrupts():
                 self._components.adoption.release()
-                variables.has_parts = has_parts
+                variables.asks_ranks = True
 
     def __copy__(self) -> Self:
         return self
@@ -366,13 +363,13 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 def _warn_of_others(name: str) -> None:
     """Warn if several processes each train a model of their own."""
     from keras_towers.rendezvous.launchers import (
-        HOW_TO_BE_ALONE,
+        HOW_TO_TRAIN_ALONE,
         ClusterEnvironment,
         detect,
     )
 
     member: ClusterEnvironment | tf_config.Cluster | None = detect()
-    others, advice = "HorovodStrategy", HOW_TO_BE_ALONE
+    others, advice = "HorovodStrategy", HOW_TO_TRAIN_ALONE
     # One of an unknown number may be meant to train by itself.
     in_job = member is not None and member.size not in (None, 1)
     if member is None:
@@ -381,7 +378,7 @@ def _warn_of_others(name: str) -> None:
             member = tf_config.from_environment()
         if member is not None:
             in_job = member.members > 1 and member.role != "evaluator"
-            others, advice = member.connected_by, tf_config.HOW_TO_BE_ALONE
+            others, advice = member.strategy, tf_config.HOW_TO_TRAIN_ALONE
     if not in_job:
         return
     logger.warning(

@@ -1,23 +1,27 @@
-"""Workers that each update the weights on parameter servers."""
+"""Workers that train weights on parameter servers."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.fit.contract import Batches
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
+from keras_towers.parameter_servers.async_updates import AsyncUpdates
 from keras_towers.parameter_servers.connection import ServerPeers, take_role
-from keras_towers.parameter_servers.direct_updates import DirectUpdates
+from keras_towers.parameter_servers.early_updates import EarlyUpdates
 from keras_towers.parameter_servers.served_calls import (
     CachedOnce,
     CopiesOnTowers,
     ServedCalls,
 )
+from keras_towers.parameter_servers.session import Session, WorkerUpdates
 from keras_towers.rendezvous import tf_config
+from keras_towers.replicas.quorum import Quorum
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,
@@ -68,36 +72,53 @@ _SMALL_BYTES = 1 << 20
 
 
 class _WorkerStrategy(BaseStrategy):
-    """Workers that apply their own gradients on parameter servers."""
+    """Workers whose gradients are applied on parameter servers."""
 
     def __init__(
         self,
         towers: devices_lib.Towers,
         cluster: tf_config.Cluster | None,
         options: ServerKeywords,
+        sync: bool = True,
     ):
         given = options_of(self, ServerKeywords, options)
         name = type(self).__name__
         devices, self._peers = connect(name, towers, given, cluster)
-        super().__init__(devices, given, others=self._peers)
-
-    def _train(self, update: CachedOnce | CopiesOnTowers, sync: bool) -> None:
+        size = self._peers.size
+        # In step, the gradients of all are averaged.
+        averaged = 1.0 if given.scale_gradient else float(size)
+        super().__init__(
+            devices,
+            given,
+            others=self._peers,
+            gradient_factor=averaged if sync else averaged / size,
+        )
         self._in_step = sync
-        make_updates = functools.partial(DirectUpdates, sync=sync)
+
+    def _train(self, update: CachedOnce | CopiesOnTowers) -> None:
+        make_updates: Callable[[Session], WorkerUpdates] = AsyncUpdates
+        if self._in_step:
+            size = self._peers.size
+            make_updates = functools.partial(
+                EarlyUpdates, quorum=Quorum(size, size, shared=False)
+            )
         calls = ServedCalls(update, self._peers, make_updates)
         self._compose(update, calls)
 
     def _description_lines(self) -> list[str]:
-        how = {
-            True: "all workers finish a step before any begins the next",
-            False: "no worker waits for another one",
-        }[self._in_step]
-        scaled = "not scaled"
-        if self._options.scale_gradient:
-            scaled = f"scaled by 1/{self.size}"
+        scaled = self._options.scale_gradient
+        if self._in_step:
+            reduced = "averaged" if scaled else "summed"
+            how = f"the gradients of all workers are {reduced} and applied once"
+        else:
+            factor = f"scaled by 1/{self.size}" if scaled else "not scaled"
+            how = (
+                f"every worker applies its own gradients, which are {factor}, "
+                "and waits for no other worker"
+            )
         return [
-            f"{self._components.update.description}; {how}",
-            f"every worker applies its own gradients, which are {scaled}",
+            self._components.update.description,
+            how,
             *describe_workers(self._peers, self.batches),
         ]
 
@@ -106,9 +127,9 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers.
 
     Each trained weight is held by one of the servers, the one with the fewest
-    bytes, together with the optimizer's state for it. A worker averages the
-    gradients of its towers and applies them there itself; then it reads all
-    weights into one copy of its own, which its towers share.
+    bytes, together with the optimizer's state for it. A worker sums the
+    gradients of its towers and sends them there; then it reads all weights into
+    one copy of its own, which its towers share.
 
     All processes run the same script with ``TF_CONFIG``, started by
     ``keras-towers run --ps 1 --workers 3 script.py`` or by hand; parameter
@@ -116,18 +137,16 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
     Afterwards all workers have the same model, with the moving statistics of
     the chief. Only the chief writes files.
 
-    An update is made by each worker, with its part of the gradient: for plain
-    SGD all of them together are one update of one device. With momentum, weight
-    decay, clipping, schedules and optimizers such as Adam the weights are
-    others, of which a warning tells; ``SyncReplicasStrategy`` averages first.
+    The gradients of all workers are averaged on the servers and applied once,
+    as one device applies the gradient of the whole batch.
 
     Ports tensorpack's ``DistributedTrainerParameterServer``.
 
     Args:
         towers: devices of this worker, as for ``HorovodStrategy``.
-        sync: True: all workers finish a step before any begins the next, so
-            that all gradients of a step are of the same weights. False: no
-            worker waits for another one.
+        sync: True: all workers train in step. False: each worker applies its
+            own gradients and waits for no other one; the weights are then not
+            those of one device.
         caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
@@ -169,21 +188,21 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
             caching_device=caching_device,
             cluster=cluster,
         )
-        super().__init__(towers, cluster, options)
+        super().__init__(towers, cluster, options, sync)
         self.sync = sync
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        self._train(CachedOnce(self._config, place), sync)
+        self._train(CachedOnce(self._config, place))
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers and local copies.
 
-    Every tower of every worker has a copy of all weights. A worker averages the
-    gradients of its towers and applies them to the copy on the servers itself;
-    then it copies the new weights to its towers. All workers finish a step
-    before any begins the next.
+    Every tower of every worker has a copy of all weights. The gradients of all
+    are averaged on the servers and applied once, as one device applies the
+    gradient of the whole batch; then each worker copies the new weights to its
+    towers.
 
     What no optimizer trains, such as moving statistics, each worker keeps for
     itself; at the end of each epoch the servers get the chief's. Otherwise it
@@ -221,4 +240,4 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
     ):
         check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
-        self._train(CopiesOnTowers(self._config, self._mode.reduce), sync=True)
+        self._train(CopiesOnTowers(self._config, self._mode.reduce))

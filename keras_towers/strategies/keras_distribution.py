@@ -26,7 +26,7 @@ from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import methods as hooks
 from keras_towers.fit.weights.adoption import strategy_for
 from keras_towers.rendezvous import launchers
-from keras_towers.rendezvous.alone import check_not_alone
+from keras_towers.rendezvous.separate_training import check_permitted
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _refuse_unjoined() -> None:
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
         "would each train a model of its own: call "
-        f"keras.distribution.initialize() first. {launchers.HOW_TO_BE_ALONE}"
+        f"keras.distribution.initialize() first. {launchers.HOW_TO_TRAIN_ALONE}"
     )
 
 
@@ -214,7 +214,7 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     distribution = keras.distribution.distribution()
     placed = strategy_for(model, kind) or tf.distribute.has_strategy()
     if kind in TRAINING and not placed and not distribution:
-        check_not_alone(kind, model.name)
+        check_permitted(kind, model.name)
     # A call inside a call, as of evaluate() in fit().
     if _thread.running:
         yield

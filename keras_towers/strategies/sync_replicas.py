@@ -135,7 +135,6 @@ class SyncReplicasStrategy(BaseStrategy):
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
         options = Options(
             batches=(batches or "split") if served else "each",
-            scale_gradient=False,
             stall_shutdown_s=stall_shutdown_s,
         )
         self._peers: ServerPeers | None = None

@@ -18,7 +18,7 @@ from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import check
-from keras_towers.system import writable, writable_file
+from keras_towers.system import check_writable, make_writable
 from keras_towers.timeline import phases as phases_lib
 from keras_towers.timeline import trace_file
 from keras_towers.timeline.recording import (
@@ -113,8 +113,10 @@ class Timeline(ObservesFit):
                 "refuses after enable_op_determinism(): measure without it."
             )
         rank = 0 if config is None else config.peers.rank
-        writable(self.path.absolute().parent, "give Timeline another path.")
-        writable_file(self._path_of(rank), "Timeline")
+        make_writable(
+            self.path.absolute().parent, "give Timeline another path."
+        )
+        check_writable(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, ""
         kept = max(self._written_steps, _KEPT)
         self._recorder = recorder = marks.Recorder(model, kept)

@@ -27,6 +27,10 @@ _SUMMED_AS = {
 
 MESSAGE_BYTES: int = 4 * 2**20
 
+_MOST_DIMENSIONS = 8
+HEADER: int = 2 + _MOST_DIMENSIONS
+"""The numbers of a tensor's ``header``."""
+
 
 def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
     """Return the bytes of each element, several of them as a last dimension."""
@@ -69,6 +73,42 @@ def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
     if dtype.size > 1:
         octets = tf.reshape(octets, [-1, dtype.size])
     return tf.reshape(tensor_of(octets, dtype), shape)
+
+
+def header(tensor: tf.Tensor, key: str) -> tf.Tensor:
+    """Return the dtype, number of dimensions and shape as words [HEADER].
+
+    Raises:
+        TowerError: the number of dimensions is not known, is 0, or too large.
+    """
+    dimensions = tensor.shape.rank
+    if not dimensions or dimensions > _MOST_DIMENSIONS:
+        raise TowerError(
+            f"the collective {key!r} got a tensor of shape {tensor.shape}: the "
+            "number of dimensions has to be known, and 1 to "
+            f"{_MOST_DIMENSIONS}."
+        )
+    kind = tf.constant([tensor.dtype.as_datatype_enum, dimensions])
+    unused = tf.zeros([_MOST_DIMENSIONS - dimensions], tf.int32)
+    return tf.concat([kind, tf.shape(tensor), unused], 0)
+
+
+def shapes_of_ranks(headers: tf.Tensor, tensor: tf.Tensor, key: str) -> Any:
+    """Return the shapes [ranks, dimensions] that headers [ranks, HEADER] say.
+
+    At run time, tensors that differ in more than their rows are an error.
+    """
+    kinds, shapes = tf.split(headers, [2, _MOST_DIMENSIONS], axis=1)
+    same = tf.reduce_all(kinds == kinds[:1]) & tf.reduce_all(
+        shapes[:, 1:] == shapes[:1, 1:]
+    )
+    message = (
+        f"the ranks' tensors for the collective {key!r} differ in dtype or "
+        "shape, in more than the first dimension"
+    )
+    check = tf.debugging.Assert(same, [message, kinds, shapes])
+    with tf.control_dependencies([check]):
+        return tf.identity(shapes[:, : tensor.shape.rank])
 
 
 def summable(tensor: tf.Tensor) -> tf.Tensor:

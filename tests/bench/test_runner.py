@@ -15,7 +15,7 @@ from keras_towers.bench.runner import (
     difference,
 )
 from keras_towers.rendezvous import launchers
-from keras_towers.subprocesses import Ended
+from keras_towers.subprocesses import CommandResult
 from tests.bench.shared import RANK
 
 
@@ -45,7 +45,7 @@ def test_rows_alternate_inside_every_repeat():
 
 
 def test_cell_without_a_result_fails_alone(monkeypatch, tmp_path):
-    ended = Ended(0, "", "")
+    ended = CommandResult(0, "", "")
     monkeypatch.setattr(subprocesses, "run", lambda *given, **more: ended)
     cell, setting = Cell("small", "tower", 2, 0), Setting("cpu", 64, 5, 120)
     sample = runner.run_cell(ROWS["tower"], cell, setting, tmp_path)

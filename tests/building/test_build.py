@@ -50,13 +50,13 @@ def pip(monkeypatch):
             self.calls.append(command[3:])
             log.write_text(self.said)
             if command[3] != "wheel":
-                return subprocesses.Ended(0, self.said, "")
+                return subprocesses.CommandResult(0, self.said, "")
             assert wait_until(self.until)
             if not self.status:
                 folder = Path(command[-1].removeprefix("--wheel-dir="))
                 folder.mkdir()
                 (folder / WHEEL).write_text("a wheel")
-            return subprocesses.Ended(self.status, self.said, "")
+            return subprocesses.CommandResult(self.status, self.said, "")
 
         def builds(self):
             return sum(call[0] == "wheel" for call in self.calls)

@@ -13,7 +13,7 @@ from keras_towers.doctor import probe
 from keras_towers.doctor.checks import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
-from keras_towers.subprocesses import Ended
+from keras_towers.subprocesses import CommandResult
 from tests.bench.shared import RANK
 
 FACTS = {
@@ -134,7 +134,7 @@ def test_the_self_test_runs_only_where_all_works(
 
 
 def test_a_self_test_that_fails_says_why(monkeypatch):
-    ended = Ended(None, "", "")
+    ended = CommandResult(None, "", "")
     monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
     (finding,) = doctor_lib.run_self_test(Console(), ["horovod"], timeout_s=1)
     assert finding.state is Status.BAD

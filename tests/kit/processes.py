@@ -194,7 +194,7 @@ class Tasks(contextlib.ExitStack):
         """Start a script as a task of a cluster, as the task sees it."""
         path = self._folder / f"script-{len(self._started)}.py"
         path.write_text(script)
-        variables = {tf_config.VARIABLE: cluster.written()}
+        variables = {tf_config.VARIABLE: cluster.to_json()}
         return self.run(sys.executable, "-u", path, **variables)
 
     def run(self, *command: Any, **options: Any) -> Process:

@@ -62,7 +62,7 @@ class Job:
         server_store.introduce(Cluster(self._jobs, "ps", 0), 0)
         # At these addresses connections are taken, and closed.
         self._connected = set()
-        monkeypatch.setattr(serving, "answers", self._answers)
+        monkeypatch.setattr(serving, "task_answers", self._answers)
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
         self._watch.start()
@@ -101,7 +101,7 @@ class Job:
         workers = serving.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.refresh()
-            serving.publish(there, f"{self._name}/", workers.missing())
+            serving.publish_missing(there, f"{self._name}/", workers.missing())
 
 
 def _take(port):

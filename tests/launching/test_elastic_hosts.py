@@ -3,8 +3,11 @@
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import elastic_job
-from keras_towers.launching.elastic_job import Hosts, discover_by_script
+from keras_towers.launching import elastic_hosts
+from keras_towers.launching.elastic_hosts import (
+    ElasticHosts,
+    discover_by_script,
+)
 from keras_towers.launching.rank_process import check_reachable
 from tests.kit.scripts import executable
 
@@ -45,7 +48,7 @@ def test_discovery_that_fails_for_a_while():
         return answer
 
     said = []
-    hosts = Hosts(discover, {"a": 1}, (5, 60), said.append)
+    hosts = ElasticHosts(discover, {"a": 1}, (5, 60), said.append)
     found = []
     for _ in range(7):
         hosts.discover()
@@ -56,9 +59,9 @@ def test_discovery_that_fails_for_a_while():
 
 def test_hosts_that_are_avoided_for_a_while(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(elastic_job.time, "monotonic", lambda: now)
+    monkeypatch.setattr(elastic_hosts.time, "monotonic", lambda: now)
     found = {"a": 1, "b": 2, "c": 1}
-    hosts = Hosts(lambda: {"d": 1, **found}, found, (5, 30), print)
+    hosts = ElasticHosts(lambda: {"d": 1, **found}, found, (5, 30), print)
     assert list(hosts.available()) == ["a", "b", "c"]
     for pause_s in (10, 20, 30, 30):
         oldest = next(iter(hosts.available()))
@@ -66,7 +69,7 @@ def test_hosts_that_are_avoided_for_a_while(monkeypatch):
         now += pause_s - 1
         assert "a" not in hosts.available()
         now += 1
-        # It comes back with a new worker, behind those with the state.
+        # It returns with a new worker, after hosts that have the state.
         assert list(hosts.available())[-1] == "a"
     assert oldest == "b"
     hosts.discover()

@@ -58,7 +58,7 @@ def refused(options):
         ("--max-np 2", "an elastic job needs --min-np or -np"),
         ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
         ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),
-        ("--min-np 1 -H 192.0.2.1:2", "needs two of them"),
+        ("--min-np 1 -H 192.0.2.1:2", "needs at least two of them"),
         (f"-H a {FINDS} hosts.sh", "-script or hosts, not both"),
         (f"{FINDS} none.sh", "none.sh cannot be run (No such file"),
         (f"{FINDS} hosts.sh", "hosts.sh cannot be run (Permission denied)"),

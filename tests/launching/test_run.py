@@ -29,7 +29,7 @@ print("line", flush=True)
 print("no end", end="")
 """
 
-# Every rank has a child, and that one of its own that left its session.
+# Every rank has two children: one that left its session, and one with a child.
 FAMILY = """
 import os, signal, subprocess, sys, time
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keras_towers.launching.job import Job, local_cluster, run_cluster
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 from tests.kit.processes import wait_until
 
 BEGIN = """
@@ -70,7 +70,7 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
         os.kill(os.getpid(), signal.SIGTERM)
 
     # It must not end the process that runs the tests.
-    unharmed = handled([signal.SIGTERM], lambda *args: None)
+    unharmed = handle_signals([signal.SIGTERM], lambda *args: None)
     with unharmed, ThreadPoolExecutor(1) as pool:
         pool.submit(request)
         assert run_here(2, SERVED) == 75
@@ -90,7 +90,7 @@ def test_task_that_ends_before_it_connects_is_not_waited_for(run):
     waits = f"""{BEGIN}
 from keras_towers.rendezvous import store
 if task == ("worker", 0):
-    store.tell_connected(0)
+    store.report_connected(0)
     time.sleep(600)
 """
     done = run("--workers 2", waits)

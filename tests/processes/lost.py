@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.parameter_servers import session
+from keras_towers.parameter_servers import served_fit
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 KILLED_IN = 3
@@ -47,15 +47,15 @@ class Tell(keras.callbacks.Callback):
 
 def die_within(steps):
     """Die when a step has been run, but before this process knows so."""
-    original, left = session.Session.step, [steps]
+    original, left = served_fit.ServedFit._end_step, [steps]
 
-    def step(self):
+    def end_step(self):
         left[0] -= 1
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self)
 
-    session.Session.step = step
+    served_fit.ServedFit._end_step = end_step
 
 
 def make():

@@ -1,5 +1,7 @@
 """Checks of a worker: ranks that update weights of their own between rounds."""
 
+import functools
+import itertools
 import pathlib
 import sys
 
@@ -114,6 +116,29 @@ def rounds_of_one_step_are_those_of_one_process():
         s.eager() if s.RANK == 0 else None,
         strategy=s.Strategy(sync_every=1),
     )
+
+
+@rare_check
+def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
+    """Those that both ranks have summed count once in the epoch's logs."""
+
+    def act(mine, name):
+        batches = itertools.count()
+
+        def look(model):
+            if next(batches) == 1:
+                getattr(model, name)(s.X[:10], s.Y[:10], verbose=0)
+
+        look = s.Does(on_train_batch_end=look)
+        return s.fit(mine, batch_size=BATCH, callbacks=[look])
+
+    for name in "evaluate", "fit":
+        s.assert_as_one_process(
+            s.model(),
+            functools.partial(act, name=name),
+            s.eager() if s.RANK == 0 else None,
+            strategy=s.Strategy(sync_every=1),
+        )
 
 
 @rare_check

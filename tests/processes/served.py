@@ -214,6 +214,18 @@ def workers_with_data_of_their_own_draw_masks_of_their_own():
     assert len(set(masks)) == len(masks) == 2 * len(s.gather(None)), masks
 
 
+@rare_check
+def gradients_that_are_not_scaled_are_summed():
+    workers = len(s.gather(None))
+    mine = s.model(optimizer=keras.optimizers.SGD(0.01))
+    alone = s.eager(optimizer=keras.optimizers.SGD(0.01 * workers))
+    with kt.DistributedReplicatedStrategy(scale_gradient=False):
+        train(mine)
+    if s.RANK == 0:
+        train(alone)
+    s.assert_same_model(mine, alone)
+
+
 @check
 def other_usage_is_refused():
     mine, strategy = s.model(), s.Strategy()

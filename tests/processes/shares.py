@@ -10,8 +10,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness.classes import groups, optimizer_recipes
-from tests.exactness.classes.optimizer_recipes import OPTIMIZERS
 from tests.kit.compare import all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
@@ -103,15 +101,6 @@ def state_is_shared_in_steps_and_whole_between_epochs():
         for one, other in zip(found, looked_at(reference), strict=True):
             all_close(one, other, 1e-5)
     assert_same_state(keras.models.load_model(path.format(epoch=2)), reference)
-
-
-@rare_check
-def optimizers_whose_state_is_not_one_slot_for_each_weight():
-    known = ("Adafactor", "Muon", "Nadam", "ScheduleFreeAdamW")
-    parts = {name: (name, "plain") for name in OPTIMIZERS if name in known}
-    make = optimizer_recipes.group
-    said = groups.compared(parts, make, sharded())
-    assert not said, said
 
 
 @rare_check

@@ -28,12 +28,14 @@ THREE = (
     "loss-scale-overflow",
     "workers_compute_several_gradients_of_an_update",
 )
-BY_THEMSELVES = (
+COPIES = (
+    "accumulation-clipped",
     "one_that_stops_leaves_and_the_chief_ends_all",
     "models_and_fits_in_turns_also_in_another_block",
     "unequal_lengths_end",
     "other_usage_is_refused",
 )
+SHARED = ("embedding-clipped", "loss-scale-overflow")
 
 
 def job(wanted, strategy="SyncReplicasStrategy", **options):
@@ -52,8 +54,11 @@ JOBS = {"two workers": job(KEPT, **PARTS)}
 LONG = {
     "more cases": job((*RARER, *MORE)),
     "three workers": job(THREE, ranks=3, **PARTS),
-    "workers that update by themselves": job(
-        BY_THEMSELVES, strategy="DistributedReplicatedStrategy", **PARTS
+    "copies on towers": job(
+        COPIES, strategy="DistributedReplicatedStrategy", **PARTS
+    ),
+    "a copy that towers share": job(
+        SHARED, strategy="DistributedParameterServerStrategy", **PARTS
     ),
 }
 test_workers = each_check_of(JOBS, LONG)

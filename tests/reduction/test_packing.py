@@ -65,8 +65,9 @@ def test_one_tower_packs_nothing(spy):
 
 def test_bad_arguments_and_towers_that_differ_are_refused(spy):
     for name in ("num_split", "min_elements"):
-        with pytest.raises(TowerError, match=f"{name}=0"):
-            GradientPacker(**{name: 0})
+        for number in (0, 1.5, "2"):
+            with pytest.raises(TowerError, match=f"{name}={number!r}"):
+                GradientPacker(**{name: number})
     step = packed(spy, GradientPacker())
     with pytest.raises(TowerError, match="Gradient 0 "):
         step([[tf.zeros([20])], [tf.zeros([21])]], cpus(2))

@@ -42,15 +42,15 @@ def introduction(rank):
     }
 
 
-def test_who_ends_and_who_hangs_is_gone_and_nobody_else(helpers):
+def test_only_ranks_that_end_or_hang_are_gone(helpers):
     serving, endpoint = start_store(ANYWHERE, SIZE)
     helpers.append(serving)
     store = endpoint.client()
     assert endpoint.port and len(endpoint.secret) > 16
     for rank in range(SIZE):
-        assert store.get("place-0") is None
+        assert store.get("placement-0") is None
         store.put(f"introduction-{rank}", introduction(rank))
-    places = [store.get(f"place-{rank}", 60) for rank in range(SIZE)]
+    places = [store.get(f"placement-{rank}", 60) for rank in range(SIZE)]
     assert [place["nonce"] for place in places] == ["of 0", "of 1", "of 2"]
     assert [place["slot"]["local_rank"] for place in places] == [0, 1, 2]
     helpers.extend(start_heartbeat(endpoint, rank) for rank in (1, 2))

@@ -1,6 +1,5 @@
-"""Who may ask the rendezvous server what."""
+"""Which requests the store's server answers."""
 
-import importlib
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import place_ranks
-from keras_towers.rendezvous.store import SIGNATURE, Progress, sign, token
+from keras_towers.rendezvous.store import SIGNATURE, Progress, path_token, sign
 from keras_towers.rendezvous.store_server import StoreServer, late_ranks
 
 SECRET = "ab" * 32
@@ -21,18 +20,15 @@ SECRET = "ab" * 32
 
 @pytest.fixture
 def server(monkeypatch):
-    come = []
     monkeypatch.setattr(settings, "HOLD_S", 0.5)
     started = StoreServer("127.0.0.1", secret=SECRET)
-    started.on_connected = lambda rank, connection: come.append(rank)
     port = started.endpoint.port
     started.begin(place_ranks(["h", "h"]))
     yield SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
-        path=f"/{token(SECRET)}:{port}",
-        at=(f"127.0.0.1:{port}/{token(SECRET)}", str(port)),
+        path=f"/{path_token(SECRET)}:{port}",
+        port=port,
         client=started.endpoint.client(),
-        come=come,
         values=started.values,
         here=started,
     )
@@ -50,9 +46,9 @@ def ask(server, method, path, body=None, headers=None):
         return error.code
 
 
-def test_only_who_knows_the_token_is_answered(server):
-    wrong = token("cd" * 32)
-    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
+def test_requests_without_the_token_are_refused(server):
+    wrong = path_token("cd" * 32)
+    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.port}", "/é"):
         for method in ("GET", "PUT", "DELETE", "HEAD"):
             path = urllib.request.quote(f"{prefix}/worker_addresses/h:0")
             body = b"x" * 100_000 if method == "PUT" else None
@@ -73,8 +69,8 @@ def test_only_values_are_served(server, tmp_path, monkeypatch):
     assert ask(server, "GET", f"{server.path}/private") == 403
 
 
-def test_a_scope_that_all_ranks_give_up_is_empty(server):
-    """Else who connects again would find the addresses of before."""
+def test_a_scope_that_all_ranks_delete_is_empty(server):
+    """Otherwise ranks that reconnect would find outdated addresses."""
     path = f"{server.path}/global"
     for begun in range(2):
         for rank in range(2):
@@ -89,7 +85,9 @@ def test_a_scope_that_all_ranks_give_up_is_empty(server):
     assert asked == [200, 200, 404]
 
 
-def test_who_waits_for_a_value_is_answered_when_it_comes(server, monkeypatch):
+def test_a_request_that_waits_is_answered_when_the_value_is_written(
+    server, monkeypatch
+):
     monkeypatch.setattr(settings, "HOLD_S", 60)
     with ThreadPoolExecutor(3) as pool:
         client, path = server.client, f"{server.path}/global/1"
@@ -125,7 +123,7 @@ def test_a_forged_stall_key_is_not_believed(server):
     # Nor is a value left where there is none yet.
     other = server.path + "/keras_towers/facts"
     assert ask(server, "POST", other, body, {SIGNATURE: right}) == 403
-    assert [server.client.first("facts", n) for n in (1, 2)] == [1, 1]
+    assert [server.client.setdefault("facts", n) for n in (1, 2)] == [1, 1]
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
     assert server.client.get("stall-1") == "forged"
@@ -139,18 +137,8 @@ def test_no_proxy_is_asked(server, monkeypatch):
     assert server.client.get("mine") == 3
 
 
-def test_horovods_own_client_sends_the_token(server):
-    client = importlib.import_module("horovod.runner.http.http_client")
-    client.put_data_into_kvstore(*server.at, "global", "1", {"a": 1})
-    read = client.read_data_from_kvstore(*server.at, "global", "1")
-    assert read == {"a": 1}
-    # So the launcher knows that a rank connects; other engines say it.
-    server.client.put("rank_0", True)
-    assert server.come == [1, 0]
-
-
 def test_the_store_of_another_job_is_not_used(monkeypatch):
-    assert SECRET not in token(SECRET)
+    assert SECRET not in path_token(SECRET)
     monkeypatch.setenv(settings.SECRET, SECRET)
     monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
     monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
@@ -158,7 +146,7 @@ def test_the_store_of_another_job_is_not_used(monkeypatch):
     # Under Horovod's own launcher, in a rank of ours, and there.
     monkeypatch.setenv(store.HOROVODS_ADDRESS, "127.0.0.1")
     assert store.from_environment() is None
-    ours = f"127.0.0.1:1/{token(SECRET)}"
+    ours = f"127.0.0.1:1/{path_token(SECRET)}"
     monkeypatch.setenv(store.HOROVODS_ADDRESS, ours)
     assert store.from_environment()
 
@@ -178,18 +166,18 @@ PREPARES = "the preparation of step 3"
         ((8, "step 4"), 1, None),
         # It waits, too, but for something else.
         ((7, "the end of epoch 1"), 1, "is in the end of epoch 1"),
-        # It has not come to where the others wait.
+        # It has not reached the action in which this rank waits.
         ((7, PREPARES), 1, f"is in {PREPARES}"),
     ],
 )
-def test_who_reports_is_told_which_ranks_are_late(its, silent_s, found):
+def test_a_report_returns_which_ranks_are_late(its, silent_s, found):
     reports = {0: (100.0, Progress(2, 5, 7, STEP))}
     if its:
         reports[1] = 100 - silent_s, Progress(2, 5, *its)
     assert late_ranks(0, reports) == ({"rank 1": found} if found else {})
 
 
-def test_of_many_that_are_late_some_are_named(server, monkeypatch):
+def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
     monkeypatch.setattr(settings, "NAMED", 2)
     silent = "has given no sign of life"
     reply = server.client.report(2, Progress(6, 5, 1, "step 1"))

@@ -37,7 +37,7 @@ def test_what_is_read():
 
 
 @pytest.mark.parametrize("text", ["", "  ", "{}", '{"task": {}}'])
-def test_without_a_cluster_a_process_is_alone(text):
+def test_without_a_cluster(text):
     assert read(text) is None
     with pytest.raises(TowerError, match="is not set, or names no cluster"):
         tf_config.required({"TF_CONFIG": text})
@@ -55,6 +55,7 @@ def test_without_a_cluster_a_process_is_alone(text):
         (({"chief": ["a:1", "b:1"]},), 'more than one "chief"'),
         (({**TWO, "ps": ["a:1"]},), "more than one task the address a:1"),
         (({"worker": "a:1"},), 'has "a:1" as "worker" instead of a list'),
+        (({"worker": {"0": "a:1"}},), "instead of a list"),
         (({"worker": ["a"]},), "a list of host:port"),
         (({"worker": [":1"]},), "a list of host:port"),
         (({"worker": ["a:0"]},), "a list of host:port"),
@@ -69,15 +70,6 @@ def test_without_a_cluster_a_process_is_alone(text):
         ((TWO, {"type": "worker", "index": True}), "give a number"),
     ],
 )
-def test_what_is_wrong_is_said_where(config, what):
+def test_errors_say_which_entry_is_wrong(config, what):
     with pytest.raises(TowerError, match=f"^TF_CONFIG .*{what}"):
         read(config) if isinstance(config, str) else described(*config)
-
-
-def test_addresses_by_index():
-    """As TensorFlow takes them."""
-    cluster = described({"worker": {"1": "b:2", "0": "a:1"}})
-    assert cluster is not None
-    assert cluster.jobs == {"worker": ("a:1", "b:2")}
-    with pytest.raises(TowerError, match="instead of a list"):
-        described({"worker": {"1": "b:2"}})

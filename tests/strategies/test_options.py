@@ -42,7 +42,7 @@ def test_help_of_ranks_adds_options_to_those_of_towers(strategy):
     added = set(lib.RankKeywords.__annotations__)
     for name in added.difference(lib.AllReduceKeywords.__annotations__):
         assert f"\n    {name}: " in documented
-    assert "those of ``TowerStrategy``" in documented
+    assert "the options of ``TowerStrategy``" in documented
 
 
 Tower, Replicas = kt.TowerStrategy, kt.SyncReplicasStrategy

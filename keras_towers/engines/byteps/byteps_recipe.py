@@ -1,7 +1,7 @@
 """The recipe that compiles an unpatched BytePS for a recent TensorFlow.
 
-BytePS 0.2.5 takes a GPU for granted. What is missing is in ``headers/``:
-names that TensorFlow has dropped, and parts of CUDA and NCCL that it calls.
+BytePS 0.2.5 takes a GPU for granted. ``headers/`` has replacements for names
+that TensorFlow has dropped, and for the parts of CUDA and NCCL that it calls.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from keras_towers.engines.byteps.byteps_recipe import has_cuda
 cuda = has_cuda()
 print(json.dumps({"NCCL": cuda, "stand-ins for CUDA": not cuda}))
 """
-# Its loops read numbers through pointers of other types, and it uses a header
-# that NVIDIA's included once.
+# BytePS reads numbers through pointers of other types, and uses a header that
+# NVIDIA's headers used to include.
 _FLAGS = "-fno-strict-aliasing -w -include memory"
-# Libraries that it is linked to, and that are headers only here.
+# For libraries that it links to, of which only headers are needed.
 _EMPTY_ARCHIVE = b"!<arch>\n"
 
 
@@ -55,7 +55,7 @@ class BytePS(Recipe):
     )
     overruled = ("BYTEPS_WITH", "BYTEPS_USE_MPI", "BYTEPS_NCCL_LINK")
     build_tools = ("setuptools>=70,<81", "wheel>=0.43,<1")
-    # It imports distutils, which Python 3.12 has no longer.
+    # BytePS imports distutils, which Python 3.12 has removed.
     runtime = ("setuptools",)
     probe = _PROBE
 
@@ -70,7 +70,7 @@ class BytePS(Recipe):
         return [processor, *super().tools()]
 
     def processor(self) -> str:
-        # It is compiled for this one, and may not run on others.
+        # The build uses all instructions of this processor.
         return recipe.cpu_type()
 
     def environment(
@@ -78,16 +78,16 @@ class BytePS(Recipe):
     ) -> dict[str, str]:
         stand_ins = folder / "stand-ins"
         (stand_ins / "lib").mkdir(parents=True)
-        # "." is the root of the sources, which a header here refers to.
+        # A header here includes files by paths from ".", the sources' root.
         includes = [".", str(_HEADERS / "always")]
         archives = ["numa"]
         flags = [variables.pop("LDFLAGS", "")]
         if self.with_nccl:
             cuda = toolchain.cuda_home(self.prefix)
-            nccl, of_nccl = toolchain.linkable_nccl(
+            nccl, nccl_flags = toolchain.linkable_nccl(
                 toolchain.find_nccl(self.prefix).path or "", folder / "nccl"
             )
-            flags += [of_nccl, f"-Wl,-rpath,{cuda}/lib64"]
+            flags += [nccl_flags, f"-Wl,-rpath,{cuda}/lib64"]
             variables["BYTEPS_NCCL_LINK"] = "SHARED"
         else:
             cuda = nccl = str(stand_ins)
@@ -103,12 +103,12 @@ class BytePS(Recipe):
             {
                 "BYTEPS_CUDA_HOME": cuda,
                 "BYTEPS_NCCL_HOME": nccl,
-                # Else its setup.py starts as many compilers as there are files.
+                # Otherwise its setup.py starts a compiler for each file.
                 "CI": "1",
-                # Its Makefile would download ZeroMQ, which comes with it.
+                # Its Makefile would download ZeroMQ, which the sources contain.
                 "WGET": "cp -t .",
                 "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",
-                # No other flags reach all of its files.
+                # Flags in any other variable do not reach all files.
                 "CXX": f"{variables['CXX']} {_FLAGS} -include {_PATIENCE}",
             }
         )
@@ -126,8 +126,8 @@ def has_cuda() -> bool:
 def _add_to_linker(variables: dict[str, str], flags: str) -> None:
     """Pass flags to the linker of the extensions, but not as LDFLAGS.
 
-    Its Makefile has a variable of that name, with libraries that are not there
-    yet when ZeroMQ is configured, and make would pass it on.
+    BytePS's Makefile sets LDFLAGS to libraries that do not exist yet when
+    ZeroMQ is configured, and make would export the variable.
     """
     if not flags:
         return

@@ -1,8 +1,8 @@
 """BytePS's scheduler and servers, beside the ranks of a job.
 
-Without one of them the ranks would wait for ever: the job ends when one does.
-Each runs this module, which needs neither TensorFlow nor a GPU, with the
-variables that ``dmlc`` describes.
+If one of them ends, the job ends, because its ranks would wait forever. Each is
+a process that runs this module, which needs neither TensorFlow nor a GPU, with
+the variables that ``dmlc`` describes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.launching.rank_process import Rank
+from keras_towers.launching.rank_process import RankProcess
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import is_local, resolve
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:
-    from keras_towers.launching.job import Running
+    from keras_towers.launching.job import RunningJob
 
 _SERVE = [sys.executable, "-m", __name__]
 
@@ -31,10 +31,10 @@ class Servers:
     """The scheduler and servers of a running job, all on this machine."""
 
     def __init__(
-        self, run: Running, number: int, plan: Sequence[RankPlacement]
+        self, run: RunningJob, number: int, plan: Sequence[RankPlacement]
     ):
-        # On a machine with GPUs its processes share memory and use NCCL; where
-        # there are none each counts as a machine.
+        # With GPUs, a worker of BytePS is a host, whose processes share memory
+        # and use NCCL. Without GPUs each process is a worker.
         self._by_host = byteps_recipe.has_cuda()
         sizes = {slot.local_size for slot in plan}
         if self._by_host and len(sizes) > 1:
@@ -57,44 +57,45 @@ class Servers:
             dmlc.ROOT_PORT: str(_free_port(self._address)),
             "PYTHONUNBUFFERED": "1",
         }
-        own = {
+        variables = {
+            **self._common,
             dmlc.NODE_HOST: self._address,
-            # Threads that have nothing to sum are not to keep the cores busy.
+            # Keeps threads that have nothing to sum from spinning.
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         roles = {"scheduler": "scheduler"}
         roles |= {f"server {i}": "server" for i in range(number)}
-        self.processes: list[Rank] = [
-            Rank(
+        self.processes: list[RankProcess] = [
+            RankProcess(
                 run,
                 name,
                 index,
-                {**self._common, **own, dmlc.ROLE: role},
+                {**variables, dmlc.ROLE: role},
                 _SERVE,
             )
             for index, (name, role) in enumerate(roles.items())
         ]
 
     def environment(self, slot: RankPlacement) -> dict[str, str]:
-        """The variables of a rank, given its place."""
+        """The variables of a rank, given its placement."""
         worker, local_rank, local_size = slot.rank, 0, 1
-        own = f"{self._folder}/{slot.rank}"
+        sockets = f"{self._folder}/{slot.rank}"
         if self._by_host:
             worker = slot.cross_rank
             local_rank, local_size = slot.local_rank, slot.local_size
-            own = self._folder
-        here = is_local(slot.hostname)
-        if here:
-            os.makedirs(own, exist_ok=True)
+            sockets = self._folder
+        local = is_local(slot.hostname)
+        if local:
+            os.makedirs(sockets, exist_ok=True)
         return {
             **self._common,
             BYTEPS_LAUNCHED: "1",
             dmlc.ROLE: "worker",
             dmlc.WORKER_ID: str(worker),
-            dmlc.NODE_HOST: self._address if here else resolve(slot.hostname),
+            dmlc.NODE_HOST: self._address if local else resolve(slot.hostname),
             dmlc.LOCAL_RANK: str(local_rank),
             dmlc.LOCAL_SIZE: str(local_size),
-            **({"BYTEPS_SOCKET_PATH": own} if here else {}),
+            **({dmlc.SOCKETS: sockets} if local else {}),
         }
 
 
@@ -110,7 +111,7 @@ def _serve() -> None:
         dmlc.check_server()
     except TowerError as error:
         sys.exit(f"keras_towers: {error}")
-    # It serves while it is imported.
+    # Importing the module serves, and returns when the job has ended.
     import byteps.server  # noqa: F401
 
 

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
+from keras_towers.engines.byteps import byteps_process
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import RankKeywords, options_of
@@ -17,12 +18,12 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class BytePSStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over BytePS.
 
-    Gradients are summed by servers, which run beside the processes that train,
-    or on machines without GPUs of their own. All processes run the same script,
-    started by ``keras-towers run -np 4 --strategy byteps script.py``, and each
-    takes its share of every global batch. Results are those of one process, as
-    with ``HorovodStrategy``. With ``compression=None`` servers sum gradients
-    without loss, as with ``compression="none"``.
+    Servers sum the gradients. They run beside the processes that train, or on
+    spare machines without GPUs. All processes run the same script, started by
+    ``keras-towers run -np 4 --strategy byteps script.py``, and each takes its
+    share of every global batch. Results equal those of one process, as with
+    ``HorovodStrategy``. With ``compression=None`` servers sum gradients without
+    loss, as with ``compression="none"``.
 
     Ports tensorpack's ``BytePSTrainer``; the engine is BytePS (Jiang et al., "A
     Unified Architecture for Accelerating Distributed DNN Training in
@@ -36,8 +37,8 @@ class BytePSStrategy(BaseStrategy):
             of exchanging gradients in every step.
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
-        **options: those of ``TowerStrategy``, and those above; ``Options``
-            describes them in more detail.
+        **options: the options of ``TowerStrategy`` and the options above;
+            ``Options`` describes all of them in more detail.
 
     Raises:
         TowerError: BytePS is not installed or was built for another
@@ -52,11 +53,11 @@ class BytePSStrategy(BaseStrategy):
     def __init__(
         self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
     ):
-        # Also where ranks share memory: servers are what was asked for.
+        # The default would bypass the servers if ranks share memory.
         options["compression"] = options.get("compression") or "none"
         checked = options_of(self, RankKeywords, options)
         transport = BytePSTransport()
-        if transport.size == 1 and not transport.was_launched:
+        if transport.size == 1 and not byteps_process.was_launched():
             logger.warning(
                 "BytePSStrategy trains in a single process, because no "
                 "launcher started it: `keras-towers run -np 2 --strategy "

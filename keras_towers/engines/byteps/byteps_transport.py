@@ -3,155 +3,57 @@
 BytePS sums tensors on servers, which may be spare CPU machines: each worker
 pushes a tensor and pulls the sum (Jiang et al., "A Unified Architecture for
 Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI
-2020). Gathering is the sum of vectors in which each rank has filled in its
-part, broadcasting the sum of the root's vector and zeros. Their bits are added
-as integers, so that values arrive as they were sent. Three things that BytePS
-leaves to its caller are seen to here:
+2020). A gather is the sum of vectors in which each rank has filled in its
+share, a broadcast is the sum of the root's vector and zeros. Their bits are
+added as integers, so that values arrive exactly as they were sent. BytePS
+leaves three tasks to its caller:
 
 - A server overwrites a tensor's sum with the first push of the next round, even
-  if a slower worker has not pulled it yet. Rounds therefore alternate between
-  two names: before a worker pushes to one again it has pulled the other, for
-  which every worker had to push, each after it had pulled the first.
-- Tensors are known by the order in which their names are declared. Ranks that
-  declare new names compare them first.
-- What is pushed under one name has one length. Names contain it, and a vector
-  whose length differs from round to round is padded to one of a few.
+  if a slower worker has not pulled it yet. So rounds alternate between two
+  names. Before a worker pushes to a name again, it has pulled the sum of the
+  other name, to which every worker has pushed after pulling the first sum.
+- Tensors are identified by the order in which their names are declared. So
+  ranks compare new names before they declare them.
+- All tensors pushed under one name must have the same length. So names contain
+  the length, and vectors whose length may change are padded to one of a few.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import functools
 import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat, settings
+from keras_towers import compat
 from keras_towers.engines import BYTEPS
-from keras_towers.engines.byteps import byteps_recipe, dmlc
+from keras_towers.engines.byteps import byteps_process, byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import (
-    check,
-    launchers,
-    store,
-    tf_config,
-    versions,
-    watch,
-)
-from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
+from keras_towers.rendezvous import check, store, watch
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
     MESSAGE_BYTES,
     from_words,
+    header,
     number_of_words,
     packed,
+    shapes_of_ranks,
     words_of,
 )
 
-# To what vectors are padded whose lengths are not known before: to more, there
-# would be more branches to trace; to fewer, more zeros to send.
-_LEAST_BYTES = 2**10
+# Vectors of unknown length are padded to sizes from _MIN_BYTES on, each _GROWTH
+# times the one before. More sizes mean more branches to trace, fewer mean more
+# zeros to send.
+_MIN_BYTES = 2**10
 _GROWTH = 16
-_SHOWN = 5
-_PR_SET_TIMERSLACK = 29
-_SLACK_NS = 500_000
+# Names that an error lists for each rank, at most.
+_NAMED = 5
 
-
-# The worker that this process is, in words; None: of no job.
-_worker: str | None = None
-_connected = False
-# Which of its two names the next round of a vector has. BytePS keeps declared
-# names until the process ends.
-_turns: dict[str, tf.Variable] = {}
-
-
-def connect(bps: ModuleType) -> None:
-    """Start BytePS in this process, and wait for the others."""
-    global _connected, _worker
-    if _connected:
-        return
-    _worker = dmlc.worker()
-    member = launchers.detect()
-    if _worker is None and member and not member.alone:
-        raise TowerError(
-            f"this process is {member}, but nothing has started BytePS's "
-            "scheduler and servers, so that each process would train a model "
-            "of its own: use `keras-towers run -np 2 --strategy byteps "
-            "script.py`, or, if the script enters the strategy itself, "
-            f"`keras-towers run -np 2 --servers 1`. "
-            f"{launchers.HOW_TO_BE_ALONE}"
-        )
-    if _worker is None and member is None:
-        tf_config.refuse_apart("BytePS")
-    versions.compare_with_first_rank("BytePS")
-    dmlc.prepare(_worker)
-    with _ending_late_start(_worker), _patient_threads():
-        bps.init(lazy=False)
-    # Its own way to leave waits for all others, also after an error.
-    atexit.unregister(bps.shutdown)
-    atexit.register(_leave_job, bps)
-    _connected = True
-
-
-@contextmanager
-def _patient_threads() -> Iterator[None]:
-    """Give threads started inside the block a coarser timer.
-
-    Each thread of BytePS looks for work every microsecond, which leaves little
-    for the model on a machine with few cores. A thread inherits the slack of
-    its timers from the one that starts it.
-    """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
-    try:
-        yield
-    finally:
-        libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
-
-
-@contextmanager
-def _ending_late_start(worker: str | None) -> Iterator[None]:
-    """End the process if others do not arrive: no exception reaches C++."""
-    limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
-    text = (
-        f"{worker} has waited {limit_s:.0f} s for the scheduler and all "
-        "servers and workers. Do they run, reach that address, and have the "
-        f"same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each worker "
-        f"another {dmlc.WORKER_ID}? {START_TIMEOUT} sets the seconds."
-    )
-    late = threading.Timer(limit_s, watch.end, [text])
-    late.daemon = True
-    if worker is not None:
-        late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
-
-
-def _leave_job(bps: ModuleType) -> None:
-    """Leave the job at the end of Python.
-
-    BytePS's ``shutdown`` ends the servers too, once all workers have called it.
-    Where the launcher ends them there is nothing to wait for, and after an
-    error in this process there would be no end to it.
-    """
-    failed = getattr(sys, "last_value", None) is not None
-    if _worker is not None and (BYTEPS_LAUNCHED in os.environ or failed):
-        # Destructors of BytePS would find its threads running. This is called
-        # after Python's end, with the exit code.
-        libc = ctypes.CDLL(None)
-        libc.on_exit(libc._exit, None)
-        return
-    bps.shutdown()
+# By name, whether the next round uses the second of its two names. BytePS keeps
+# declared names until the process ends.
+_is_second: dict[str, tf.Variable] = {}
 
 
 class BytePSTransport(EngineTransport):
@@ -161,35 +63,31 @@ class BytePSTransport(EngineTransport):
 
     def __init__(self):
         super().__init__(BYTEPS.import_module())
-        connect(self.engine)
+        byteps_process.connect(self.engine)
         self._library: Any = self.engine.ops.TF_LIB_CTYPES
         self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
-        # A build with CUDA takes a GPU's tensors.
+        # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"
         self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
         self._compares_names = False
-        if self.size > 1 and not _turns:
+        if self.size > 1 and not _is_second:
             self._check_ranks()
-            # What compares names has names of its own.
+            # Declares the names that later comparisons of names use.
             self.gather_objects(None)
-            watch.watch_over(self.rank, self.size)
-            store.tell_connected(self.rank)
+            watch.start_watch(self.rank, self.size)
+            store.report_connected(self.rank)
         self._compares_names = True
 
     @property
-    def was_launched(self) -> bool:
-        """Whether the environment describes a job, even of one process."""
-        return _worker is not None or launchers.detect() is not None
-
-    @property
     def sums_float16(self) -> bool:
-        # Its servers use the processor's instructions for it.
+        # The servers use the processor's float16 instructions.
         return True
 
+    # Without GPUs, BytePS counts each process as a machine with one local rank.
+    # The launcher sets Horovod's variables for all engines.
     @property
     def local_rank(self) -> int:
-        # For BytePS every process without a GPU is a machine of its own.
         return int(os.environ.get("HOROVOD_LOCAL_RANK") or super().local_rank)
 
     @property
@@ -197,32 +95,34 @@ class BytePSTransport(EngineTransport):
         return int(os.environ.get("HOROVOD_LOCAL_SIZE") or super().local_size)
 
     def _check_ranks(self) -> None:
-        place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
-        (times,) = self.all_reduce([place], "kt.ranks")
-        if (times.numpy() != 1).any():
+        mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        (counts,) = self.all_reduce([mine], "kt.ranks")
+        if (counts.numpy() != 1).any():
             raise TowerError(
                 "BytePS's workers have duplicate or missing ranks; ranks 0, "
-                f"1, ... occur {', '.join(map(str, times.numpy()))} times: "
+                f"1, ... occur {', '.join(map(str, counts.numpy()))} times: "
                 f"give each worker a different {dmlc.WORKER_ID}, from 0."
             )
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        shape = tf.shape(tensor, tf.int64)
-        place = tf.one_hot(self.rank, self.size, dtype=tf.int64)
-        (rows,) = self._sum([place * shape[0]], f"{key}.rows")
-        shapes = [
-            tf.concat([[count], shape[1:]], 0) for count in tf.unstack(rows)
-        ]
-        sizes = number_of_words(tensor.dtype, tf.stack(shapes))
-        # Of unknown length: one of its own would keep memory on all servers.
+        mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        mine = mine[:, tf.newaxis] * header(tensor, key)
+        (headers,) = self._sum([mine], f"{key}.headers")
+        shapes = shapes_of_ranks(headers, tensor, key)
+        sizes = number_of_words(tensor.dtype, shapes)
+        # The length stays unknown to TensorFlow: a name for each length would
+        # take memory on all servers.
         before = tf.reduce_sum(sizes[: self.rank])
         after = tf.reduce_sum(sizes[self.rank + 1 :])
-        mine = tf.pad(words_of(tensor), tf.stack([[before, after]]))
-        (everyone,) = self._sum([mine], f"{key}.words")
-        parts = tf.split(everyone, sizes, num=self.size)
+        padded = tf.pad(words_of(tensor), tf.stack([[before, after]]))
+        (words,) = self._sum([padded], f"{key}.words")
         gathered = [
-            from_words(part, tensor.dtype, shape)
-            for part, shape in zip(parts, shapes, strict=True)
+            from_words(words_of_rank, tensor.dtype, shape)
+            for words_of_rank, shape in zip(
+                tf.split(words, sizes, num=self.size),
+                tf.unstack(shapes, self.size),
+                strict=True,
+            )
         ]
         return tf.concat(gathered, 0)
 
@@ -256,27 +156,27 @@ class BytePSTransport(EngineTransport):
         """Sum a vector under a name for its length.
 
         Args:
-            names: the names by length, of which there are several if the length
-                is known only at run time; it may be 0.
+            vector: the vector, possibly empty.
+            names: the names by length. If there are several, the length is
+                known only at run time, and the vector is padded; one that is
+                longer than all of them is sent in chunks.
         """
         if len(names) == 1:
             (name,) = names.values()
             return self._push_pull(vector, name)
         *shorter, longest = names
 
-        def padded(part: tf.Tensor, length: int) -> Callable[[], tf.Tensor]:
-            def total() -> tf.Tensor:
-                whole = tf.pad(part, [[0, length - tf.size(part)]])
-                whole = tf.ensure_shape(whole, [length])
-                return self._push_pull(whole, names[length])
+        def sum_padded(part: tf.Tensor, length: int) -> tf.Tensor:
+            padded = tf.pad(part, [[0, length - tf.size(part)]])
+            padded = tf.ensure_shape(padded, [length])
+            return self._push_pull(padded, names[length])
 
-            return total
-
-        def chunk(number: tf.Tensor, sums: tf.TensorArray):
+        def sum_chunk(number: tf.Tensor, sums: tf.TensorArray):
             part = vector[number * longest : (number + 1) * longest]
-            step = tf.reduce_sum(tf.cast(tf.size(part) > shorter, tf.int32))
+            index = tf.reduce_sum(tf.cast(tf.size(part) > shorter, tf.int32))
             total = tf.switch_case(
-                step, [padded(part, length) for length in names]
+                index,
+                [functools.partial(sum_padded, part, n) for n in names],
             )
             return number + 1, sums.write(number, total[: tf.size(part)])
 
@@ -286,49 +186,44 @@ class BytePSTransport(EngineTransport):
         )
         _, sums = tf.while_loop(
             lambda number, _: number < chunks,
-            chunk,
+            sum_chunk,
             (tf.constant(0), sums),
             parallel_iterations=1,
         )
         return sums.concat()
 
     def _push_pull(self, vector: tf.Tensor, name: str) -> tf.Tensor:
-        """Sum a vector of a known length, in turn under each of two names.
+        """Sum a vector of a known length, alternating between two names.
 
-        If TensorFlow knew it to be constant, its constant folding would run the
-        operation, which has no side effects as far as TensorFlow knows, once
+        TensorFlow does not know that the operation has side effects. If the
+        vector were a constant, constant folding would run the operation once
         for all steps, and only on a rank that happens to trace.
         """
         hidden = tf.reshape(vector, self._flat.read_value())
         hidden = tf.ensure_shape(hidden, vector.shape)
 
-        def push(turn: int) -> Callable[[], tf.Tensor]:
-            def sum_of_ranks() -> tf.Tensor:
-                with tf.device(self._device):
-                    return self._operation(
-                        hidden, input_name=_with_turn(name, turn)
-                    )
+        def push(number: int) -> tf.Tensor:
+            with tf.device(self._device):
+                return self._operation(hidden, input_name=f"{name}/{number}")
 
-            return sum_of_ranks
-
-        turn = _turns[name]
-        is_second = turn.read_value()
-        total = tf.cond(is_second, push(1), push(0))
+        variable = _is_second[name]
+        is_second = variable.read_value()
+        total = tf.cond(is_second, lambda: push(1), lambda: push(0))
         with tf.control_dependencies([total]):
-            # Also in a loop the next round begins when this one has ended.
-            turn.assign(~is_second, read_value=False)
+            # Even in a loop, the next round begins after this one.
+            variable.assign(~is_second, read_value=False)
         return tf.ensure_shape(total, vector.shape)
 
     def _declare(self, names: Sequence[str]) -> None:
-        """Declare the names that are new, if they are so on all ranks."""
-        new = [name for name in names if name not in _turns]
+        """Declare the names that are new, if they are new on all ranks."""
+        new = [name for name in names if name not in _is_second]
         if not new:
             return
         if self._compares_names:
             with tf.init_scope():
                 ranks = self.gather_objects(new)
             if any(other != ranks[0] for other in ranks):
-                listed = [", ".join(names[:_SHOWN]) for names in ranks]
+                listed = [", ".join(names[:_NAMED]) for names in ranks]
                 raise tf.errors.InvalidArgumentError(
                     None,
                     None,
@@ -338,9 +233,9 @@ class BytePSTransport(EngineTransport):
                     "the same methods in the same order.",
                 )
         for name in new:
-            _turns[name] = compat.hidden_variable("CPU:0", False)
-            for turn in range(2):
-                declared = _with_turn(name, turn).encode()
+            _is_second[name] = compat.hidden_variable("CPU:0", False)
+            for number in range(2):
+                declared = f"{name}/{number}".encode()
                 self._library.byteps_tensorflow_declare_tensor(declared)
 
 
@@ -350,17 +245,13 @@ def transport() -> BytePSTransport:
     return BytePSTransport()
 
 
-def _with_turn(name: str, turn: int) -> str:
-    return f"{name}/{turn}"
-
-
 def _lengths(vector: tf.Tensor) -> list[int]:
-    """The lengths under which a vector may be sent: its own, if it is known."""
+    """The lengths with which a vector may be sent: its own, if it is known."""
     known = vector.shape.num_elements()
     if known is not None:
         return [known]
     longest = MESSAGE_BYTES // vector.dtype.size
-    lengths = [_LEAST_BYTES // vector.dtype.size]
+    lengths = [_MIN_BYTES // vector.dtype.size]
     while lengths[-1] < longest:
         lengths.append(_GROWTH * lengths[-1])
     return lengths

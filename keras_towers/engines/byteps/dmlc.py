@@ -1,7 +1,7 @@
-"""The variables by which BytePS's processes find one another.
+"""The environment variables with which BytePS's processes find one another.
 
-Where one is missing or wrong, BytePS waits for ever or aborts without a
-traceback, so they are checked before.
+If one is missing or wrong, BytePS waits forever or aborts without a traceback,
+so they are checked first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.network import is_own
+from keras_towers.rendezvous.network import is_local_address
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"
@@ -26,7 +26,7 @@ NODE_HOST = "DMLC_NODE_HOST"
 LOCAL_RANK = "BYTEPS_LOCAL_RANK"
 LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
 
-_SOCKETS = "BYTEPS_SOCKET_PATH"
+SOCKETS = "BYTEPS_SOCKET_PATH"
 _ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
 _HOW = (
     "`keras-towers run -np 2 --strategy byteps script.py` sets all of them; to "
@@ -34,8 +34,8 @@ _HOW = (
 )
 
 
-def worker(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Check a worker's place and describe it; None if no variable names one."""
+def check_worker(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Check a worker's variables and describe it; None if there are none."""
     if not any(name.startswith("DMLC_") for name in environment):
         return None
     workers, servers, root, port = _job(environment, ["worker"], WORKER_ID)
@@ -44,8 +44,9 @@ def worker(environment: Mapping[str, str] = os.environ) -> str | None:
     _number(environment, LOCAL_RANK, 0, local_size, default="0")
     if environment.get(_ASYNCHRONOUS, "0") != "0":
         raise _wrong(
-            f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
-            "of, which no strategy here can use: unset it on all processes"
+            f"{_ASYNCHRONOUS} makes servers ignore which step a gradient "
+            "belongs to, which no strategy here can use: unset it on all "
+            "processes"
         )
     return (
         f"worker {number} of {workers}, with {servers} server(s) and the "
@@ -59,7 +60,7 @@ def check_server(environment: Mapping[str, str] = os.environ) -> None:
     if environment[ROLE] == "scheduler":
         try:
             with socket.socket() as probe:
-                # As where it was in use a moment ago.
+                # A port that was in use a moment ago counts as free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((root, port))
         except OSError as error:
@@ -70,37 +71,47 @@ def check_server(environment: Mapping[str, str] = os.environ) -> None:
             ) from None
 
 
-def prepare(place: str | None) -> None:
-    """Set the other variables that BytePS reads, unless the user has."""
-    if place is None:
-        # Alone: BytePS wants to be told even that.
+def set_defaults(worker: str | None) -> None:
+    """Set the remaining variables that BytePS reads, unless the user has.
+
+    Args:
+        worker: the result of ``check_worker``.
+    """
+    if worker is None:
+        # BytePS needs these even if there is only one process.
         os.environ.update({ROLE: "worker", NUM_WORKER: "1", WORKER_ID: "0"})
         os.environ.setdefault(NUM_SERVER, "0")
     else:
-        # Also one worker goes by the servers, as several do.
+        # Otherwise a single worker would not use the servers.
         os.environ.setdefault("BYTEPS_FORCE_DISTRIBUTED", "1")
     os.environ.setdefault(LOCAL_RANK, "0")
     os.environ.setdefault(LOCAL_SIZE, "1")
-    # Its other ways to choose a tensor's server read memory that is freed.
+    # BytePS's other ways to assign tensors to servers read freed memory.
     os.environ.setdefault("BYTEPS_KEY_HASH_FN", "naive")
-    if os.environ[LOCAL_SIZE] == "1" and _SOCKETS not in os.environ:
-        # Those between the processes of a machine, of which it is alone.
+    if os.environ[LOCAL_SIZE] == "1" and SOCKETS not in os.environ:
+        # For sockets between the processes of a machine; this is its only one.
         path = tempfile.mkdtemp(prefix="keras-towers-byteps-")
         atexit.register(shutil.rmtree, path, ignore_errors=True)
-        os.environ[_SOCKETS] = path
+        os.environ[SOCKETS] = path
 
 
 def _job(
-    environment: Mapping[str, str], roles: Sequence[str], *others: str
+    environment: Mapping[str, str], roles: Sequence[str], *more: str
 ) -> tuple[int, int, str, int]:
-    """The workers, the servers, and the scheduler's host and port."""
+    """The number of workers and servers, and the scheduler's host and port.
+
+    Args:
+        environment: the variables to check.
+        roles: the roles that this process may have.
+        *more: names of further variables that have to be set.
+    """
     role = environment.get(ROLE)
     if role not in roles:
         raise _wrong(
-            f"{ROLE} is {role!r}, but that of this process has to be "
+            f"{ROLE} is {role!r}, but for this process it has to be "
             f"{' or '.join(map(repr, roles))}"
         )
-    needed = *others, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT
+    needed = *more, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT
     missing = [name for name in needed if not environment.get(name)]
     if missing:
         raise _wrong(f"not set: {', '.join(missing)}")
@@ -112,23 +123,25 @@ def _job(
     return workers, servers, root, port
 
 
-def _check_addresses(host: str, own: str | None) -> None:
-    """Check that this machine and the scheduler's can be reached."""
+def _check_addresses(host: str, node_host: str | None) -> None:
+    """Check that the scheduler and this process can reach each other."""
     try:
         root = socket.gethostbyname(host)
     except OSError as error:
         raise _wrong(
-            f"{ROOT_URI}={host} is no host that this machine knows ({error})"
+            f"{ROOT_URI}={host} cannot be resolved on this machine ({error})"
         ) from None
-    if own is None:
+    if node_host is None:
         return
-    if not is_own(own):
-        raise _wrong(f"{NODE_HOST}={own} has to be an address of this machine")
-    address = socket.gethostbyname(own)
+    if not is_local_address(node_host):
+        raise _wrong(
+            f"{NODE_HOST}={node_host} has to be an address of this machine"
+        )
+    address = socket.gethostbyname(node_host)
     if address.startswith("127.") != root.startswith("127."):
         raise _wrong(
-            f"{NODE_HOST}={own} and {ROOT_URI}={host}: either both are "
-            "addresses of loopback, or none is"
+            f"{NODE_HOST}={node_host} and {ROOT_URI}={host}: either both or "
+            "neither have to be loopback addresses"
         )
 
 
@@ -140,7 +153,7 @@ def _number(
     *,
     default: str = "",
 ) -> int:
-    """A whole number in a range."""
+    """Read a whole number, from ``least`` to ``end - 1``, from a variable."""
     text = environment.get(name, default)
     if not text.isdecimal() or not least <= int(text) < end:
         raise _wrong(

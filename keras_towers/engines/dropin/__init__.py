@@ -1,4 +1,4 @@
-"""The common base of the drop-ins for Horovod's and BytePS's modules."""
+"""Code that the drop-ins for Horovod's and BytePS's modules share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from keras_towers.transport import Transport
 _connect: Callable[[], Transport] | None = None
 
 
-def connect_by(
-    connect: Callable[[], Transport], by_default: bool = False
+def use_connection(
+    connect: Callable[[], Transport], as_default: bool = False
 ) -> None:
-    """Make callbacks and ``fit`` use the ranks that a function connects.
+    """Set the connection that callbacks and ``fit`` use.
 
     Args:
-        connect: returns the connection of this process.
-        by_default: only if no other was named before.
+        connect: returns this process's transport, which it may have to connect.
+        as_default: do nothing if a connection was set before.
     """
     global _connect
-    if not by_default or _connect is None:
+    if not as_default or _connect is None:
         _connect = connect
 
 
@@ -37,19 +37,17 @@ def connection() -> Transport:
     return _connect()
 
 
-def plain(variable: Any) -> Any:
-    """Return the ``tf.Variable`` inside a Keras variable."""
-    if isinstance(variable, keras.Variable):
-        return variable.value
-    return variable
+def tf_variable(variable: Any) -> Any:
+    """Return the ``tf.Variable`` of a Keras variable, or any other value."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def variable_key(variable: Any) -> int:
     """Return a key that identifies a Keras or TensorFlow variable."""
-    return id(plain(variable))
+    return id(tf_variable(variable))
 
 
-def check_compression(compression: Any, called: str) -> None:
+def check_compression(compression: Any, module: str) -> None:
     """Refuse an object without ``compress`` and ``decompress``."""
     if not all(
         callable(getattr(compression, method, None))
@@ -57,22 +55,22 @@ def check_compression(compression: Any, called: str) -> None:
     ):
         raise TowerError(
             f"compression is {compression!r}, which cannot compress and "
-            f"decompress. Give {called}.Compression.none or "
-            f"{called}.Compression.fp16."
+            f"decompress. Give {module}.Compression.none or "
+            f"{module}.Compression.fp16."
         )
 
 
-class _NoList(TowerError, RuntimeError):
+class _NoGlobalVariables(TowerError, RuntimeError):
     """A ``RuntimeError``, as Horovod raises."""
 
 
-def refuse_global_variables(called: str, root_rank: Any) -> NoReturn:
+def refuse_global_variables(module: str, root_rank: Any) -> NoReturn:
     """Raise the error of ``broadcast_global_variables``."""
-    raise _NoList(
+    raise _NoGlobalVariables(
         f"broadcast_global_variables({root_rank}) is not possible: "
         "TensorFlow 2 keeps no list of all variables. Name them: "
-        f"{called}.broadcast_variables(model.weights + "
+        f"{module}.broadcast_variables(model.weights + "
         f"model.optimizer.variables, root_rank={root_rank}). In fit, use "
-        f"callbacks=[{called}.callbacks."
+        f"callbacks=[{module}.callbacks."
         f"BroadcastGlobalVariablesCallback({root_rank})]."
     )

@@ -1,7 +1,7 @@
-"""Models whose optimizer is distributed: compiled, and loaded from files.
+"""Models with a distributed optimizer: how they are compiled and loaded.
 
-Keras's ``compile`` chooses XLA, which does not support the engines, and wraps
-optimizers to scale losses: both are seen to while an engine runs.
+Keras's ``compile`` chooses XLA, which does not support the engines, and may
+wrap the optimizer to scale losses. Patches handle both while an engine runs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.engines.dropin import common_callbacks
+from keras_towers.engines.dropin import sync_callbacks
 from keras_towers.engines.dropin.distributed_optimizer import (
     is_distributed,
-    move_outward,
+    move_reducer_outward,
     reducer_of,
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.model_state import optimizers_in
 
-# Keras 2 accepted this argument, and Horovod's examples pass it. It selected
-# between execution modes that Keras 3 does not have.
-_FORGOTTEN = "experimental_run_tf_function"
+# Horovod's examples pass this argument. In Keras 2 it selected between modes of
+# execution that Keras 3 does not have.
+_OBSOLETE = "experimental_run_tf_function"
 _patched: contextlib.ExitStack | None = None
 
 
@@ -40,8 +40,8 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
     global _patched
     if _patched is not None:
         return
-    # In the class that defines it: Keras regards any other ``compile`` as a
-    # custom one, which it does not call when it loads a model.
+    # The class that defines it: Keras would regard a ``compile`` of any other
+    # class as custom, and not call it when it loads a model.
     trainer = next(
         cls
         for cls in compat.TensorFlowTrainer.__mro__
@@ -50,44 +50,48 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
     signature = inspect.signature(trainer.compile)
     fit_signature = inspect.signature(compat.TensorFlowTrainer.fit)
 
-    def compile(
+    def compile_without_xla(
         original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
     ) -> None:
         optimizer = args[0] if args else kwargs.get("optimizer")
         distributed = is_initialized() and is_distributed(optimizer)
         if not is_initialized():
-            unpatch_keras()  # By its own shutdown, not by the drop-in's.
+            # The engine was shut down by its own function, not the drop-in's.
+            unpatch_keras()
         if distributed:
-            kwargs.pop(_FORGOTTEN, None)
+            kwargs.pop(_OBSOLETE, None)
         original(model, *args, **kwargs)
         if distributed:
             bound = signature.bind(model, *args, **kwargs)
             if bound.arguments.get("jit_compile", "auto") == "auto":
                 model.jit_compile = False
 
-    def fit(
+    def fit_with_synced_callbacks(
         original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     ) -> Any:
         optimizers = optimizers_in(model.optimizer)
         reducers = filter(None, map(reducer_of, optimizers))
-        if not is_initialized() or not any(r.of_all for r in reducers):
+        if not is_initialized() or not any(r.all_ranks for r in reducers):
             return original(model, *args, **kwargs)
         arguments = fit_signature.bind(model, *args, **kwargs).arguments
-        with common_callbacks.with_synced_callbacks(arguments):
+        with sync_callbacks.sync_callbacks(arguments):
             return original(arguments.pop("self"), **arguments)
 
-    def scale(
+    def wrap_loss_scaling(
         original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any
     ) -> None:
         original(outer, *args, **kwargs)
-        move_outward(outer)
+        move_reducer_outward(outer)
 
-    scaling = keras.optimizers.LossScaleOptimizer
     with contextlib.ExitStack() as stack:
         replaced = patches.replaced(
-            (trainer, "compile", compile),
-            (compat.TensorFlowTrainer, "fit", fit),
-            (scaling, "__init__", scale),
+            (trainer, "compile", compile_without_xla),
+            (compat.TensorFlowTrainer, "fit", fit_with_synced_callbacks),
+            (
+                keras.optimizers.LossScaleOptimizer,
+                "__init__",
+                wrap_loss_scaling,
+            ),
         )
         stack.enter_context(replaced)
         _patched = stack.pop_all()
@@ -102,13 +106,13 @@ def unpatch_keras() -> None:
 
 
 def load_model(
-    distributed: Callable[..., Any],
+    distribute: Callable[..., Any],
     filepath: Any,
     custom_optimizers: Iterable[type] | None,
     custom_objects: dict[str, Any] | None,
     **kwargs: Any,
 ) -> keras.Model:
-    """Load a model and give its optimizer to ``distributed``."""
+    """Load a model and call ``distribute`` on its optimizer."""
     names = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(
         filepath, custom_objects={**names, **(custom_objects or {})}, **kwargs
@@ -117,21 +121,21 @@ def load_model(
     if optimizer is None:
         return model
     if h5py.is_hdf5(filepath) and model.trainable_variables:
-        optimizer = model.optimizer = _with_state_of_h5(model, filepath)
-    distributed(optimizer)
+        optimizer = model.optimizer = _h5_optimizer(model, filepath)
+    distribute(optimizer)
     model.jit_compile = False
     return model
 
 
-def _with_state_of_h5(model: keras.Model, path: Any) -> Any:
-    """Make the optimizer of an ``.h5`` file; Keras does not read its state."""
+def _h5_optimizer(model: keras.Model, path: Any) -> Any:
+    """Make an ``.h5`` file's optimizer, with the state that Keras ignores."""
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
     with h5py.File(path) as file:
         if "optimizer_weights" not in file:
             return optimizer
         values = list(compat.load_h5_optimizer_weights(file))
-        # Those of a file of Keras 2 are others.
+        # The optimizers of Keras 2 saved different variables.
         if len(values) == len(optimizer.variables):
             for variable, value in zip(
                 optimizer.variables, values, strict=True

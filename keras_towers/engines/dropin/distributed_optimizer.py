@@ -1,8 +1,8 @@
-"""Turns an existing optimizer into one that reduces its gradients first.
+"""Makes an existing optimizer reduce its gradients over the ranks.
 
-It keeps its class, but gets an ``apply`` that reduces and calls the original
-one. Clipping, decay and averages thus see the reduced gradient, as in a single
-process.
+It keeps its class, but gets an ``apply`` that first reduces gradients and then
+calls the original one. So clipping, weight decay and moving averages see the
+reduced gradients, as in a single process.
 """
 
 from __future__ import annotations
@@ -22,65 +22,75 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.weights.model_state import optimizers_in
 
-# Bypasses Keras's attribute tracking, which searches for variables.
+# In the optimizer's __dict__: Keras's __setattr__ would search the value for
+# variables to track.
 _REDUCER = "_keras_towers_reducer"
 
 
 class Reducer(ABC):
-    """Reduces the gradients of one optimizer over the ranks."""
+    """Reduces the gradients of one optimizer over the ranks.
 
-    called: str
-    # Whether it reduces over all ranks of the job.
-    of_all: bool = True
+    Variables, and the variables of layers, may be declared local: every rank
+    applies its own gradients to them.
+
+    Attributes:
+        module: the usual name of the drop-in's module, for messages.
+        all_ranks: whether it reduces over all ranks of the job.
+        local_keys: the keys of local variables.
+        local_layers: layers of local variables.
+        accumulator: sums the gradients of several calls for one update; None:
+            each call updates.
+    """
+
+    module: str
+    all_ranks: bool = True
 
     def __init__(self, sparse_as_dense: bool):
         self.local_keys: set[int] = set()
         self.local_layers: list[keras.Layer] = []
-        # Sums several backward passes; None: each one is applied.
-        self.passes: Passes | None = None
+        self.accumulator: GradientAccumulator | None = None
         self._sparse_as_dense = sparse_as_dense
 
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
         """Reduce gradients over all ranks: tensors, slices or None."""
-        reduced = [self._as_tensor(grad) for grad in grads]
+        results = [self._to_tensor(grad) for grad in grads]
         if not self.communicates():
-            return reduced
-        keys = self.local_keys | {
+            return results
+        local_keys = self.local_keys | {
             variable_key(variable)
             for layer in self.local_layers
             for variable in layer.trainable_weights
         }
-        local = [variable_key(variable) in keys for variable in variables]
-        chosen = [
-            i for i, g in enumerate(reduced) if g is not None and not local[i]
-        ]
-        totals = self.reduce_shared(
-            [reduced[i] for i in chosen], [variables[i] for i in chosen]
+        is_local = [variable_key(v) in local_keys for v in variables]
+        present = [i for i, grad in enumerate(results) if grad is not None]
+        chosen = [i for i in present if not is_local[i]]
+        reduced = self.reduce_global(
+            [results[i] for i in chosen], [variables[i] for i in chosen]
         )
-        for i, total in zip(chosen, totals, strict=True):
-            reduced[i] = total
-        return [
-            self.scaled_local(grad) if own and grad is not None else grad
-            for grad, own in zip(reduced, local, strict=True)
-        ]
+        for i, grad in zip(chosen, reduced, strict=True):
+            results[i] = grad
+        for i in present:
+            if is_local[i]:
+                results[i] = self.scale_local(results[i])
+        return results
 
     @abstractmethod
     def communicates(self) -> bool:
         """Whether there are other ranks to reduce with."""
 
     @abstractmethod
-    def reduce_shared(
+    def reduce_global(
         self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
-        """Reduce the gradients that all ranks have."""
+        """Reduce the gradients of variables that are not local."""
 
-    def scaled_local(self, grad: Any) -> Any:
-        """Return the scaled gradient of a local variable."""
+    def scale_local(self, grad: Any) -> Any:
+        """Scale the gradient of a local variable."""
         return grad
 
-    def _as_tensor(self, grad: Any) -> Any:
+    def _to_tensor(self, grad: Any) -> Any:
         sparse = isinstance(grad, tf.IndexedSlices)
         if grad is None or (sparse and not self._sparse_as_dense):
             return grad
@@ -90,10 +100,17 @@ class Reducer(ABC):
 def distribute(
     optimizer: Any, reducer: Reducer, passes: Any, average: bool = False
 ) -> None:
-    """Make an optimizer reduce its gradients from now on."""
+    """Make an optimizer reduce its gradients from now on.
+
+    Args:
+        optimizer: any optimizer of Keras 3 that does not do so yet.
+        reducer: reduces the gradients.
+        passes: the number of calls whose gradients are summed for one update.
+        average: whether to use their mean instead of the sum.
+    """
     if not isinstance(optimizer, compat.BaseOptimizer):
         raise TowerError(
-            f"{reducer.called}.DistributedOptimizer takes an optimizer of "
+            f"{reducer.module}.DistributedOptimizer takes an optimizer of "
             "Keras 3, such as keras.optimizers.SGD(0.1), but got "
             f"{optimizer!r}."
         )
@@ -101,23 +118,23 @@ def distribute(
         if reducer_of(inner) is not None:
             raise TowerError(
                 f"the optimizer {inner.name!r} is already distributed: call "
-                f"{reducer.called}.DistributedOptimizer only once per "
+                f"{reducer.module}.DistributedOptimizer only once per "
                 "optimizer."
             )
     if not isinstance(passes, int) or passes < 1:
         raise TowerError(
             f"backward_passes_per_step is {passes!r}: give 1 or more."
         )
-    # A model that is made there would be the strategy's.
+    # A model made inside a strategy's scope would belong to the strategy.
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         _refuse_strategies()
     if passes > 1:
-        reducer.passes = Passes(passes, average)
-    _give(optimizer, reducer)
+        reducer.accumulator = GradientAccumulator(passes, average)
+    _attach(optimizer, reducer)
 
 
 def reducer_of(optimizer: Any) -> Reducer | None:
-    """The reducer of a distributed optimizer, None for any other."""
+    """The reducer of a distributed optimizer; None for any other optimizer."""
     return getattr(optimizer, "__dict__", {}).get(_REDUCER)
 
 
@@ -126,25 +143,25 @@ def is_distributed(optimizer: Any) -> bool:
     return any(map(reducer_of, optimizers_in(optimizer)))
 
 
-def move_outward(optimizer: Any) -> None:
-    """Let a ``LossScaleOptimizer`` reduce for the optimizer it wraps.
+def move_reducer_outward(optimizer: Any) -> None:
+    """Make a ``LossScaleOptimizer`` reduce in place of the optimizer it wraps.
 
-    Whether to skip an update has to be decided on the reduced gradient: else a
-    rank might skip a reduction that others are waiting for.
+    It has to decide on the reduced gradients whether to skip an update:
+    otherwise one rank might skip a reduction while the rest wait for it.
     """
     inner = optimizer.inner_optimizer
     reducer = reducer_of(inner)
     if reducer is not None:
         for name in (_REDUCER, *_METHODS):
             del vars(inner)[name]
-        _give(optimizer, reducer)
+        _attach(optimizer, reducer)
 
 
-def restart_passes(optimizer: Any) -> None:
-    """Restart the sum of backward passes of a distributed optimizer."""
+def reset_accumulation(optimizer: Any) -> None:
+    """Discard the gradients that a distributed optimizer has accumulated."""
     reducer = reducer_of(optimizer)
-    if reducer is not None and reducer.passes is not None:
-        reducer.passes.restart()
+    if reducer is not None and reducer.accumulator is not None:
+        reducer.accumulator.reset()
 
 
 def _apply(
@@ -153,7 +170,7 @@ def _apply(
     grads: Sequence[Any],
     trainable_variables: Any = None,
 ) -> None:
-    """Replace ``apply``: gradients are reduced first."""
+    """Replaces ``apply``: gradients are reduced first."""
     grads = list(grads)
     if not grads:
         original(grads, trainable_variables)
@@ -164,27 +181,27 @@ def _apply(
         variables = list(optimizer._trainable_variables)
     else:
         variables = trainable_variables = list(trainable_variables)
-    if len(variables) != len(grads):  # Keras says what is wrong
+    if len(variables) != len(grads):  # Keras raises the error.
         original(grads, trainable_variables)
         return
 
     def reduce_and_update(grads: list[Any]) -> None:
         original(reducer.reduce(grads, variables), variables)
 
-    if reducer.passes is None:
+    if reducer.accumulator is None:
         reduce_and_update(grads)
         return
     if not optimizer.built:
-        # Inside a branch of a condition it would be too late.
+        # Variables cannot be created inside a branch of tf.cond.
         with tf.init_scope():
             optimizer.build(variables)
-    reducer.passes.apply(grads, variables, reduce_and_update)
+    reducer.accumulator.apply(grads, variables, reduce_and_update)
 
 
 def _apply_gradients(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """Replace ``apply_gradients``, which a strategy may have hooked."""
+    """Replaces ``apply_gradients``, which a strategy may have hooked."""
     _refuse_strategies()
     return original(grads_and_vars)
 
@@ -195,14 +212,13 @@ _METHODS: patches.Shadows = {
 }
 
 
-def _give(optimizer: Any, reducer: Reducer) -> None:
+def _attach(optimizer: Any, reducer: Reducer) -> None:
     """Make an optimizer use a reducer."""
 
     def register_local_var(var: Any) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
         reducer.local_keys.add(variable_key(var))
 
-    # Bypasses Keras's __setattr__, which tracks variables.
     vars(optimizer).update(
         patches.bound(optimizer, _METHODS),
         register_local_var=register_local_var,
@@ -212,7 +228,7 @@ def _give(optimizer: Any, reducer: Reducer) -> None:
 
 def _refuse_strategies() -> None:
     strategy, call = tf.distribute.get_strategy(), call_lib.current()
-    # A strategy of ours updates as if on one device.
+    # In a call of our strategies, TensorFlow sees the strategy of one device.
     name = None if call is None else call.config.name
     if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
         name = type(strategy).__name__
@@ -224,8 +240,8 @@ def _refuse_strategies() -> None:
         )
 
 
-class Passes:
-    """Sums this rank's gradients and updates on every n-th call."""
+class GradientAccumulator:
+    """Sums this rank's gradients, and updates on every n-th call."""
 
     def __init__(self, number: int, average: bool):
         self._number = number
@@ -241,7 +257,7 @@ class Passes:
     ) -> None:
         """Add N gradients or None, and call ``update`` with N sums if due."""
         sums: list[Any] = [
-            None if grad is None else self._added(grad, variable)
+            None if grad is None else self._add(grad, variable)
             for grad, variable in zip(grads, variables, strict=True)
         ]
         count = self._count.assign_add(1)
@@ -253,15 +269,15 @@ class Passes:
 
         tf.cond(count >= self._number, step, lambda: tf.constant(False))
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """Discard partial sums."""
         _reset([self._count, *self._sums.values()])
 
-    def _added(self, grad: Any, variable: Any) -> tf.Variable:
-        """Add a gradient to the sum of its variable, and return that."""
+    def _add(self, grad: Any, variable: Any) -> tf.Variable:
+        """Add a gradient to the sum for its variable, and return the sum."""
         key = variable_key(variable)
         if key not in self._sums:
-            # It outlives the function being traced.
+            # Outside of the function being traced, which it outlives.
             with tf.init_scope():
                 zeros = tf.zeros(variable.shape, grad.dtype)
                 self._sums[key] = tf.Variable(zeros, trainable=False)

@@ -1,7 +1,7 @@
 """Training that continues when workers die or join.
 
 ``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
-train.py`` starts the workers; ``train.py`` says what is to survive:
+train.py`` starts the workers; ``train.py`` declares the state to keep:
 
     state = kt.elastic.State(model)
 
@@ -12,10 +12,11 @@ train.py`` starts the workers; ``train.py`` says what is to survive:
 
     train(state)
 
-Every worker keeps the last commit in its memory. Where one dies, the others go
-back to it, connect anew and train on from its epoch and batch; a worker that
-joins gets it from rank 0. Since a global batch does not depend on the number
-of ranks, the weights at the end are those of an undisturbed run.
+Every worker keeps the last commit in its memory. If a worker dies, the
+remaining ones go back to that commit, reconnect, and go on training from its
+epoch and batch; a worker that joins gets the commit from rank 0. Since a global
+batch does not depend on the number of ranks, the final weights are the same as
+without the loss.
 
 The mechanism is Horovod's elastic mode (``horovod.common.elastic``), whose own
 state for Keras does not work with Keras 3.
@@ -35,7 +36,7 @@ import tensorflow as tf
 
 from keras_towers.backup.resuming import FitPosition, ResumingCallback
 from keras_towers.engines import HOROVOD
-from keras_towers.engines.dropin import plain
+from keras_towers.engines.dropin import tf_variable
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import model_state as state_lib
@@ -57,7 +58,7 @@ _R = TypeVar("_R")
 
 _S = TypeVar("_S", bound=_elastic.State)
 
-# What a collective whose peer has gone ends with, and much else does.
+# Errors of a collective that has lost a peer; they have other causes, too.
 _MAYBE_LOST = (
     tf.errors.AbortedError,
     tf.errors.InternalError,
@@ -72,8 +73,8 @@ class ObjectState(_elastic.ObjectState):
     Args:
         bcast_object: sends an object of rank 0 to all ranks.
         get_rank: returns the rank.
-        **objects: what can be pickled; each becomes an attribute, which is
-            committed, restored and sent to new workers.
+        **objects: objects that can be pickled; each becomes an attribute, which
+            is committed, restored and sent to new workers.
 
     Example:
         >>> state = kt.elastic.ObjectState(epoch=0)
@@ -85,17 +86,17 @@ class ObjectState(_elastic.ObjectState):
         get_rank: Callable[[], int] = _hvd.rank,
         **objects: Any,
     ):
-        # None under Horovod's own launcher, which has no news for us.
-        self._launcher = store.from_environment()
+        # None under Horovod's own launcher, which notifies workers itself.
+        self._store = store.from_environment()
         super().__init__(bcast_object, get_rank, **objects)
 
     def check_host_updates(self) -> None:
-        """Interrupt training on all ranks if hosts have come or gone."""
-        if self._launcher and self._rank() == 0:
+        """Interrupt training on all ranks if hosts were added or removed."""
+        if self._store and self._rank() == 0:
             with contextlib.suppress(OSError):
-                changed = self._launcher.get(store.HOSTS_UPDATED)
-                if changed:
-                    self.on_hosts_updated(*changed)
+                update = self._store.get(store.HOSTS_UPDATED)
+                if update:
+                    self.on_hosts_updated(*update)
         super().check_host_updates()
 
 
@@ -115,7 +116,7 @@ class VariablesState(ObjectState):
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         """Give all ranks the values of rank 0."""
-        rank_state.broadcast(self._transport, list(map(plain, variables)))
+        rank_state.broadcast(self._transport, list(map(tf_variable, variables)))
 
     def save(self) -> None:
         """Keep the current values in this worker's memory."""
@@ -156,15 +157,17 @@ class ModelState(VariablesState):
         self.save()
 
     def _optimizers(self) -> list[Any]:
-        of_model = state_lib.collect(self._model).optimizers
-        of_state = state_lib.optimizers_in(self._optimizer)
-        return list({id(o): o for o in (*of_model, *of_state)}.values())
+        optimizers = (
+            *state_lib.collect(self._model).optimizers,
+            *state_lib.optimizers_in(self._optimizer),
+        )
+        return list({id(o): o for o in optimizers}.values())
 
     def _variables(self) -> list[keras.Variable]:
         state = state_lib.collect(self._model)
-        others = (v for o in self._optimizers() for v in o.variables)
-        everything = (*state.seeds, *state.weights, *others)
-        return list({id(v): v for v in everything}.values())
+        slots = (v for o in self._optimizers() for v in o.variables)
+        variables = (*state.seeds, *state.weights, *slots)
+        return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         rank_state.check_same(self._transport, variables)
@@ -172,17 +175,17 @@ class ModelState(VariablesState):
 
 
 class State(ModelState, FitPosition):
-    """A model, its optimizer and its place, which survive a loss of workers.
+    """The state of a training, which survives the loss of workers.
 
     Args:
         model: a built and compiled Keras model. Its optimizer's state and the
-            states of its random generators are kept too.
-        **extra: anything else that can be pickled; each becomes an attribute,
+            states of its random generators are kept, too.
+        **extra: other objects that can be pickled; each becomes an attribute,
             which is committed, restored and sent to new workers.
 
     Attributes:
         epoch: the epoch of the last commit, from 0.
-        batch: how many global batches of that epoch were done then.
+        batch: the number of global batches of this epoch before the commit.
 
     Raises:
         TowerError: the model is not built or not compiled.
@@ -220,10 +223,10 @@ def run(
     @functools.wraps(function)
     def run_to_end(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         synced = reconnected = False
-        with _notified_of_hosts(state):
+        with _notify_of_hosts(state):
             while True:
                 try:
-                    with _raising_losses():
+                    with _detect_loss():
                         if reconnected:
                             state.on_reset()
                         if not synced:
@@ -242,27 +245,27 @@ def run(
 
 
 @contextlib.contextmanager
-def _raising_losses() -> Iterator[None]:
-    """Raise ``HorovodInternalError`` if a peer is gone."""
+def _detect_loss() -> Iterator[None]:
+    """Turn an error of the block into Horovod's if the job lost a worker."""
     transport = HorovodTransport()
     try:
         yield
     except _MAYBE_LOST as error:
-        # What the error says depends on where in a collective the peer has
-        # gone, and may be said by others: the ranks know better.
+        # The message proves nothing: it depends on where in a collective the
+        # peer was lost, and other errors have the same.
         if transport.is_intact():
             raise
         raise HorovodInternalError(str(error)) from error
 
 
 @contextlib.contextmanager
-def _notified_of_hosts(state: _elastic.State) -> Iterator[None]:
-    """Notify a state of added and removed hosts, as its launcher does.
+def _notify_of_hosts(state: _elastic.State) -> Iterator[None]:
+    """Notify a state of added and removed hosts inside the block.
 
-    Under our launcher the state asks. Horovod's driver tells it, through a
-    service of each worker that listens on all addresses.
+    Under our launcher the state polls the store. Horovod's launcher notifies it
+    through a service of each worker, which listens on all addresses.
     """
-    if getattr(state, "_launcher", None):
+    if getattr(state, "_store", None):
         yield
         return
     manager = _elastic.notification_manager
@@ -278,8 +281,9 @@ class Commit(ResumingCallback):
     """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
 
     ``fit`` starts in the state's epoch, after the batches that were done.
-    ``History`` has all epochs, also those before the last loss of a worker.
-    Callbacks that are to see an epoch's end first come before it.
+    ``History`` has all epochs, including epochs before a worker was lost.
+    Callbacks whose work at the end of an epoch belongs to the commit have to
+    come before it.
 
     Args:
         state: the state.

@@ -1,6 +1,7 @@
 """The recipe that compiles an unpatched Horovod for a recent TensorFlow.
 
-TensorFlow has moved headers that Horovod includes; the compiler is told where.
+TensorFlow has moved headers that Horovod includes; forwarding headers and
+include paths let the compiler find them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from keras_towers.building.recipe import Recipe, put_first
 _PROBE = """
 import json
 import horovod.tensorflow as hvd
-parts = dict(
+features = dict(
     Gloo=bool(hvd.gloo_built()),
     MPI=bool(hvd.mpi_built()),
     NCCL=hvd.nccl_built(),
 )
-print(json.dumps(parts))
+print(json.dumps(features))
 """
 # Instruction sets that Horovod compiles for if the CPU has them.
 _CPU_FLAGS = ("f16c", "avx", "fma")
 _MOVED_HEADER = "tensorflow/compiler/xla/client/xla_builder.h"
-# Horovod's GPU code uses a name that is no longer in that header.
+# Horovod's GPU code uses a name that this header has dropped.
 _FORWARDING = """\
 #include "absl/status/statusor.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -36,7 +37,7 @@ using absl::StatusOr;
 }
 #endif
 """
-# Folders in TensorFlow's wheel for headers that its own headers include.
+# Folders in TensorFlow's wheel with headers that its public headers include.
 _EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 
 
@@ -102,7 +103,7 @@ class Horovod(Recipe):
             }
         )
         if flags := self.processor():
-            # The flags in the cache key, independent of the compiler.
+            # The same flags as in the cache key, whatever the compiler.
             variables.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
         includes = _includes(folder / "include")
         put_first(variables, "CPLUS_INCLUDE_PATH", includes)
@@ -135,7 +136,7 @@ class Horovod(Recipe):
 
 
 def _includes(folder: Path) -> list[str]:
-    """Include folders for headers that this TensorFlow has elsewhere."""
+    """Include folders for headers that this TensorFlow has moved."""
     forwarding = folder / _MOVED_HEADER
     forwarding.parent.mkdir(parents=True)
     forwarding.write_text(_FORWARDING)

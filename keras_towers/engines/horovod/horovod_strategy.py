@@ -20,9 +20,9 @@ class HorovodStrategy(BaseStrategy):
 
     All processes run the same script, started by ``keras-towers run -np 4
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
-    every global batch. The weights are those that one process would have
-    trained, up to float rounding, and bit-identical on every rank. Metrics and
-    ``History`` are those of the global batch, on every rank.
+    every global batch. The weights equal the weights that one process would
+    have trained, up to float rounding, and are bit-identical on every rank. On
+    every rank, metrics and ``History`` describe the global batch.
 
     Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev
     and Del Balso, "Horovod: fast and easy distributed deep learning in
@@ -33,16 +33,16 @@ class HorovodStrategy(BaseStrategy):
 
     Args:
         towers: devices of this process: a number, GPU ids or device names. On
-            a machine with GPUs, a number is of those that are the rank's by
-            its local rank, if the launcher (Ray does) has not assigned them.
+            a machine with GPUs, a number counts the GPUs that the rank gets
+            by its local rank, unless the launcher (as Ray) has assigned some.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
         sync_every: after how many steps ranks average their weights, instead
             of exchanging gradients in every step.
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
-        **options: those of ``TowerStrategy``, and those above; ``Options``
-            describes them in more detail.
+        **options: the options of ``TowerStrategy`` and the options above;
+            ``Options`` describes all of them in more detail.
 
     Raises:
         TowerError: Horovod is not installed or was built for another

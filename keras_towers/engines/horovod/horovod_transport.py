@@ -1,10 +1,10 @@
 """Horovod as a transport.
 
 Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
-submitted a tensor of that name, whatever else is running, and small tensors
-that are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast
-and easy distributed deep learning in TensorFlow", 2018). Names must therefore
-be the same on all ranks, and no name may be in flight twice.
+submitted a tensor of the name, whatever else is running, and small tensors that
+are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast and
+easy distributed deep learning in TensorFlow", 2018). So names must be the same
+on all ranks, and no name may be in flight twice.
 """
 
 from __future__ import annotations
@@ -43,38 +43,44 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     global _connected
     member = launchers.detect()
     if not hvd.is_initialized():
-        # With MPI in it, Horovod finds by itself those that mpirun started.
+        # Built with MPI, Horovod itself finds ranks that mpirun has started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
             meet.join()
         if not _connected:
             versions.compare_with_first_rank("Horovod")
-            meet.take_place()
-        # Without a place to meet, Horovod's C++ code would wait and abort.
+            meet.take_elastic_rank()
+        # Without a rendezvous, Horovod's C++ code would wait and then abort.
         cannot_meet = not (
             hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)
         )
-        if cannot_meet and member and not member.alone:
+        if cannot_meet and member and not member.is_single_process:
             raise _unconnected(member)
-        with _stall_watched():
+        with _watch_start():
             hvd.init(*args, **kwargs)
     _connected = True
     if member is None and hvd.size() == 1:
-        tf_config.refuse_apart("Horovod")
-    # Of an elastic job one may be left, and a list of ranks may name one.
+        tf_config.refuse_unread("Horovod")
+    # An elastic job may have shrunk to one rank, and a list of ranks may name
+    # only one.
     may_be_one = args or kwargs.get("comm") or is_elastic()
-    if member and not member.alone and hvd.size() == 1 and not may_be_one:
+    if (
+        member
+        and not member.is_single_process
+        and hvd.size() == 1
+        and not may_be_one
+    ):
         raise _unconnected(member)
 
 
 @contextlib.contextmanager
-def _stall_watched() -> Iterator[None]:
-    """Make the stall watch see that a rank waits for others to start."""
-    place = [os.environ.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE")]
-    if not all(map(str.isdecimal, place)):
+def _watch_start() -> Iterator[None]:
+    """Let the stall watch report waits for ranks that have not started."""
+    rank = launchers.number(os.environ, "HOROVOD_RANK")
+    size = launchers.number(os.environ, "HOROVOD_SIZE")
+    if rank is None or size is None:
         yield
         return
-    rank, size = map(int, place)
-    watch.watch_over(rank, size)
+    watch.start_watch(rank, size)
     try:
         watch.mark("the start of the job")
         yield
@@ -86,12 +92,12 @@ def _unconnected(member: launchers.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
         if member.horovod_reads_variables
-        else launchers.HOW_TO_BE_ALONE
+        else launchers.HOW_TO_TRAIN_ALONE
     )
     return TowerError(
         f"this process is {member}, but Horovod knows of no other, so that "
         "each would train a model of its own: start the script with "
-        "`keras-towers run`, and let nothing call Horovod's own init() before. "
+        "`keras-towers run`, and do not call Horovod's own init() before. "
         f"{advice}"
     )
 
@@ -105,28 +111,27 @@ class HorovodTransport(EngineTransport):
     def __init__(self):
         super().__init__(HOROVOD.import_module())
         connect(self.engine)
-        watch.watch_over(self.rank, self.size)
+        watch.start_watch(self.rank, self.size)
         if store.from_environment() is None and not is_elastic():
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
-        watch.unwatch()
+        watch.stop_watch()
         HorovodTransport._attempts = 0
         self.engine.shutdown()
 
     def is_intact(self) -> bool:
-        """Whether the ranks still reach one another, by trying.
+        """Try an all-reduce to find out whether all ranks are still connected.
 
-        Where a rank is lost Horovod stops on all others, and whatever is sent
-        then fails at once. Otherwise either all ranks ask this, after an error
-        that all had, and the attempt succeeds; or the others train, and the
-        attempt waits for them in vain: longer than Horovod takes to notice a
-        loss.
+        If a rank is lost, Horovod stops on all remaining ranks, and the attempt
+        fails at once. Otherwise either all ranks had the same error, call this,
+        and the attempt succeeds; or the other ranks still train, and the
+        attempt waits in vain, for longer than Horovod takes to notice a loss.
         """
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # An earlier attempt may still wait for the others.
+        # A new name each time: an earlier attempt may still be waiting.
         HorovodTransport._attempts += 1
         key = f"kt.intact.{HorovodTransport._attempts}"
 
@@ -139,7 +144,7 @@ class HorovodTransport(EngineTransport):
                 answers.put(True)
 
         threading.Thread(target=attempt, daemon=True).start()
-        # A collective and the talk about the next one each wait so long.
+        # The collective and the negotiation before it may each wait so long.
         wait_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", 30))
         try:
             return answers.get(timeout=2 * wait_s + settings.INTACT_MARGIN_S)
@@ -148,12 +153,13 @@ class HorovodTransport(EngineTransport):
 
     @property
     def sums_float16(self) -> bool:
-        # Gloo and MPI add float16 on the processor, number by number. The build
-        # is the same on all ranks, which have to choose alike; GPUs may not be.
+        # Gloo and MPI add float16 on the CPU, element by element. Ranks have to
+        # agree, so this depends on their build, and not on their GPUs.
         return bool(self.engine.nccl_built())
 
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
-        # Eager operations run one by one, each taking a cycle of Horovod.
+        # Several eager operations would run in sequence, each in a cycle of
+        # Horovod's.
         return len(tensors) == 1
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:

@@ -1,1 +1,1 @@
-"""TensorFlow's own runtime: tasks of ``TF_CONFIG``, and collectives."""
+"""TensorFlow's own runtime: the tasks of ``TF_CONFIG``, and collectives."""

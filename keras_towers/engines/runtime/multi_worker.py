@@ -33,43 +33,43 @@ class MultiWorkerTowerStrategy(BaseStrategy):
 
     Needs nothing but TensorFlow: all tasks that ``TF_CONFIG`` names run the
     same script, and exchange tensors by TensorFlow's own collective operations
-    and gRPC servers. Each takes its share of every global batch. Results are
+    and gRPC servers. Each takes its share of every global batch. Results equal
     those of one process, as with ``HorovodStrategy``.
 
     The chief, or else the first worker, is rank 0. TensorFlow starts as one of
-    the tasks if ``keras_towers`` is imported before the first tensor or model;
-    those can then be made anywhere. Its server is not authenticated, and
-    belongs in a private network.
+    the tasks if ``keras_towers`` is imported before the first tensor or model
+    is made; they can then be made anywhere. TensorFlow's server authenticates
+    no client, and belongs in a private network.
 
-    Does in ``fit`` what ``tf.distribute.MultiWorkerMirroredStrategy`` did in
-    that of Keras 2.
+    Does for ``fit`` of Keras 3 what
+    ``tf.distribute.MultiWorkerMirroredStrategy`` did for ``fit`` of Keras 2.
 
     With ``compression=None`` gradients are exchanged through shared memory if
-    all tasks are on one machine without GPUs, else by TensorFlow: a ring, or
-    NCCL where towers are GPUs.
+    all tasks are on one machine without GPUs. Otherwise TensorFlow exchanges
+    them in a ring, or over NCCL if towers are GPUs.
 
     Args:
         towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to
             its tasks in turn.
-        heartbeat_timeout_s: seconds that a task may give no sign of life,
-            until all others get a ``tf.errors.UnavailableError``. Then start
-            all tasks again: ``keras.callbacks.BackupAndRestore`` and
-            ``kt.Backup`` go on where training was.
-        start_timeout_s: seconds to wait for the others to start.
+        heartbeat_timeout_s: seconds without a sign of life of a task until all
+            other tasks get a ``tf.errors.UnavailableError``. Then start all
+            tasks again: with ``keras.callbacks.BackupAndRestore`` or
+            ``kt.Backup``, training goes on from the last backup.
+        start_timeout_s: seconds to wait for the other tasks to start.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
         sync_every: after how many steps ranks average their weights, instead
             of exchanging gradients in every step.
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
-        **options: those of ``TowerStrategy``, and those above; ``Options``
-            describes them in more detail.
+        **options: the options of ``TowerStrategy`` and the options above;
+            ``Options`` describes all of them in more detail.
 
     Raises:
         TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
-            not train; its port is in use; TensorFlow has started before it was
-            imported; the other tasks do not start, or have other versions; or
-            devices or options that do not exist.
+            not train; its port is in use; TensorFlow has started before
+            ``keras_towers`` was imported; the other tasks do not start, or have
+            other versions; or devices or options that do not exist.
 
     Example:
         >>> with keras_towers.MultiWorkerTowerStrategy():
@@ -95,7 +95,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
                 f"and the workers. {tf_config.EVALUATOR}"
             )
         towers = share_machine(cluster, towers)
-        transport = _connected(
+        transport = _connect(
             cluster, towers, heartbeat_timeout_s, start_timeout_s
         )
         super().__init__(
@@ -117,19 +117,20 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         super().__exit__(*error)
 
 
-def _connected(
+def _connect(
     cluster: Cluster,
     towers: devices_lib.Towers,
     timeout_s: float,
     start_timeout_s: float,
 ) -> Transport:
+    """Join the job, once all tasks have started."""
     if cluster.size == 1:
         logger.warning(
             "MultiWorkerTowerStrategy trains in a single process, because "
             "TF_CONFIG names no other task that trains."
         )
         return SingleProcess()
-    store.tell_connected(cluster.number)
+    store.report_connected(cluster.number)
     task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])

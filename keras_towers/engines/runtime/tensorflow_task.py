@@ -1,14 +1,14 @@
 """This process as a task of TensorFlow's runtime.
 
-TensorFlow names its devices after the task, and fixes the names when it starts:
-what was made before a process became a task cannot be used any more. So that a
-model may be built anywhere, TensorFlow is told of the task when this package is
-imported. It listens for the others as soon as it starts itself: with the first
-tensor.
+TensorFlow names its devices after the task, and fixes these names when it
+starts: tensors and variables made before a process becomes a task cannot be
+used afterwards. So that a model may be built anywhere, TensorFlow is configured
+as the task when this package is imported. Its server starts together with
+TensorFlow, when the first tensor is made.
 
-TensorFlow's collectives wait for ever for a rank that has stopped, and for one
-that has died unless they were just talking to it. So a thread asks all others
-for a sign of life, and ends the collectives of this process if one gives none.
+TensorFlow's collectives wait forever for a rank that has stopped, or that died
+while they did not communicate with it. So a thread polls all other ranks, and
+aborts the collectives of this process if one of them is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tensorflow as tf
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import listening, tf_config
-from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+from keras_towers.rendezvous.liveness import AnswerWatch, State, wait_loop
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -34,8 +34,8 @@ _task: Task | None = None
 class Task:
     """This process in a cluster.
 
-    It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
-    only then the devices are known, and whether the port is free.
+    TensorFlow gets this object in place of a ``ServerDef``, and reads it when
+    it starts. Only then the devices are known, and the port has to be free.
     """
 
     def __init__(self, cluster: Cluster):
@@ -54,7 +54,9 @@ class Task:
 
     def SerializeToString(self) -> bytes:
         """Describe the server that TensorFlow is about to start."""
-        self._starting.enter_context(listening.only_at(self.cluster.address))
+        self._starting.enter_context(
+            listening.reachable_only_at(self.cluster.address)
+        )
         training = {
             role: list(self.cluster.jobs[role])
             for role in dict.fromkeys(role for role, _ in self.cluster.tasks)
@@ -75,17 +77,17 @@ class Task:
 
     @property
     def task_index(self) -> int:
-        """The index."""
+        """The index in the role."""
         return self.cluster.index
 
 
 def prepare() -> None:
-    """Configure TensorFlow as the task in ``TF_CONFIG``, if it concerns us.
+    """Configure TensorFlow as the task in ``TF_CONFIG``, if it can be ours.
 
-    It is where there are several tasks that train, and no parameter servers.
-    Nothing starts, and nothing is said of what is wrong: strategies do that.
-    Processes that read data inherit the variable, and are no tasks.
+    That is if several tasks train, and there are no parameter servers. Nothing
+    is started, and errors are left to strategies to report.
     """
+    # Processes that read data inherit the variable, but are no tasks.
     if multiprocessing.parent_process() is not None:
         return
     with contextlib.suppress(TowerError):
@@ -116,7 +118,7 @@ def _configure(cluster: Cluster) -> None:
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return
-    # The same as TensorFlow's own strategy asks for, which may come later.
+    # The configuration of TensorFlow's own strategy, in case it is used, too.
     context.configure_collective_ops(
         collective_leader=task.name_of(0),
         scoped_allocator_enabled_ops=("CollectiveReduce",),
@@ -129,7 +131,7 @@ def _configure(cluster: Cluster) -> None:
 def wait_for(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
     missing = _other_ranks(task)
-    for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
+    for waited_s in wait_loop(timeout_s, settings.NETWORK_POLL_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return
@@ -163,7 +165,7 @@ def _describe(task: Task, ranks: list[int]) -> str:
 def _answers(
     task: Task, rank: int, limit_s: float = settings.TASK_ANSWER_S
 ) -> bool:
-    """Whether a rank runs, and is the same process as before."""
+    """Whether a rank runs, and has not been restarted."""
     try:
         compat.eager_context().check_collective_ops_peer_health(
             task.name_of(rank), int(limit_s * 1000)
@@ -177,7 +179,7 @@ _watch: AnswerWatch | None = None
 
 
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
-    """Start this process's task, wait for the others, and watch them."""
+    """Start this process's task, wait for the other tasks, and watch them."""
     global _watch
     task = start(cluster)
     wait_for(task, start_timeout_s)
@@ -190,7 +192,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
             lambda ranks: _abort(_describe(task, ranks)),
         )
         _watch.start()
-        # TensorFlow must not be asked while Python takes it down.
+        # TensorFlow must not be called while it is torn down.
         atexit.register(_watch.stop)
     _watch.liveness.limit_s = timeout_s
     return task
@@ -198,7 +200,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
 
 def _abort(ranks: str) -> None:
     """End the collectives of this process."""
-    system.end_in_time()
+    system.limit_teardown()
     compat.eager_context().abort_collective_ops(
         tf.errors.UNAVAILABLE, f"{ranks} {State.LOST}"
     )

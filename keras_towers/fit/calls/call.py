@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from keras_towers.fit.data.rank_data import ShuffleOrder
 
 logger = logging.getLogger("keras_towers")
+
+# Attributes of a model that a step may build.
+_OPTIMIZER = ("optimizer",)
+_LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
 
 _calls: Slot[TowerCall] = Slot()
 
@@ -121,16 +125,6 @@ class TowerCall:
         self.order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
-
-    @property
-    def trains(self) -> bool:
-        """Whether the steps of the call train."""
-        return self.keras_call.trains
-
-    @property
-    def predicts(self) -> bool:
-        """Whether the steps of the call return outputs to concatenate."""
-        return self.kind.startswith("predict")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -315,15 +309,14 @@ def build(
     later = []
     if not with_optimizer or not uses_optimizer(model, kind):
         # _symbolic_build would build it; leave that to its first use.
-        later += _optimizer(model)
+        later += _unbuilt(model, _OPTIMIZER)
     if kind.startswith("predict"):
-        later += _losses_and_metrics(model)
+        later += _unbuilt(model, _LOSSES_AND_METRICS)
     with compat.single_device_mode(), contextlib.ExitStack() as stack:
         for part in later:
-            if not part.built:
-                part.built = True
-                stack.callback(setattr, part, "built", False)
-        unbuilt = [p for p in _losses_and_metrics(model) if not p.built]
+            part.built = True
+            stack.callback(setattr, part, "built", False)
+        unbuilt = _unbuilt(model, _LOSSES_AND_METRICS)
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
@@ -338,12 +331,11 @@ def build(
 
 def needs_build(model: keras.Model, kind: str) -> bool:
     """Whether a step of the model would create variables."""
-    parts = [*model._flatten_layers()]
-    if kind in TRAINING:
-        parts += _optimizer(model)
+    names: tuple[str, ...] = _OPTIMIZER if kind in TRAINING else ()
     if not kind.startswith("predict"):
-        parts += _losses_and_metrics(model)
-    return not all(part.built for part in parts)
+        names += _LOSSES_AND_METRICS
+    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    return not layers_are_built or bool(_unbuilt(model, names))
 
 
 def uses_optimizer(model: keras.Model, kind: str) -> bool:
@@ -351,12 +343,7 @@ def uses_optimizer(model: keras.Model, kind: str) -> bool:
     return kind in TRAINING and adoption_lib.has_keras_step(model)
 
 
-def _optimizer(model: keras.Model) -> list[Any]:
-    optimizer = getattr(model, "optimizer", None)
-    return [] if optimizer is None else [optimizer]
-
-
-def _losses_and_metrics(model: keras.Model) -> list[Any]:
-    names = ("_compile_metrics", "_compile_loss")
+def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:
+    """Return those of a model's parts that are not built."""
     parts = [getattr(model, name, None) for name in names]
-    return [part for part in parts if part is not None]
+    return [part for part in parts if part is not None and not part.built]

@@ -95,35 +95,28 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
 
 def _compiled(model: keras.Model) -> dict[str, str]:
     """Describe the compiled settings that affect gradients and updates."""
-    compiled = getattr(model, "_compile_loss", None)
-    described_settings = {
-        "loss": describe_setting(getattr(model, "loss", None)),
-        "loss_weights": describe_setting(
-            getattr(compiled, "_user_loss_weights", None)
-        ),
-        "steps_per_execution": describe_setting(
-            getattr(model, "steps_per_execution", 1)
-        ),
-    }
     optimizer = getattr(model, "optimizer", None)
-    described_settings["optimizer"] = type(optimizer).__name__
     # Of one that scales the loss only the inner one has a learning rate.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     try:
-        settings = dict(optimizer.get_config()) if optimizer else {}
+        options = dict(inner.get_config()) if inner else {}
     except Exception:  # A user's own need not be serializable.
-        settings = {}
+        options = {}
     # Only of one that is a variable all ranks take the value of rank 0.
-    shared = isinstance(
-        getattr(optimizer, "_learning_rate", None), keras.Variable
-    )
-    rate = _RATE if shared else "schedule of learning rates"
-    described_settings[rate] = describe_setting(settings.pop(_RATE, None))
-    settings.pop("name", None)
-    return described_settings | {
-        f"{name} of the optimizer": describe_setting(value)
-        for name, value in settings.items()
+    shared = isinstance(getattr(inner, "_learning_rate", None), keras.Variable)
+    compiled_loss = getattr(model, "_compile_loss", None)
+    settings = {
+        "loss": getattr(model, "loss", None),
+        "loss_weights": getattr(compiled_loss, "_user_loss_weights", None),
+        "steps_per_execution": getattr(model, "steps_per_execution", 1),
+        "optimizer": type(optimizer),
+        _RATE if shared else "schedule of learning rates": options.pop(
+            _RATE, None
+        ),
     }
+    options.pop("name", None)
+    settings |= {f"{name} of the optimizer": options[name] for name in options}
+    return {name: describe_setting(value) for name, value in settings.items()}
 
 
 def _layers(model: keras.Model) -> str:

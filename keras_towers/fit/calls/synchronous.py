@@ -106,7 +106,8 @@ class TowerCalls:
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
         arguments, config = keras_call.arguments, self._config
-        nested = call_lib.current() is not None
+        outer = call_lib.current()
+        nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):
                 from keras_towers.fit.data.rank_data import ShuffleOrder
@@ -117,14 +118,28 @@ class TowerCalls:
             if call.kind == "predict_on_batch":
                 call.prepare((arguments["x"],))
             if config.peers.size > 1:
-                from keras_towers.fit.calls import rank_callbacks
-
                 stack.enter_context(
-                    rank_callbacks.adapted(config, self.adoption, call, nested)
+                    callback_roles.adapted(config, self.adoption, call, nested)
                 )
             stack.enter_context(callback_roles.on_one_device(arguments))
             stack.enter_context(callback_roles.observed(keras_call, config))
-            return keras_call.run()
+            result = keras_call.run()
+        if _sums_metrics_within(outer, call):
+            self.adoption.leave_metrics_to_rank_0(call.model)
+        return result
+
+
+def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
+    """Whether a call sums metrics to which a running ``fit`` goes on to add."""
+    # After its own validation Keras resets metrics.
+    validates = call.keras_call.arguments.get("_use_cached_eval_dataset")
+    return (
+        outer is not None
+        and outer.kind == "fit"
+        and outer.model is call.model
+        and call.kind in ("fit", "evaluate", "test_on_batch")
+        and not validates
+    )
 
 
 def run_alone(keras_call: KerasCall) -> Any:

@@ -16,12 +16,12 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import rank_data as ranks_lib
-from keras_towers.fit.data.batch_rows import is_divided, static_rows
 
 logger = logging.getLogger("keras_towers")
 
 # The thread that waits until data that nobody wants has been read.
 RELEASES = "keras-towers-releases"
+_PREFETCHED_BATCHES = 2
 # For Dataset.take(): all elements; the steps find the end by themselves.
 _UNTIL_ALL_END = -1
 
@@ -52,8 +52,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         ranks = config.peers.size > 1
         # Processes that go on without one another need no common end.
         together = config.transport.size > 1
-        self._transport, self._kind = config.transport, kind
-        self._towers = config.num_towers
+        self._config, self._kind = config, kind
         self._between, self._order = between, order
         # Ranks with their own training data have their own validation data.
         self.at_last_step: bool = False
@@ -90,31 +89,30 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._check_enough(dataset)
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
-                self._agree(config, kind, dataset)
-            self._distributed_dataset = data_lib.distribute(
-                config, own_rows or dataset, self._each, self._to_one_end, whole
+                self._agree(dataset)
+            self._distributed_dataset = self._prefetched(
+                own_rows or dataset, whole
             )
         self._set_steps()
 
-    def _agree(
-        self, config: TowerConfig, kind: str, dataset: tf.data.Dataset
-    ) -> None:
+    def _agree(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
-        same = None if self._each else dataset
-        numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
+        same, config = None if self._each else dataset, self._config
+        numbers = ranks_lib.agree(
+            config.peers, self._kind, self.data_adapter, same
+        )
         if not self._each:
-            if config.peers.rank == 0:
-                self._warn_of_idle_ranks(config.num_replicas)
+            self._warn_of_idle_ranks()
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
             self._agreed = _UNTIL_ALL_END
         else:
-            self._agreed = max(-(-n // self._towers) for n in known)
+            self._agreed = max(-(-n // config.num_towers) for n in known)
 
-    def _warn_of_idle_ranks(self, replicas: int) -> None:
-        size = self.batch_size
-        if size and size < replicas:
+    def _warn_of_idle_ranks(self) -> None:
+        size, replicas = self.batch_size, self._config.num_replicas
+        if size and size < replicas and self._config.peers.rank == 0:
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
                 "towers are idle. Use a batch_size of %d or more.",
@@ -123,11 +121,29 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 replicas,
             )
 
-    def _to_one_end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Adjust this rank to the agreed number of ``TowerBatch``es."""
+    def _prefetched(self, dataset: tf.data.Dataset, whole: bool) -> Any:
+        """Prefetch batches for the towers; ``whole``: each is of one tower."""
+        strategy, towers = self._config.strategy, self._config.num_towers
+        if whole:
+            return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
+        if not self._config.prefetches_to_towers:
+            if self._each:
+                dataset = self._grouped(dataset)
+            return dataset.prefetch(_PREFETCHED_BATCHES)
+        if not self._each:
+            return strategy.experimental_distribute_dataset(
+                data_lib.mapped(dataset, data_lib.with_equal_rows)
+            )
+        dataset = data_lib.mapped(dataset, data_lib.forget_sizes)
+        return strategy.distribute_datasets_from_function(lambda _: dataset)
+
+    def _grouped(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Group batches into the agreed number of ``TowerBatch``es."""
+        towers = self._config.num_towers
+        dataset = data_lib.group(dataset, towers)
         if self._agreed is None:
             return dataset
-        dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
+        dataset = ranks_lib.endless(dataset, towers, self._first_batch)
         return dataset.take(self._agreed)
 
     def _first_batch(self) -> tf.data.Dataset:
@@ -142,8 +158,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _check_enough(self, dataset: tf.data.Dataset) -> None:
         """Reject data without examples or without a batch for every tower."""
-        have, need = self.data_adapter.num_batches, self._towers
-        size = static_rows(dataset.element_spec)
+        have, need = self.data_adapter.num_batches, self._config.num_towers
+        size = data_lib.static_rows(dataset.element_spec)
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
         if self._each and have is not None and have < need:
@@ -210,7 +226,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._unused = None
         steps = self.num_batches
         self.at_last_step = steps is not None and step[1] + 1 >= steps
-        self._transport.mark(f"step {step[0]} of {self._kind}")
+        self._config.transport.mark(f"step {step[0]} of {self._kind}")
         return step
 
     def reset(self) -> None:
@@ -238,7 +254,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return None
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return self.data_adapter._batch_size
-        size = static_rows(self.source.element_spec)
+        size = data_lib.static_rows(self.source.element_spec)
         return size or compat.batch_size_of(self.source)
 
     def has_unknown_rows(self) -> bool:
@@ -246,8 +262,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return False
         batch = self.source.element_spec
-        rows = [is_divided(leaf, None) for leaf in tf.nest.flatten(batch)]
-        return static_rows(batch) is None and sum(rows) > 1
+        rows = [
+            data_lib.is_divided(leaf, None) for leaf in tf.nest.flatten(batch)
+        ]
+        return data_lib.static_rows(batch) is None and sum(rows) > 1
 
     def was_empty(self) -> bool:
         """Whether an epoch without logs had no batches at all."""
@@ -263,7 +281,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._agreed is not None:
             self._num_batches = self._agreed if self._agreed > 0 else None
         elif self._each and self._num_batches:
-            self._num_batches = -(-self._num_batches // self._towers)
+            self._num_batches = -(-self._num_batches // self._config.num_towers)
 
 
 class Undistributed:

@@ -18,7 +18,6 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import is_divided, static_rows
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
@@ -66,18 +65,16 @@ class ShuffleOrder:
 
     def of_sequences(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle ``PyDataset`` batches identically during ``fit``."""
-        ours: dict[str, Any] = {}
-        if not self._python_agrees:
-            ours["random"] = random.Random(self._seed)
+        own = {"random": random.Random(self._seed)}
+        ours = {} if self._python_agrees else own
         return patches.shadowed(compat.py_dataset_module, ours)
 
     def of_arrays(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle examples identically in datasets created inside."""
-        ours: dict[str, Any] = {}
-        if not self._tensorflow_agrees:
-            self._epoch = compat.hidden_variable("CPU:0", self._number)
-            ours["shuffle"] = self._shuffle
-        return patches.shadowed(tf.random, ours)
+        if self._tensorflow_agrees:
+            return contextlib.nullcontext()
+        self._epoch = compat.hidden_variable("CPU:0", self._number)
+        return patches.shadowed(tf.random, {"shuffle": self._shuffle})
 
     def _shuffle(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
@@ -243,10 +240,10 @@ class EagerDraws:
 
 def joined(batch: Any, transport: Transport) -> Any:
     """Return the batch of all ranks, given this rank's part; eager only."""
-    rows = static_rows(batch)
+    rows = data_lib.static_rows(batch)
 
     def gather_leaf(leaf: Any) -> Any:
-        if leaf is None or not is_divided(leaf, rows):
+        if leaf is None or not data_lib.is_divided(leaf, rows):
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
@@ -331,12 +328,9 @@ def endless(
     """Extend a dataset endlessly by steps without examples."""
     # A rank whose data has ended thus still takes part in collectives.
 
-    def without(*batch: Any) -> data_lib.TowerBatch:
-        batch = batch[0] if len(batch) == 1 else batch
-        rows = tf.nest.map_structure(
-            lambda leaf: data_lib.rows_if(leaf, tf.constant(False)), batch
-        )
+    def without(batch: Any) -> data_lib.TowerBatch:
+        rows = data_lib.rows_if(batch, tf.constant(False))
         return data_lib.TowerBatch((rows,) * towers)
 
-    empty = first().take(1).map(without).cache().repeat()
+    empty = data_lib.mapped(first().take(1), without).cache().repeat()
     return dataset.concatenate(empty)

@@ -10,7 +10,7 @@ are patched while ``fit`` creates its data on several ranks with different seeds
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
-the same names (``parameter_servers/served_calls.py``). ``kt.verify`` patches
+the same names (``parameter_servers/served_fit.py``). ``kt.verify`` patches
 how variables are initialised while it measures. The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
@@ -182,11 +182,11 @@ def _batch_norm(
     its moving statistics take the means of these over all examples.
     """
     step = active_step.current()
-    alone = step is None or not step.training or not step.own_statistics
-    first = inputs.shape.rank is not None and layer.axis % inputs.shape.rank
-    if alone or not (training and layer.trainable) or mask is not None:
-        return original(layer, inputs, training=training, mask=mask)
-    if not first or layer.renorm:
+    of_each_tower = step is not None and step.training and step.own_statistics
+    trains = training and layer.trainable
+    rows_are_first = inputs.shape.rank and layer.axis % inputs.shape.rank
+    is_usual = mask is None and not layer.renorm
+    if not (of_each_tower and trains and rows_are_first and is_usual):
         return original(layer, inputs, training=training, mask=mask)
     dtype = keras.backend.result_type(inputs.dtype, "float32")
     x = tf.cast(inputs, dtype)

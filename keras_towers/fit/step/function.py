@@ -80,11 +80,10 @@ class GraphFunction:
         for dtype, what in (
             (tf.resource, "reads variables in a loop"),
             (tf.variant, "uses a list that is made outside of it"),
+            (tf.string, "uses strings"),
         ):
             if any(tensor.dtype == dtype for tensor in tensors):
                 raise Uncompilable(what)
-        if any(tensor.dtype == tf.string for tensor in tensors):
-            raise Uncompilable("uses strings")
         are_known = all(t.shape.is_fully_defined() for t in tensors)
         error: Exception | None = None
         for size in _SIZES[:1] if are_known else _SIZES:

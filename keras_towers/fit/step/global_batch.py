@@ -16,7 +16,6 @@ from keras_towers._notices import first_time
 from keras_towers.fit.context import active_step, marks
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.function import Way
@@ -64,7 +63,7 @@ class GlobalStep:
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
-        self.rows: RowCheck = RowCheck()
+        self.rows: data_lib.RowCheck = data_lib.RowCheck()
         self.config: TowerConfig = config or update.config
         self.update = update
         number = self.config.micro_batches
@@ -75,7 +74,7 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
-        self._eager_draws: EagerDraws | None = None
+        self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
@@ -101,34 +100,37 @@ class GlobalStep:
             model: the model of the step.
             kind: the method of Keras that it belongs to.
         """
-        whole = data_lib.is_whole(batch)
-        data, transport = batch, self._transport_of(kind)
         if tf.executing_eagerly():
-            if self.same is not None and whole:
-                self.same.check(data)
-            return self._on_one_device(step, data, model, kind, transport)
-        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
+            return self._on_one_device(step, batch, model, kind)
+        divided = self._divide(batch, kind)
+        recorded = model if kind in TRAINING else None
+        # The first part of each tower.
+        begins = divided.batch.pieces[:: self.micro_batches]
+        with (
+            watch.preparing(),
+            self.order.step(),
+            marks.marked(recorded, self.config.devices, begins),
+        ):
+            result = self._run_divided(step, divided, model, kind)
+        result = self.order.end(result)
+        self.on_trace(compat.get_default_graph())
+        return result
+
+    def _divide(self, data: Any, kind: str) -> DividedBatch:
+        """Divide a batch over towers, once the step before has ended."""
+        whole = data_lib.is_whole(data)
+        batch = data_lib.as_tower_batch(self.config, data, self.rows)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
         of_all, batch = self._counted(batch, kind)
-        pieces = batch.pieces
-        has_rows = self.rows.divided_leaves(data if whole else pieces[0])
-        is_global = whole and self._is_global
-        spec = data_lib.spec_of(data if is_global else pieces[0], not is_global)
+        has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
+        spec = data_lib.spec_of(batch.pieces[0], any_size=True)
+        if whole and self._is_global:
+            spec = data_lib.spec_of(data)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
-        divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
-        recorded = model if kind in TRAINING else None
-        with (
-            watch.preparing(),
-            self.order.step(),
-            marks.marked(recorded, self.config.devices, pieces),
-        ):
-            result = self._run_divided(step, divided, model, kind, transport)
-        result = self.order.end(result)
-        self.on_trace(compat.get_default_graph())
-        return result
+        return DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
 
     @property
     def _is_global(self) -> bool:
@@ -144,17 +146,17 @@ class GlobalStep:
         batch: Any,
         model: keras.Model,
         kind: str,
-        transport: Transport,
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
         _say_once(model.name, self.config.name)
+        transport = self._transport_of(kind)
+        is_whole = data_lib.is_whole(batch)
+        if self.same is not None and is_whole:
+            self.same.check(batch)
         whole = data_lib.as_one_batch(self.config, batch)
-        is_global = data_lib.is_whole(batch) and self.config.batches == "split"
         if transport.size > 1:
-            if not is_global:
+            if not is_whole or self.config.batches == "each":
                 whole = joined(whole, transport)
-            if self._eager_draws is None:
-                self._eager_draws = EagerDraws(transport)
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
         variables = self.update.variables
@@ -170,37 +172,20 @@ class GlobalStep:
         divided: DividedBatch,
         model: keras.Model,
         kind: str,
-        transport: Transport,
     ) -> Any:
-        config, variables = self.config, self.update.variables
-        xla = bool(model.jit_compile)
-        with contextlib.ExitStack() as view:
-            view.enter_context(variables.first_seen())
-
-            def build(optimizer: Any, weights: Sequence[Any]) -> None:
-                # Slots are made beside all copies of their weights.
-                view.close()
-                self.update.make_ready(optimizer, weights)
-                view.enter_context(variables.first_seen())
-
-            traced = trace(
-                step,
-                divided.whole,
-                kind,
-                build,
-                own_statistics=config.batch_norm == "tower",
-                xla=xla,
-            )
+        config, xla = self.config, bool(model.jit_compile)
+        transport = self._transport_of(kind)
+        traced = self._trace(step, divided, kind, xla)
         captures = [_inside(tensor) for tensor in traced.captures]
-        handles = variables.handles()
-        mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
-        changed: list[list[Any]] = []
-        if self.micro_batches > 1:
-            # Each part of a tower would change them.
-            for index in traced.written:
-                copied, mirrors[index] = mirrors[index], None
-                if copied is not None:
-                    changed.append(copied)
+        handles = self.update.variables.handles()
+        mirrors = {
+            index: handles[id(tensor)]
+            for index, tensor in enumerate(traced.captures)
+            if id(tensor) in handles
+        }
+        # Each part of a tower would change them.
+        changed = traced.written if self.micro_batches > 1 else ()
+        copied = [mirrors.pop(index) for index in changed if index in mirrors]
         first = len(divided.layouts)
         program = partition_graph(
             traced.graph,
@@ -208,29 +193,32 @@ class GlobalStep:
             traced.results,
             traced.update_infos(),
             ranks=transport.size > 1,
-            mirrored=[False] * first + [m is not None for m in mirrors],
+            mirrored=[False] * first
+            + [index in mirrors for index in range(len(captures))],
             xla=xla,
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
         own_rows = to_local_step(program) if self._is_of_several else None
-        program = program if own_rows is None else own_rows.program
-        if own_rows is not None and len(own_rows.parts) < len(program.updates):
-            _say_of_own_rows(model.name, config)
+        if own_rows is not None:
+            program = own_rows.program
+            if len(own_rows.parts) < len(program.updates):
+                _say_of_own_rows(model.name, config)
         all_parts = config.num_replicas * self.micro_batches
         step_costs.record_costs(config, kind, model.name, program, all_parts)
-        common, parts = divided.values_of(program.inputs, transport.rank == 0)
-        if own_rows is not None:
-            divided.add_whole_batch(
-                own_rows, common, parts, config.peers.rank == 0
-            )
+        common, parts = divided.values_of(
+            program.inputs,
+            transport.rank == 0,
+            own_rows,
+            config.peers.rank == 0,
+        )
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
         for index, tensor in program.inputs.copies.items():
-            copies = mirrors[index - first] or ()
             for k, part in enumerate(parts):
-                part[tensor] = _inside(copies[k // self.micro_batches])
+                copy = mirrors[index - first][k // self.micro_batches]
+                part[tensor] = _inside(copy)
         way = "xla" if xla else self._way()
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
@@ -248,9 +236,35 @@ class GlobalStep:
             self.order,
             functools.partial(self._update, traced, own_rows, divided),
         )
-        for handles_of_towers in changed:
+        for handles_of_towers in copied:
             _copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
+
+    def _trace(
+        self,
+        step: Callable[[Any], Any],
+        divided: DividedBatch,
+        kind: str,
+        xla: bool,
+    ) -> Trace:
+        """Trace a step as one device runs it, with the first tower's values."""
+        with contextlib.ExitStack() as view:
+            view.enter_context(self.update.variables.first_seen())
+
+            def build(optimizer: Any, weights: Sequence[Any]) -> None:
+                # Slots are made beside all copies of their weights.
+                view.close()
+                self.update.make_ready(optimizer, weights)
+                view.enter_context(self.update.variables.first_seen())
+
+            return trace(
+                step,
+                divided.whole,
+                kind,
+                build,
+                own_statistics=self.config.batch_norm == "tower",
+                xla=xla,
+            )
 
     @property
     def _is_of_several(self) -> bool:
@@ -309,7 +323,7 @@ class GlobalStep:
         parts: list[list[Any]],
         wholes: list[Any],
     ) -> None:
-        (call,) = [u.call for u in traced.updates if u.name == update.name]
+        call = traced.updates[update.name]
         rows = [with_components(call, each) for each in parts]
         sums = with_components(call, wholes)
         weight = 1

@@ -44,13 +44,21 @@ class DividedBatch:
         return share_of(self.batch.total, self.of_all.total)
 
     def values_of(
-        self, inputs: Inputs, has_first: bool
+        self,
+        inputs: Inputs,
+        is_first: bool,
+        own_rows: LocalStep | None = None,
+        is_first_of_all: bool = False,
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
         """Return the inputs that all towers share, and the inputs of each part.
 
         Args:
             inputs: the program's.
-            has_first: whether tower 0 is in this process.
+            is_first: whether this is the first of the processes that compute
+                the step together.
+            own_rows: the program, if it also needs inputs of the batch of all
+                processes.
+            is_first_of_all: whether this is the first of these.
         """
         pieces = [tensors_in(piece) for piece in self.batch.pieces]
         shared: dict[Any, Any] = {}
@@ -65,38 +73,24 @@ class DividedBatch:
         for name, tensor in inputs.sizes.items():
             index, axis = map(int, name.split("."))
             shared[tensor] = _same_size([p[index] for p in pieces], axis)
-        shared[inputs.total] = tf.cast(self.batch.total, tf.int64)
-        start = tf.cast(self.batch.start, tf.int64)
         counts = counts_of(self.batch)
-        for k, (values, count) in enumerate(zip(parts, counts, strict=True)):
-            values[inputs.start] = start
-            values[inputs.is_first] = tf.constant(has_first and k == 0)
-            start = start + tf.cast(count, tf.int64)
+
+        def add_place(
+            of: Inputs | LocalStep, batch: TowerBatch, has_first: bool
+        ) -> None:
+            """Add where each part begins in a batch, and its total."""
+            shared[of.total] = tf.cast(batch.total, tf.int64)
+            start = tf.cast(batch.start, tf.int64)
+            for k, values in enumerate(parts):
+                values[of.start] = start
+                values[of.is_first] = tf.constant(has_first and k == 0)
+                start = start + tf.cast(counts[k], tf.int64)
+
+        add_place(inputs, self.batch, is_first)
+        if own_rows is not None:
+            add_place(own_rows, self.of_all, is_first_of_all)
+            shared[own_rows.has_rows] = shared[inputs.total] > 0
         return shared, parts
-
-    def add_whole_batch(
-        self,
-        own_rows: LocalStep,
-        shared: dict[Any, Any],
-        parts: Sequence[dict[Any, Any]],
-        has_first: bool,
-    ) -> None:
-        """Add the inputs that a program of own rows needs of the whole batch.
-
-        Args:
-            own_rows: the program.
-            shared: the inputs that all towers share.
-            parts: the inputs of each part.
-            has_first: whether this is the first of all processes.
-        """
-        here = tf.cast(self.batch.total, tf.int64)
-        shared[own_rows.total] = tf.cast(self.of_all.total, tf.int64)
-        shared[own_rows.has_rows] = here > 0
-        before = tf.cast(self.of_all.start, tf.int64)
-        inputs = own_rows.program.inputs
-        for k, values in enumerate(parts):
-            values[own_rows.start] = values[inputs.start] + before
-            values[own_rows.is_first] = tf.constant(has_first and k == 0)
 
 
 def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:

@@ -13,7 +13,6 @@ from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.step.global_batch import GlobalStep
 
 # What shows in a step shows in the first ones: what is not divided, and the
@@ -189,7 +188,9 @@ class KerasFunction(TowerFunction):
 
     def _rows_of(self, batch: Any) -> int:
         """Return how many rows of a batch the largest tower gets."""
-        pieces = data_lib.as_tower_batch(self._step.config, batch, RowCheck())
+        pieces = data_lib.as_tower_batch(
+            self._step.config, batch, data_lib.RowCheck()
+        )
         return max(int(count) for count in data_lib.counts_of(pieces))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -91,18 +92,17 @@ class TowerProgram:
         return _Level(common, made, function, inputs, outputs)
 
     def _function(self, body: Function, way: Way) -> GraphFunction:
-        if way == "xla":
-            graph = graph_of(body, self._program.graphs)
-            function = GraphFunction(graph, way)
-            try:
-                function.check_xla(self._device)
-            except Uncompilable as error:
-                self.not_compiled.append(str(error))
-            else:
-                self.compiled += 1
-                return function
-            way = "called"
-        return GraphFunction(graph_of(body, self._program.graphs), way)
+        graph = graph_of(body, self._program.graphs)
+        function = GraphFunction(graph, way)
+        if way != "xla":
+            return function
+        try:
+            function.check_xla(self._device)
+        except Uncompilable as error:
+            self.not_compiled.append(str(error))
+            return GraphFunction(graph, "called")
+        self.compiled += 1
+        return function
 
     def run(
         self,
@@ -128,8 +128,10 @@ class TowerProgram:
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
         number = len(parts) // len(devices)
+        scopes = [ChainMap(part, known) for part in parts]
         towers = [
-            _Tower(parts[k : k + number]) for k in range(0, len(parts), number)
+            _Tower(device, scopes[k * number : (k + 1) * number])
+            for k, device in enumerate(devices)
         ]
         checks: list[Any] = []
         for index, level in enumerate(self._levels):
@@ -146,46 +148,36 @@ class TowerProgram:
                 )
             known.update(zip(made, values, strict=True))
             if level.function is not None:
-                for device, tower in zip(devices, towers, strict=True):
-                    with tf.device(device):
-                        self._call(level, known, tower)
-            self._exchange(index, known, towers, devices, transport, order)
+                for tower in towers:
+                    self._call(level, tower)
+            self._exchange(index, known, towers, transport, order)
             for change in program.updates:
                 if change.level == index:
-                    gradients = []
-                    for device, tower in zip(devices, towers, strict=True):
-                        with tf.device(device):
-                            gradients.append(
-                                _gradients_of(change, known, tower)
-                            )
+                    gradients = [tower.gradients(change) for tower in towers]
                     wholes = [
-                        None if t.on_towers else _value(t, known, {})
+                        None if t.on_towers else _value(t, known)
                         for t in change.given
                     ]
                     with tf.control_dependencies(checks):
                         update(change, gradients, wholes)
         with tf.device(devices[0]):
-            return [_value(t, known, {}) for t in program.results]
+            return [_value(t, known) for t in program.results]
 
-    def _call(
-        self, level: _Level, known: Mapping[Tensor, Any], tower: _Tower
-    ) -> None:
+    def _call(self, level: _Level, tower: _Tower) -> None:
         """Call the function of a level for a tower's parts."""
         made: list[Any] = []
         for part in tower.parts:
-            inputs = [_value(t, known, part) for t in level.inputs]
-            if made:
-                # What one part takes is free before the next one takes it.
-                with tf.control_dependencies(made):
+            # What one part takes is free before the next one takes it.
+            with tf.device(tower.device), tf.control_dependencies(made):
+                inputs = [_value(t, part) for t in level.inputs]
+                if made:
                     inputs = [_behind(tensor) for tensor in inputs]
-                    outputs = level.function(inputs)
-            else:
                 outputs = level.function(inputs)
-            made = []
-            for tensor, value in zip(level.outputs, outputs, strict=True):
-                part[tensor] = value
-                is_summed = tensor in self._summed
-                made.append(tower.add(tensor, value) if is_summed else value)
+                part.update(zip(level.outputs, outputs, strict=True))
+                made = [
+                    tower.add(t, part[t]) if t in self._summed else part[t]
+                    for t in level.outputs
+                ]
 
     def describe_exchanges(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
@@ -199,7 +191,6 @@ class TowerProgram:
         level: int,
         known: dict[Tensor, Any],
         towers: Sequence[_Tower],
-        devices: Sequence[str],
         transport: Transport,
         order: StepOrder,
     ) -> None:
@@ -208,21 +199,24 @@ class TowerProgram:
         ]
         if not exchanges:
             return
-        with tf.device(devices[0]):
-            is_root = transport.rank == 0
-            values_of_towers = [
-                _values_of(e, known, towers)
-                if is_root or not _is_at_root(e.given)
-                else []
-                for e in exchanges
-            ]
+        parts = [part for tower in towers for part in tower.parts]
+
+        def given(exchange: Exchange) -> list[Any]:
+            """What towers, or all their parts, give to an exchange."""
+            tensor = exchange.given
+            if _is_at_root(tensor) and transport.rank != 0:
+                return []
+            if exchange.kind == "sum":
+                return [tower.sum(tensor) for tower in towers]
+            return [_value(tensor, part) for part in parts]
+
+        with tf.device(towers[0].device):
             results = order.exchange(
-                values_of_towers,
+                list(map(given, exchanges)),
                 lambda values: exchanged(exchanges, values, transport),
             )
         for exchange, result in zip(exchanges, results, strict=True):
             if exchange.result.on_towers:
-                parts = [part for tower in towers for part in tower.parts]
                 for part, value in zip(parts, result, strict=True):
                     part[exchange.result] = value
             else:
@@ -234,11 +228,14 @@ class _Tower:
     """The tensors of a tower in a step.
 
     Attributes:
-        parts: for each of its parts of the batch: its own tensors.
+        device: where it computes.
+        parts: for each of its parts of the batch: its own tensors, and behind
+            them those that all towers share.
         sums: the sums over these parts of what enters a sum over towers.
     """
 
-    parts: Sequence[dict[Tensor, Any]]
+    device: str
+    parts: Sequence[ChainMap[Tensor, Any]]
     sums: dict[Tensor, Any] = dataclasses.field(default_factory=dict)
 
     def add(self, tensor: Tensor, value: Any) -> Any:
@@ -247,45 +244,27 @@ class _Tower:
         self.sums[tensor] = value if before is None else before + value
         return self.sums[tensor]
 
-    def sum(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
+    def sum(self, tensor: Tensor) -> Any:
         """Return the sum over all parts."""
         if tensor not in self.sums:
             for part in self.parts:
-                self.add(tensor, _value(tensor, known, part))
+                self.add(tensor, _value(tensor, part))
         return self.sums[tensor]
 
-    def joined(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
+    def joined(self, tensor: Tensor) -> Any:
         """Return the rows of all parts."""
-        rows = [_value(tensor, known, part) for part in self.parts]
+        rows = [_value(tensor, part) for part in self.parts]
         return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
-
-def _gradients_of(
-    update: Update, known: Mapping[Tensor, Any], tower: _Tower
-) -> list[Any]:
-    """A tower's gradients for an update; None for those all towers share."""
-    gradients: list[Any] = []
-    for tensor in update.given:
-        if not tensor.on_towers:
-            gradients.append(None)
-        elif tensor in update.rows:
-            gradients.append(tower.joined(tensor, known))
-        else:
-            gradients.append(tower.sum(tensor, known))
-    return gradients
-
-
-def _values_of(
-    exchange: Exchange, known: Mapping[Tensor, Any], towers: Sequence[_Tower]
-) -> list[Any]:
-    """The tensors that towers, or all their parts, give to an exchange."""
-    if exchange.kind == "sum":
-        return [tower.sum(exchange.given, known) for tower in towers]
-    return [
-        _value(exchange.given, known, part)
-        for tower in towers
-        for part in tower.parts
-    ]
+    def gradients(self, update: Update) -> list[Any]:
+        """Return those for an update; None for those all towers share."""
+        with tf.device(self.device):
+            return [
+                (self.joined if t in update.rows else self.sum)(t)
+                if t.on_towers
+                else None
+                for t in update.given
+            ]
 
 
 def _behind(tensor: Any) -> Any:
@@ -311,15 +290,9 @@ def _shape_across_towers(exchange: Exchange) -> tf.TensorShape:
     return tf.TensorShape(sizes)
 
 
-def _value(
-    tensor: Tensor, known: Mapping[Tensor, Any], own: Mapping[Tensor, Any]
-) -> Any:
+def _value(tensor: Tensor, scope: Mapping[Tensor, Any]) -> Any:
     """Return the TensorFlow tensor of a program's tensor."""
-    if tensor in own:
-        return own[tensor]
-    if tensor in known:
-        return known[tensor]
-    return emit([], {**known, **own}, [tensor])[0]
+    return scope[tensor] if tensor in scope else emit([], scope, [tensor])[0]
 
 
 def _summed(program: Program) -> set[Tensor]:
@@ -339,9 +312,7 @@ def _used_elsewhere(program: Program) -> set[Tensor]:
     for operation in program.operations:
         for tensor in operation.inputs:
             source = tensor.operation
-            if source is None:
-                continue
-            if (
+            if source is not None and (
                 operation.is_repeated
                 or source.level != operation.level
                 or source.on_towers != operation.on_towers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,24 +15,10 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
-from keras_towers.fit.update.sharded import is_elsewhere
-from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.tower_variables import component
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import written
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TracedUpdate:
-    """An optimizer's update, and the operation of the trace that stands for it.
-
-    Attributes:
-        call: the call of the optimizer, with the gradients of the trace.
-        name: the name of that operation.
-    """
-
-    call: UpdateCall
-    name: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,13 +29,14 @@ class Trace:
         graph: its operations; its inputs are the leaves of the batch, then
             ``captures``.
         captures: the tensors of the outer graph that it uses.
-        updates: the optimizers' updates, in their order.
+        updates: the optimizers' updates, in their order, by the names of the
+            operations that stand for them.
         output: what the step returns, with the graph's tensors.
     """
 
     graph: Any
     captures: Sequence[Any]
-    updates: Sequence[TracedUpdate]
+    updates: Mapping[str, UpdateCall]
     output: Any
 
     @property
@@ -64,8 +52,7 @@ class Trace:
             for operation in self.graph.get_operations()
             for k in written(operation)
         }
-        captured = self._captured
-        return [k for k, tensor in enumerate(captured) if id(tensor) in changed]
+        return [k for k, t in enumerate(self._captured) if id(t) in changed]
 
     def output_with(self, results: Sequence[Any]) -> Any:
         """Return the output with other tensors."""
@@ -80,13 +67,12 @@ class Trace:
 
     def describe_gradients(self) -> list[str]:
         """Describe the gradients of the updates, in their order."""
-        return [
-            text for u in self.updates for text in u.call.describe_gradients()
-        ]
+        calls = self.updates.values()
+        return [text for call in calls for text in call.describe_gradients()]
 
     def update_infos(self) -> dict[str, UpdateInfo]:
         """Return what is known of each update, by its operation's name."""
-        return {u.name: self._update_info(u.call) for u in self.updates}
+        return {n: self._update_info(call) for n, call in self.updates.items()}
 
     @property
     def _captured(self) -> Sequence[Any]:
@@ -115,18 +101,11 @@ class Trace:
                 return None
         for part in parts:
             used += [*part.variables, *part._trainable_variables]
-        handles = {
-            id(variables_lib.component(getattr(v, "_value", v), 0).handle)
-            for v in used
-            if not is_elsewhere(v)
-        }
-        return [
-            tensor
-            for tensor, outside in zip(
-                self._captured, self.captures, strict=True
-            )
-            if id(outside) in handles
-        ]
+        copies = (component(getattr(v, "_value", v), 0) for v in used)
+        # Another rank may have the value of one.
+        handles = {id(getattr(copy, "handle", None)) for copy in copies}
+        captures = zip(self._captured, self.captures, strict=True)
+        return [tensor for tensor, own in captures if id(own) in handles]
 
 
 def trace(
@@ -150,7 +129,7 @@ def trace(
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
-    updates: list[TracedUpdate] = []
+    updates: dict[str, UpdateCall] = {}
     outer, numbers = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Any:
@@ -166,7 +145,7 @@ def trace(
             # What follows in the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
-            updates.append(TracedUpdate(call, _stand_in(call)))
+            updates[_stand_in(call)] = call
 
         tracing = active_step.ActiveStep(
             training=kind in TRAINING,
@@ -211,16 +190,10 @@ def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
     left = iter(components)
     grads: list[Any] = []
     for gradient in call.grads:
-        if gradient is None:
-            grads.append(None)
-        elif isinstance(gradient, tf.IndexedSlices):
-            values, indices = next(left), next(left)
-            if values is None:
-                grads.append(None)
-                continue
-            sizes: Any = gradient.shape.as_list()
-            shape = tf.constant(sizes, tf.int64)
-            grads.append(tf.IndexedSlices(values, indices, shape))
+        found = list(itertools.islice(left, len(_components(gradient))))
+        if len(found) == 2 and found[0] is not None:
+            shape = tf.constant(gradient.shape.as_list(), tf.int64)
+            grads.append(tf.IndexedSlices(*found, shape))
         else:
-            grads.append(next(left))
+            grads.append(found[0] if found else None)
     return grads

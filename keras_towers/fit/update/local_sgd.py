@@ -72,28 +72,24 @@ class LocalSGD:
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""
         round_ = self._round_of[optimizer]
-
-        def end() -> tf.Tensor:
-            self._average(round_, order)
-            return tf.constant(0)
-
         round_.shares.assign_add(tf.cast(self._share, tf.float64))
-        done = round_.updates.assign_add(1)
-        tf.cond(done >= self._steps, end, lambda: tf.constant(0))
+        done = round_.updates.assign_add(1) >= self._steps
+        _act_if(done, lambda: self._average(round_, order))
 
     def end(self, order: StepOrder) -> None:
         """End all rounds that have begun. Collective, eager."""
-        begun: list[_Round] = []
-        updates_here: list[str] = []
-        for optimizer, round_ in self._round_of.items():
-            updates = int(round_.updates.numpy())
-            if updates:
-                begun.append(round_)
-                name = check.without_numbers(optimizer.name)
-                updates_here.append(f"{updates} of {name!r}")
+        begun = [
+            (optimizer.name, round_)
+            for optimizer, round_ in self._round_of.items()
+            if int(round_.updates.numpy())
+        ]
+        updates_here = [
+            f"{int(round_.updates.numpy())} of {check.without_numbers(name)!r}"
+            for name, round_ in begun
+        ]
         ranks = check.gather(self._config.peers, updates_here, "ends a round")
         if all(rank == updates_here for rank in ranks):
-            for round_ in begun:
+            for _, round_ in begun:
                 self._average(round_, order)
             return
         self.forget()
@@ -139,15 +135,13 @@ class _Round:
         ]
 
     def begin(self) -> None:
-        def note() -> tf.Tensor:
+        def note() -> None:
             for anchor, value in zip(
                 self._anchors, self._values(), strict=True
             ):
                 anchor.assign(value.read_value(), read_value=False)
-            return tf.constant(0)
 
-        begins = self.updates <= 0
-        tf.cond(begins, note, lambda: tf.constant(0))
+        _act_if(self.updates <= 0, note)
 
     def changes(self) -> NamedGradients:
         """Return this rank's share of the mean decrease of the weights."""
@@ -182,6 +176,16 @@ class _Round:
 
     def _values(self) -> list[tf.Variable]:
         return [variables_lib.component(w._value) for w in self._weights]
+
+
+def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:
+    """Do something in a step if a condition holds."""
+
+    def run() -> tf.Tensor:
+        act()
+        return tf.constant(0)
+
+    tf.cond(condition, run, lambda: tf.constant(0))
 
 
 def _zeros_like(value: tf.Variable) -> tf.Variable:

@@ -143,13 +143,6 @@ class _AtTheVariable:
             return fn(variable, *args, **(kwargs or {}))
 
 
-def _device_of(variables: Sequence[Any], tower: int = 0) -> str | None:
-    """Return the device of the first variable; None without variables."""
-    for variable in variables:
-        return component(getattr(variable, "_value", variable), tower).device
-    return None
-
-
 @contextlib.contextmanager
 def as_one_device(
     optimizer: Any,
@@ -176,7 +169,10 @@ def as_one_device(
         for variable in (*weights, *optimizer.variables)
         if isinstance(variable, keras.Variable)
     ]
-    device = _device_of(trainable_variables, tower or 0)
+    device = None
+    if trainable_variables:
+        first = trainable_variables[0]
+        device = component(getattr(first, "_value", first), tower or 0).device
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.single_device_mode())
         stack.enter_context(_updating.filled(True))

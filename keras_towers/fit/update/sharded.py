@@ -9,7 +9,7 @@ scaling) needs no special handling.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -107,19 +107,18 @@ class UpdateSharded(WeightUpdate):
             ]
 
     def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+        of_rule: set[int] = set()
         if self._only is not None:
             state_lib.check_known(optimizer)
-        of_rule = {id(slot) for slot in state_lib.of_update_rule(optimizer)}
+            of_rule = set(map(id, state_lib.of_update_rule(optimizer)))
         for slot, weight in state_lib.slots_of(optimizer):
             value = getattr(weight, "_value", weight)
             if value not in self._shares:
                 continue
             device = component(value).device
-            if self._only is not None and id(slot) in of_rule:
-                rank = self._shares.rank_of(value)
-                self._slots.add(slot, rank)
-                if rank != self.config.transport.rank:
-                    device = _HOST
+            if id(slot) in of_rule:
+                self._slots.add(slot, self._shares.rank_of(value))
+                device = self._shares.slot_device(value)
             back_to = component(value, 0).device
             self.variables.move(slot, device, back_to, empties=True)
 
@@ -228,9 +227,9 @@ class Shares:
             "_backend_update_step": self._update_step,
         }
 
-    def slot_device(self, weight: tf.Variable) -> str:
-        """Return the device on which to create slots of a weight."""
-        return weight.device if self._is_mine(weight) else _HOST
+    def slot_device(self, value: Any) -> str:
+        """Return the device of a weight's slots, given the weight's value."""
+        return component(value).device if self._is_mine(value) else _HOST
 
     def _is_mine(self, weight: Any) -> bool:
         value = getattr(weight, "_value", weight)
@@ -252,10 +251,10 @@ class Shares:
         weights: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        is_mine = [self._is_mine(weight) for weight in weights]
+        is_mine = list(map(self._is_mine, weights))
         original(
-            [g for g, here in zip(gradients, is_mine, strict=True) if here],
-            [w for w, here in zip(weights, is_mine, strict=True) if here],
+            list(itertools.compress(gradients, is_mine)),
+            list(itertools.compress(weights, is_mine)),
             learning_rate,
         )
         # Every rank has to take part in the sums that others use.
@@ -283,33 +282,62 @@ class OnAnotherRankError(TowerError, AttributeError):
     """The value of a variable is on another rank."""
 
 
-class _Absent:
-    """A placeholder for the value of a slot variable on another rank.
+class _SlotOfRank:
+    """A slot variable that one rank alone needs in steps.
 
-    Reading it is an error, which says where the value is.
+    On the other ranks it takes the place of the variable's value while steps
+    run. To read it there is an error, which says where the value is.
 
     Attributes:
-        held: the variable that had the value, now without any.
+        variable: the slot variable.
+        rank: that rank.
+        held: the variable that has the value, or had it.
+        is_used: whether steps use it. Until then its value is that of rank 0,
+            which may have loaded it.
+        is_apart: whether only its rank has its value.
         is_lost: whether training has ended without the value.
     """
 
-    def __init__(self, slot: keras.Variable, rank: int):
-        self.held = slot._value
-        self.is_lost = False
-        self._slot = slot
-        self._rank = rank
+    def __init__(self, variable: keras.Variable, rank: int):
+        self.variable = variable
+        self.rank = rank
+        self.held = variable._value
+        if self.is_absent:
+            # It is lost since an earlier block.
+            self.held = variable._value.held
+        self.is_used = self.is_apart = self.is_lost = False
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this process does not have the value."""
+        return isinstance(self.variable._value, _SlotOfRank)
+
+    def drop(self) -> None:
+        """Free the memory of the value."""
+        with tf.init_scope():
+            self.held, self.variable._value = self.variable._value, self
+            overwrite(self.held, tf.zeros([0], self.held.dtype))
+
+    def put_back(self, value: Any) -> None:
+        """Give the slot variable a value again."""
+        if not self.is_absent:
+            self.held = self.variable._value
+        overwrite(self.held, value)
+        self.variable._value = self.held
+
+    def sent(self) -> tf.Tensor:
+        """Return the value, or what stands for it in a broadcast."""
+        with tf.device(_HOST):
+            if self.is_absent:
+                return tf.zeros(self.held.shape, self.held.dtype)
+            return tf.identity(self.variable._value.read_value())
 
     def assign(self, value: Any, **kwargs: Any) -> Any:
         """Accept a value, if training is over."""
         if not self.is_lost:
             self._refuse()
-        self.put_back(tf.cast(value, self.dtype))
+        self.put_back(tf.cast(value, self.held.dtype))
         return self.held
-
-    def put_back(self, value: Any) -> None:
-        """Give the slot variable a value again."""
-        overwrite(self.held, value)
-        self._slot._value = self.held
 
     def __getattr__(self, name: str) -> Any:
         if name in ("shape", "dtype", "name", "device", "_unique_id"):
@@ -325,44 +353,21 @@ class _Absent:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
+        path = self.variable.path
         if self.is_lost:
             raise OnAnotherRankError(
-                f"optimizer variable {self._slot.path!r} has no value: rank "
-                f"{self._rank} had it when training ended by an error. Load "
-                "the optimizer's state from a checkpoint, or compile the model "
-                "anew."
+                f"optimizer variable {path!r} has no value: rank {self.rank} "
+                "had it when training ended by an error. Load the optimizer's "
+                "state from a checkpoint, or compile the model anew."
             )
         raise OnAnotherRankError(
-            f"optimizer variable {self._slot.path!r} cannot be read or written "
-            f'between two steps: with updates="sharded" rank {self._rank} has '
-            "it. All ranks have it from the end of an epoch to the beginning "
-            "of the next one, after evaluate(), and when the strategy's block "
-            'ends. Save then (for Keras\'s callbacks: save_freq="epoch"), or '
-            "leave updates out."
+            f"optimizer variable {path!r} cannot be read or written between "
+            f'two steps: with updates="sharded" rank {self.rank} has it. All '
+            "ranks have it from the end of an epoch to the beginning of the "
+            "next one, after evaluate(), and when the strategy's block ends. "
+            'Save then (for Keras\'s callbacks: save_freq="epoch"), or leave '
+            "updates out."
         )
-
-
-def is_elsewhere(variable: Any) -> bool:
-    """Whether only another rank currently has the value of a variable."""
-    return isinstance(getattr(variable, "_value", None), _Absent)
-
-
-@dataclasses.dataclass(eq=False)
-class _SlotOfRank:
-    """A slot variable that one rank alone needs in steps.
-
-    Attributes:
-        variable: the slot variable.
-        rank: that rank.
-        is_used: whether steps use it. Until then its value is that of rank 0,
-            which may have loaded it.
-        is_apart: whether only its rank has its value.
-    """
-
-    variable: keras.Variable
-    rank: int
-    is_used: bool = False
-    is_apart: bool = False
 
 
 class SlotsOfRanks:
@@ -380,7 +385,8 @@ class SlotsOfRanks:
 
     def add(self, variable: keras.Variable, rank: int) -> None:
         """Record which rank needs a slot variable, unless already known."""
-        self._slots.setdefault(id(variable), _SlotOfRank(variable, rank))
+        if id(variable) not in self._slots:
+            self._slots[id(variable)] = _SlotOfRank(variable, rank)
 
     def use(self, variables: Iterable[keras.Variable]) -> None:
         """Note that steps use the known slots among these variables."""
@@ -396,14 +402,10 @@ class SlotsOfRanks:
     def drop_those_of_others(self) -> None:
         """Drop the values that other ranks keep, before steps."""
         for slot in self._slots.values():
-            if slot.is_apart or not slot.is_used:
-                continue
-            slot.is_apart = True
-            variable, held = slot.variable, slot.variable._value
-            if not self.has_here(variable) and not isinstance(held, _Absent):
-                with tf.init_scope():
-                    variable._value = _Absent(variable, slot.rank)
-                    overwrite(held, tf.zeros([0], held.dtype))
+            if slot.is_used and not slot.is_apart:
+                slot.is_apart = True
+                if slot.rank != self._transport.rank and not slot.is_absent:
+                    slot.drop()
 
     def gather(self) -> None:
         """Give all ranks the values of all slots, if any rank lacks some."""
@@ -411,23 +413,17 @@ class SlotsOfRanks:
         for rank in range(self._transport.size):
             for slots in self._portions(rank):
                 values = self._transport.broadcast(
-                    [_to_send(slot) for slot in slots],
-                    next_key("slots"),
-                    root=rank,
+                    [slot.sent() for slot in slots], next_key("slots"), rank
                 )
                 if rank != self._transport.rank:
                     for slot, value in zip(slots, values, strict=True):
-                        # A Ctrl-C may have left some here.
-                        if isinstance(slot._value, _Absent):
-                            slot._value.put_back(value)
-                        else:
-                            overwrite(slot._value, value)
+                        slot.put_back(value)
         for slot in self._slots.values():
             slot.is_apart = False
 
-    def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
+    def _portions(self, rank: int) -> Iterator[list[_SlotOfRank]]:
         """Yield one rank's slots, in portions that fit in memory."""
-        portion: list[keras.Variable] = []
+        portion: list[_SlotOfRank] = []
         filled = 0
         for slot in self._slots.values():
             if slot.rank != rank or not slot.is_apart:
@@ -436,30 +432,21 @@ class SlotsOfRanks:
             if portion and filled + size > _GATHERED_BYTES:
                 yield portion
                 portion, filled = [], 0
-            portion.append(slot.variable)
+            portion.append(slot)
             filled += size
         if portion:
             yield portion
 
     def forget(self, variable: keras.Variable) -> bool:
         """Forget a variable; return whether its value is lost."""
-        self._slots.pop(id(variable), None)
-        absent = variable._value
-        if not isinstance(absent, _Absent) or absent.is_lost:
+        slot = self._slots.pop(id(variable), None)
+        if slot is None or variable._value is not slot:
             return False
-        absent.held = self._variables.pop_original(variable)
-        absent.is_lost = True
+        slot.held = self._variables.pop_original(variable)
+        slot.is_lost = True
         return True
 
     def forget_all(self) -> int:
         """Forget all variables; return the number of lost values."""
         slots = list(self._slots.values())
         return sum(self.forget(slot.variable) for slot in slots)
-
-
-def _to_send(variable: keras.Variable) -> tf.Tensor:
-    value = variable._value
-    with tf.device(_HOST):
-        if isinstance(value, _Absent):
-            return tf.zeros(value.shape, value.dtype)
-        return tf.identity(value.read_value())

@@ -14,7 +14,6 @@ learning rate of Adam, are shared.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,16 +47,14 @@ def shadows(optimizer: Any) -> patches.Shadows:
     if type(optimizer).update_step is keras.optimizers.SGD.update_step:
         methods["update_step"] = _fused_step
     elif repeats(optimizer):
-        repeated = _Repeated()
-        methods["update_step"] = repeated.update_step
-        methods["_apply_weight_decay"] = repeated.apply_weight_decay
+        methods["update_step"] = _Repeated().update_step
     return methods
 
 
 def repeats(optimizer: Any) -> bool:
     """Whether an optimizer's update rule is known to treat weights alike."""
     # Another one, such as a user's own, may ask for the name of a weight.
-    own = vars(optimizer).keys() & {"update_step", "_apply_weight_decay"}
+    own = "update_step" in vars(optimizer)
     return not own and type(optimizer) in _REPEATED
 
 
@@ -114,7 +111,7 @@ def _fused_step(
 
 
 class _Repeated:
-    """Methods of an optimizer that are traced once for all weights alike."""
+    """``update_step`` of an optimizer, traced once for all weights alike."""
 
     def __init__(self) -> None:
         self._recordings: dict[Any, Recording] = {}
@@ -128,67 +125,30 @@ class _Repeated:
         learning_rate: Any,
     ) -> None:
         """Update a weight like an earlier one."""
-        update = functools.partial(original, gradient, variable, learning_rate)
-        if not _is_plain(variable) or not (
-            isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape
-        ):
-            update()
+        is_dense = isinstance(gradient, tf.Tensor) and (
+            gradient.shape == variable.shape
+        )
+        if tf.executing_eagerly() or not _is_plain(variable) or not is_dense:
+            original(gradient, variable, learning_rate)
             return
         index = optimizer._get_variable_index(variable)
         slots = [slots[index] for slots in lists_by_weight(optimizer)]
         values = [None if slot is None else slot._value for slot in slots]
-        key = "update", id(learning_rate)
-        self._once_for(key, variable, [gradient, variable, *values], update)
-
-    def apply_weight_decay(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[..., None],
-        variables: Sequence[Any],
-    ) -> None:
-        """Decay a weight like an earlier one."""
-        for variable in variables:
-            decay = functools.partial(original, [variable])
-            value = getattr(variable, "_value", variable)
-            if not _is_plain(value) or not optimizer._use_weight_decay(value):
-                decay()
-                continue
-            with tf.device(value.device):
-                self._once_for("decay", value, [value], decay)
-
-    def _once_for(
-        self,
-        key: Any,
-        variable: tf.Variable,
-        changing: Sequence[Any],
-        trace: Callable[[], None],
-    ) -> None:
-        """Trace an update of a weight, or repeat that of one like it.
-
-        Args:
-            key: what tells updates of different kinds apart.
-            variable: the weight.
-            changing: the tensors and variables that differ between weights.
-            trace: adds the operations.
-        """
-        if tf.executing_eagerly():
-            trace()
-            return
-        there = [given for given in changing if given is not None]
-        inputs = [getattr(given, "handle", given) for given in there]
+        # The tensors and variables that differ between weights.
+        changing = [gradient, variable, *values]
+        inputs = [getattr(g, "handle", g) for g in changing if g is not None]
         graph = compat.get_default_graph()
         like = [g if g is None else (g.dtype, g.device) for g in changing]
-        key = id(graph), key, *like
+        key = id(graph), id(learning_rate), *like
         recording = self._recordings.get(key)
+        if recording is not None and recording.repeats:
+            recording.repeat(inputs)
+            return
+        begin = len(graph.get_operations())
+        original(gradient, variable, learning_rate)
         if recording is None:
-            begin = len(graph.get_operations())
-            trace()
             recording = Recording(graph, begin, inputs, variable.device)
             self._recordings[key] = recording
-        elif recording.repeats:
-            recording.repeat(inputs)
-        else:
-            trace()
 
 
 class Recording:

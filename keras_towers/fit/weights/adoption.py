@@ -202,6 +202,15 @@ class Adoption:
             for variable, total in zip(metrics, sums, strict=True):
                 variable.assign(total)
 
+    def leave_metrics_to_rank_0(self, model: keras.Model) -> None:
+        """Reset metrics that all ranks have summed, but those of rank 0.
+
+        If ranks go on to train independently, they are summed again.
+        """
+        if self.ranks_train_apart and self._config.peers.rank > 0:
+            for variable in state_lib.collect(model).metrics:
+                variable.assign(tf.zeros_like(variable._value))
+
     def broadcast(self, model: keras.Model) -> None:
         """Give all ranks the weights, optimizer state and seeds of rank 0."""
         transport = self._config.transport
@@ -287,7 +296,9 @@ def release_from_default(trainer: keras.Model) -> None:
     if owner is not None:
         adoption = owner._components.adoption
         if _defaults.get(trainer) is owner and not adoption.in_block:
-            adoption.release_model(trainer)
+            # Another strategy may be in force.
+            with compat.single_device_mode():
+                adoption.release_model(trainer)
 
 
 @contextlib.contextmanager
@@ -328,9 +339,7 @@ def _renew_functions(trainer: keras.Model) -> None:
             getattr(trainer, f"make_{kind}_function")(force=True)
 
 
-def log_without_xla(
-    trainer: keras.Model, training: bool, why: str, for_now: bool = False
-) -> None:
+def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
     """Log that XLA compiles none of a model's steps of a kind; once.
 
     It is a warning where the user has asked for XLA: where Keras would not turn
@@ -340,5 +349,5 @@ def log_without_xla(
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
     if first_time(line):
         by_user = not trainer._resolve_auto_jit_compile()
-        level = logging.WARNING if by_user and not for_now else logging.INFO
+        level = logging.WARNING if by_user else logging.INFO
         logger.log(level, "%s", line)

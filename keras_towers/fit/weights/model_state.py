@@ -108,8 +108,6 @@ def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
         yield from getattr(layer, "_metrics", ())
         for name in ("_loss_tracker", "_compile_metrics", "_compile_loss"):
             holder = getattr(layer, name, None)
-            if holder is None:
-                continue
             if hasattr(holder, "variables"):
                 yield holder
             else:

@@ -63,7 +63,9 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
         )
 
 
-def unbind(variable: Any, has_parts: bool) -> tf.Variable:
+def unbind(
+    variable: Any, has_parts: bool, asks_ranks: bool = True
+) -> tf.Variable:
     """Return the variable on the first device of a distributed variable.
 
     Args:
@@ -71,11 +73,18 @@ def unbind(variable: Any, has_parts: bool) -> tf.Variable:
         has_parts: whether replicas hold parts of a sum or of a mean, which are
             reduced over all ranks; otherwise all hold the same, and no rank is
             asked.
+        asks_ranks: whether the other ranks take part; else parts of a sum are
+            reduced over the replicas of this process.
     """
     primary = variable.values[0]
     if isinstance(variable, compat.SyncOnReadVariable):
-        value = variable.read_value() if has_parts else primary.read_value()
-        if not has_parts and variable.aggregation == _SUM:
+        value = primary.read_value()
+        is_sum = variable.aggregation == _SUM
+        if has_parts and asks_ranks:
+            value = variable.read_value()
+        elif has_parts and is_sum:
+            value = tf.add_n([part.read_value() for part in variable.values])
+        elif is_sum:
             count = variable.distribute_strategy.num_replicas_in_sync
             value *= tf.cast(count, value.dtype)
         primary.assign(value)
@@ -177,6 +186,8 @@ class TowerVariables:
         # Whether replicas may have written parts. One process reduces them
         # without asking others.
         self.has_parts: bool = config.peers.size == 1
+        # Whether other ranks take part in what is reduced over all of them.
+        self.asks_ranks = True
         # What variables of replicas were before a call held them once.
         self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
         # The original tf.Variable of each that was moved, to which users may
@@ -198,7 +209,7 @@ class TowerVariables:
             )
         known = variable in self._of_replicas
         self._of_replicas[variable] = value
-        variable._value = unbind(value, self.has_parts)
+        variable._value = unbind(value, self.has_parts, self.asks_ranks)
         return not known
 
     def give_to_replicas(self) -> None:
@@ -276,7 +287,7 @@ class TowerVariables:
         value = variable._value
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
-            variable._value = unbind(value, self.has_parts)
+            variable._value = unbind(value, self.has_parts, self.asks_ranks)
         for known in (self._moved, self._mirrored, self._of_replicas):
             known.pop(variable, None)
 

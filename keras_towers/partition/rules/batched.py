@@ -5,7 +5,6 @@ from __future__ import annotations
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value, Values, require, sizes_of
 from keras_towers.partition.registry import Node, axes, rule
-from keras_towers.partition.sizes import UNKNOWN
 
 # The axes of the batch: some of the first, or all but some of the last; the
 # number of inputs that have them, which are the first; and the groups of inputs
@@ -44,6 +43,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
 }
+# Without images, oneDNN returns a tensor with the shape of the input.
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _FAMILY_OF = {
     type_: family
@@ -69,27 +69,6 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
         linear,
         needs_rows=node.type in _CONVOLUTIONS,
     )
-
-
-@rule(*_CONVOLUTIONS)
-def _convolution(node: Node, images: Value, kernel: Value) -> Values:
-    """Convolve images whose output has known sizes.
-
-    Without an image, oneDNN returns a tensor with the shape of its input.
-    """
-    layout, rows = images.as_rows()
-    require(not layout.axis and kernel.sharded is None)
-    require(node.shapes[0].rank is not None)
-    sizes = sizes_of(node.shapes[0])[1:]
-    require(UNKNOWN not in sizes)
-    operands = [rows, node.partitioner.replicate(kernel)]
-    (output,) = node.run_on_towers(
-        operands, layout, shapes=[(layout.size, *sizes)]
-    )
-    local, shape = output.local, [-1, *sizes]
-    assert local is not None
-    output.local = node.partitioner.op("Reshape", [local, shape], local.shape)
-    return [output]
 
 
 @rule(

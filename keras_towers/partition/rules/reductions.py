@@ -17,7 +17,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
-_LINEAR = ("Sum", "Mean")
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
 
@@ -43,10 +42,14 @@ def known_axes(value: Value, rank: int) -> list[int]:
     return sorted({axis % rank for axis in known_ints(value)})
 
 
-@axes(*_LINEAR, *_EXTREMES, "EuclideanNorm")
+@axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")
 def _reduction(node: Node, value: Value, over: Value) -> Factors:
     reduced = known_axes(over, value.rank)
     keeps = node.attr("keep_dims")
+    # A mean of integers is rounded.
+    is_linear = node.type == "Sum" or (
+        node.type == "Mean" and not node.dtype(0).is_integer
+    )
     left = [
         ONE if axis in reduced else axis
         for axis in range(value.rank)
@@ -55,7 +58,7 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
     return Factors(
         [range(value.rank), None],
         [left],
-        [[0]] if node.type in _LINEAR else (),
+        [[0]] if is_linear else (),
         reduced if node.type == "Sum" else (),
         # Axes that the trace computes from shapes may include axes of size 1.
         entries={1: reduced},

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
@@ -27,14 +26,14 @@ from keras_towers.replicas.asynchronous.threads import (
     write_staleness,
 )
 from keras_towers.replicas.asynchronous.tower_steps import (
-    ReplicaSchedule,
+    ReplicaSteps,
     TowerSteps,
-    UpdateSchedule,
 )
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
+    OneFitPerModel,
     ReplicaCall,
     TrainFunction,
     add_summary_writer,
@@ -52,21 +51,21 @@ class AsyncCalls(TowerCalls):
         self._update = update
         self.staleness: Staleness = Staleness()
 
-    def schedule(self) -> UpdateSchedule:
-        """Return the schedule of one more model's towers."""
-        return UpdateSchedule(self._update)
+    def make_steps(self, model: keras.Model) -> TowerSteps:
+        """Return the steps of one more model."""
+        return TowerSteps(self._update, model)
 
     def open(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         if not keras_call.trains:
             return super().open(keras_call, prepared, start)
-        return _AsyncCall(
+        return _ThreadedCall(
             self, self._step, self.adoption, keras_call, prepared, start
         )
 
 
-class ReplicaCalls(AsyncCalls):
+class ReplicaCalls(OneFitPerModel, AsyncCalls):
     """Runs training on replicas whose gradients are averaged."""
 
     def __init__(
@@ -89,12 +88,16 @@ class ReplicaCalls(AsyncCalls):
 
     @property
     def alone(self) -> bool:
-        # One replica counts its updates, too, and may average several batches.
+        # One replica has counts, too, and may average several batches.
         return False
 
-    def schedule(self) -> UpdateSchedule:
-        return ReplicaSchedule(
-            self._update, self._quorum, self._begin, self.stall_shutdown_s
+    def make_steps(self, model: keras.Model) -> TowerSteps:
+        return ReplicaSteps(
+            self._update,
+            model,
+            self._quorum,
+            self._begin,
+            self.stall_shutdown_s,
         )
 
     def _begin(self, coordinator: Coordinator) -> None:
@@ -103,27 +106,15 @@ class ReplicaCalls(AsyncCalls):
     def open(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        model = keras_call.model
         if keras_call.trains:
-            refuse_eager(self._config, model)
-        steps = steps_of(model)
-        if (
-            keras_call.kind == "fit"
-            and steps is not None
-            and steps.schedule.runs
-        ):
-            raise TowerError(
-                f"fit of model {model.name!r} is called inside its own fit, "
-                f"whose replicas are busy: {self._config.name} can run "
-                "train_on_batch there, or fit of another model."
-            )
+            refuse_eager(self._config, keras_call.model)
         call = super().open(keras_call, prepared, start)
-        if keras_call.kind == "fit" and isinstance(call, _AsyncCall):
+        if keras_call.kind == "fit" and isinstance(call, _ThreadedCall):
             call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
         return call
 
 
-class _AsyncCall(ReplicaCall):
+class _ThreadedCall(ReplicaCall):
     """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
 
     refusal = (
@@ -137,8 +128,8 @@ class _AsyncCall(ReplicaCall):
         self._fits = self.kind == "fit"
         # None if steps run in the calling thread.
         self._threads: TowerThreads | None = None
-        self._steps_here = 0
-        self._shown: Any = None
+        self._steps_in_this_thread = 0
+        self._logs: Any = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -158,8 +149,7 @@ class _AsyncCall(ReplicaCall):
             why = f"{self.config.name} trains without XLA"
             adoption_lib.log_without_xla(model, True, why)
         if steps_of(model) is None:
-            schedule = self._calls.schedule()
-            steps = TowerSteps(self.config, schedule, model)
+            steps = self._calls.make_steps(model)
             model.train_function = TrainFunction(self, steps)
         elif force:
             model.train_function.steps.forget()
@@ -167,7 +157,7 @@ class _AsyncCall(ReplicaCall):
         if self._fits and not model.run_eagerly:
             self._threads = TowerThreads(
                 self.config.num_towers,
-                model.train_function.steps.schedule,
+                model.train_function.steps,
                 self._calls.stall_shutdown_s,
                 recorder_of(model),
             )
@@ -181,7 +171,7 @@ class _AsyncCall(ReplicaCall):
         for batch in batches:
             taken += 1
             if self._threads is None:
-                self._shown = self._train_here(steps, batch)
+                self._logs = self._train_in_this_thread(steps, batch)
             else:
                 traced = steps.for_batches(iterator.element_spec)
                 self._threads.submit(traced, batch)
@@ -189,45 +179,48 @@ class _AsyncCall(ReplicaCall):
             raise StopIteration
         if self._threads is not None:
             self._refresh_logs(self._threads)
-        return self._shown
+        return self._logs
 
-    def _train_here(self, steps: TowerSteps, batch: Any) -> Any:
-        index = self._steps_here % self.config.num_towers if self._fits else 0
-        self._steps_here += 1
-        return steps.run_here(self._fits, index, batch)
+    def _train_in_this_thread(self, steps: TowerSteps, batch: Any) -> Any:
+        index = (
+            self._steps_in_this_thread % self.config.num_towers
+            if self._fits
+            else 0
+        )
+        self._steps_in_this_thread += 1
+        return steps.run_in_this_thread(self._fits, index, batch)
 
     def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
             threads.drain()
             finish = self._original_method("_get_metrics_result_or_logs")
-            self._shown = finish(threads.latest)
+            self._logs = finish(threads.latest)
             return
-        if self._shown is None:
+        if self._logs is None:
             # Callbacks expect all log names after the first step.
             threads.wait_for_a_step()
         if threads.latest is not None:
-            self._shown = threads.latest
+            self._logs = threads.latest
 
     def end_of_steps(self, logs: Any) -> Any:
         threads = self._threads
         if not self._fits or steps_of(self.model) is None:
             return logs
         if threads is None:
-            here, self._steps_here = self._steps_here, 0
+            here, self._steps_in_this_thread = self._steps_in_this_thread, 0
             self._calls.staleness = Staleness({0: here} if here else {})
         else:
             threads.drain()
             self._calls.staleness = threads.take_staleness()
             if threads.latest is not None:
-                self._shown = threads.latest
-            # Metrics are reset for the next epoch; until one of its steps has
-            # ended, the logs of this epoch are shown.
+                self._logs = threads.latest
+            # The next epoch shows these logs until one of its steps has ended.
             threads.latest = None
-        return logs if self._shown is None else self._shown
+        return logs if self._logs is None else self._logs
 
     def settle(self, trains: bool) -> None:
         if self._threads is not None:
-            # To apply more for an evaluation would change the training.
+            # An evaluation must not cause an update of too few gradients.
             self._threads.drain(whole=trains)
 
     def close(self) -> None:

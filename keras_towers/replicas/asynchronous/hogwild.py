@@ -1,16 +1,15 @@
 """Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
 
-Everything exists once: weights, metrics, moving statistics, random state.
-Adding to a variable is one atomic operation. What overwrites one, such as an
-update of a slot or of a moving average, may lose the write of another tower.
-What depends on the number of updates runs under a lock.
+All towers share one copy of weights, metrics, moving statistics and random
+state. Additions to a variable are atomic. Assignments, such as the update of a
+slot variable or of a moving average, may lose the write of another tower.
+Updates that depend on the number of updates run under a lock.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Reduction, scaled
-from keras_towers.replicas.resources import done
+from keras_towers.replicas.resources import after_writes_of
 
 _numbers = itertools.count()
 
@@ -47,31 +46,24 @@ class HogwildUpdate(WeightUpdate):
         self.scale = scale
         self.after_update = after_update
         self._turns: dict[int, tf.CriticalSection] = {}
-        self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def frees_on_release(self, holder: Any) -> None:
-        """Call ``forget`` of an object when the strategy is exited."""
-        self._made_for.add(holder)
 
     def release(self) -> None:
         """Undo every placement; drop the locks of optimizers."""
         super().release()
         self._turns.clear()
-        for holder in self._made_for:
-            holder.forget()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
-        """Update without waiting for the other towers' gradients."""
+        """Update without waiting for the gradients of other towers."""
         optimizer, variables = call.optimizer, call.variables
         self.make_ready(optimizer, variables)
         grads = [None if g is None else scaled(g, scale) for g in call.grads]
-        # Gradients are copied to the weights, not weights to the tower.
+        # Updates where the weights are, not on the tower's device.
         with as_one_device(optimizer, variables):
             # Eager towers take turns anyway.
             overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
                 self._turn(optimizer).execute(
-                    lambda: done(call.original, grads, variables),
+                    lambda: after_writes_of(call.original, grads, variables),
                     exclusive_resource_access=False,
                 )
             else:
@@ -104,7 +96,7 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
-# Filled where ``ATOMIC_ADDITIONS`` apply outside of towers, too.
+# Filled to apply ``ATOMIC_ADDITIONS`` outside of towers, too.
 atomic: Slot[bool] = Slot()
 
 
@@ -121,8 +113,8 @@ def _add(
     return getattr(native, name)(value)
 
 
-# Additions to Keras variables are atomic: of the class, since a step may count
-# in a variable that no model tracks.
+# Make additions to Keras variables atomic. They patch the class, since a step
+# may add to a variable that no model tracks.
 ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
     (compat.KerasVariable, name, functools.partial(_add, name))
     for name in ("assign_add", "assign_sub")
@@ -132,7 +124,7 @@ ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
 def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
     native, step = variable._value, active_step.current()
-    # A graph is that of a step which towers divide.
+    # A step with a graph is divided over towers.
     alone = step is not None and step.graph is None
     return (
         (alone or atomic.get() is not None)
@@ -145,7 +137,7 @@ def _is_shared(variable: Any) -> bool:
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Turn the assignment of ``variable + value`` into an atomic addition."""
-    # So do metrics, counters and seed generators. Eager towers take turns.
+    # As in metrics, counters and seed generators. Eager towers take turns.
     if not tf.executing_eagerly() and _is_shared(variable):
         added = _added(variable._value, value)
         if added is not None:
@@ -188,17 +180,17 @@ def _next_seed(
     return seed if tower is None else seed_of_replica(seed, tower.index)
 
 
-# How towers write, and draw random numbers from, the state that they share.
+# Patches for writing shared state, and for drawing random numbers from it.
 SHARED_STATE: tuple[patches.Patch, ...] = (
     *ATOMIC_ADDITIONS,
     (compat.KerasVariable, "assign", _assign),
     (keras.random.SeedGenerator, "next", _next_seed),
 )
 
-# Between the seeds of two replicas; Keras counts the second number of a seed.
+# The distance between seeds of replicas: Keras counts up the second number.
 _SEED_STRIDE = 1_000_003
 
 
 def seed_of_replica(seed: Any, replica: int) -> Any:
-    """Return a seed that differs from those of all other replicas."""
+    """Return a seed that is unique to a replica."""
     return seed + tf.constant([replica * _SEED_STRIDE, 0], seed.dtype)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous.tower_steps import Step, UpdateSchedule
+from keras_towers.replicas.asynchronous.tower_steps import Step, TowerSteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +86,16 @@ class TowerThreads:
     def __init__(
         self,
         towers: int,
-        schedule: UpdateSchedule,
+        steps: TowerSteps,
         stall_shutdown_s: float | None = None,
         recorder: Recorder | None = None,
     ):
         self.latest: Any = None
         self._towers = towers
-        self._schedule = schedule
+        self._steps = steps
         self._stall_shutdown_s = stall_shutdown_s
         self._recorder = recorder
-        # Notified of every change of what is below.
+        # Guards all attributes below, and is notified of every change.
         self._changed = threading.Condition()
         self._waiting: collections.deque[tuple[Sequence[Step], Any]] = (
             collections.deque()
@@ -103,18 +103,18 @@ class TowerThreads:
         # The towers that are in a step.
         self._busy: set[int] = set()
         self._ended_steps = 0
-        # Steps by how many updates of others each has missed.
+        # The number of steps, by how many updates of other towers they missed.
         self._missed: collections.Counter[int] = collections.Counter()
         self._error: BaseException | None = None
         self._closed = False
         self._hangs = False
         self._threads: list[threading.Thread] = []
 
-    def submit(self, steps: Sequence[Step], batch: Any) -> None:
+    def submit(self, traced: Sequence[Step], batch: Any) -> None:
         """Queue a batch for the next idle tower; wait while it is full."""
         with self._changed:
             self._wait(lambda: len(self._waiting) < self._towers)
-            self._waiting.append((steps, batch))
+            self._waiting.append((traced, batch))
             self._changed.notify_all()
         if not self._threads:
             self._start()
@@ -123,7 +123,7 @@ class TowerThreads:
         """Wait until all submitted batches are done."""
         with self._changed:
             self._wait(lambda: not self._busy and not self._waiting)
-        self._schedule.settle(whole)
+        self._steps.settle(whole)
         with self._changed:
             self._wait(lambda: True)
 
@@ -164,19 +164,19 @@ class TowerThreads:
             self._closed = True
             self._changed.notify_all()
         if self._threads:
-            self._schedule.end()
+            self._steps.end()
         for index, thread in enumerate(self._threads):
-            # None if a Ctrl-C came before it was started.
+            # None if Ctrl-C was pressed before it was started.
             if thread.ident is not None:
-                # One that hangs never ends.
+                # A thread that hangs never ends.
                 thread.join(0 if self._hangs and index in self._busy else None)
         self._threads.clear()
-        # Its traceback would keep all objects of the fit call alive.
+        # Its traceback holds all objects of the fit call.
         self._error = None
 
     def _start(self) -> None:
         # Daemons, so that a second Ctrl-C exits without waiting for steps.
-        # Recorded first, so that a Ctrl-C in between leaks no thread.
+        # Stored before they start, so that Ctrl-C leaks no thread.
         self._threads += [
             threading.Thread(
                 target=self._run,
@@ -186,14 +186,14 @@ class TowerThreads:
             )
             for index in range(self._towers)
         ]
-        self._schedule.begin(self._fail)
+        self._steps.begin(self._fail)
         for thread in self._threads:
             thread.start()
 
     def _run(self, index: int) -> None:
         """Train on one tower, in its thread."""
         try:
-            while self._schedule.enter(index) and self._train(index):
+            while self._steps.enter(index) and self._train(index):
                 pass
         except BaseException as error:
             self._fail(error)
@@ -208,7 +208,7 @@ class TowerThreads:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return False
-            steps, batch = self._waiting.popleft()
+            traced, batch = self._waiting.popleft()
             self._busy.add(index)
             read = self._ended_steps
             self._changed.notify_all()
@@ -216,8 +216,8 @@ class TowerThreads:
         if self._recorder is not None:
             span = self._recorder.span(index)
         with span:
-            step = functools.partial(steps[index], batch)
-            result = self._schedule.run(index, step)
+            step = functools.partial(traced[index], batch)
+            result = self._steps.run(index, step)
         with self._changed:
             self._missed[self._ended_steps - read] += 1
             self._ended_steps += 1

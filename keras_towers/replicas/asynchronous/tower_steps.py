@@ -18,39 +18,108 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import active_step
-from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.group import END, Event, Group
 from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import free
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"
 
+Step = Callable[[Any], Any]
 
-class UpdateSchedule:
-    """Lets every tower of a model take batches and update without waiting."""
 
-    def __init__(self, update: HogwildUpdate):
+class TowerSteps:
+    """The training step of a model, traced for each of its towers.
+
+    Every tower trains and updates without waiting for other towers.
+    """
+
+    def __init__(self, update: HogwildUpdate, model: keras.Model):
         self._update = update
+        self._config = update.config
+        self._model = model
+        self._traced: list[tuple[Any, list[Step]]] = []
+        self._steps_in_this_thread: dict[tuple[bool, int], Step] = {}
 
-    @property
-    def runs(self) -> bool:
-        """Whether a ``fit`` is running whose towers are busy."""
-        return False
+    def forget(self) -> None:
+        """Drop all traces, because the model has changed."""
+        self._traced.clear()
+        self._steps_in_this_thread.clear()
 
-    def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
+    def for_batches(self, spec: Any) -> list[Step]:
+        """Return the towers' steps for batches of a spec, traced."""
+        for known, steps in self._traced:
+            if known is spec or known == spec:
+                return steps
+        towers = range(self._config.num_towers)
+        steps = [self._trace(index, spec) for index in towers]
+        self._traced.append((spec, steps))
+        return steps
+
+    def _trace(self, index: int, spec: Any) -> Step:
+        step = self._step(index, lambda: self._around(index))
+        function = tf.function(step, autograph=False)
+        with self._on_tower(True, index):
+            concrete = function.get_concrete_function(spec)
+        return lambda batch: to_numpy(concrete(batch))
+
+    def _step(
+        self,
+        index: int,
+        around: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> Step:
+        """Return the step of a tower, to be called in ``_on_tower``."""
+        model = self._model
+        train_step = model._autoconvert_optionals(model.train_step)
+
+        @tf.autograph.experimental.do_not_convert
+        def step(batch: Any) -> Any:
+            with tf.device(self._config.devices[index]), around():
+                return tf.distribute.get_strategy().run(train_step, (batch,))
+
+        return step
+
+    def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager around the tracing of a tower's step."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
+        """Run or trace a step of a tower in the block, as on one device."""
+        tower = active_step.ActiveStep(
+            training=True,
+            apply=self._apply_of(fits),
+            index=index,
+            total=self._config.num_towers if fits else 1,
+            device=active_step.short_name(self._config.devices[index]),
+        )
+        with compat.single_device_mode(), active_step.tracing(tower):
+            yield
+
+    def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
         """Return the handler of calls to a tower's optimizers."""
         # Outside of fit a step runs on one tower, and no other takes part.
         scale = self._update.scale if fits else 1.0
         return functools.partial(self._update.apply_in_step, scale)
 
-    def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager around the tracing of a tower's step."""
-        return contextlib.nullcontext()
+    def run_in_this_thread(self, fits: bool, index: int, batch: Any) -> Any:
+        """Run a step in this thread, for eager code and ``train_on_batch``."""
+        # Eager steps cannot run in several threads, so their towers take turns.
+        key = fits, index
+        if key not in self._steps_in_this_thread:
+            step = self._step(index, contextlib.nullcontext)
+            if not self._model.run_eagerly:
+                step = tf.function(step, autograph=False, reduce_retracing=True)
+            self._steps_in_this_thread[key] = step
+        with self._on_tower(fits, index):
+            return to_numpy(self._steps_in_this_thread[key](batch))
+
+    # Called by ``TowerThreads`` during a ``fit``, in this order:
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
         """Prepare, before the threads start; ``failed`` ends the training."""
@@ -69,51 +138,51 @@ class UpdateSchedule:
     def end(self) -> None:
         """Release all waiting threads."""
 
-    def forget(self) -> None:
-        """Forget all traces."""
 
-
-class ReplicaSchedule(UpdateSchedule):
-    """Lets a tower train on a batch for each token; averages are applied."""
+class ReplicaSteps(TowerSteps):
+    """Steps whose gradients are averaged; a tower needs a token for each."""
 
     def __init__(
         self,
         update: HogwildUpdate,
+        model: keras.Model,
         quorum: Quorum,
         begins: Callable[[Coordinator], None],
         limit_s: float | None,
     ):
-        super().__init__(update)
+        super().__init__(update, model)
         self._begins = begins
         self._quorum = quorum
         self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         self._failed: Callable[[BaseException], None] = lambda error: None
-        # Frees the resources, which are there if a step has been traced.
+        # Frees the resources; None before a step is traced.
         self._freed: weakref.finalize | None = None
 
+    def forget(self) -> None:
+        super().forget()
+        if self._freed is not None:
+            self._freed()
+            self._freed = None
+            del self._averages, self._group
+
     def _make(self) -> None:
-        self._update.frees_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False
         self._group = Group(name, _HOST, self._quorum)
-        self._group.initialise()
-        self._averages = Averages(name, self._group, _place, self._apply)
+        self._group.initialize()
+        self._averages = Averages(name, self._group, _device_of, self._apply)
 
-    @property
-    def runs(self) -> bool:
-        return self._coordinator is not None and self._coordinator.is_alive()
+    def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        return self._averages.step_of(tower)
 
-    def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
+    def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
         if not fits:
-            return super().taker(fits)
+            return super()._apply_of(fits)
         if self._freed is None:
             self._make()
         return self._push
-
-    def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
-        return self._averages.step_of(tower)
 
     def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
@@ -147,11 +216,11 @@ class ReplicaSchedule(UpdateSchedule):
         (token,) = self._group.calls(
             ("wait", tower), lambda: self._group.wait(tower)
         )
-        return int(token) >= 0
+        return int(token) < END
 
     def run(self, tower: int, step: Callable[[], Any]) -> Any:
         if not self._quorum.shared:
-            # Its token may have been handed out when there was no batch yet.
+            # Its token may have been handed out before there was a batch.
             self._group.calls(
                 ("start", tower), lambda: self._group.start(tower)
             )
@@ -159,105 +228,16 @@ class ReplicaSchedule(UpdateSchedule):
 
     def settle(self, whole: bool) -> None:
         if self._coordinator is not None:
-            self._coordinator.settle(Event.FLUSH if whole else Event.ASKED)
+            self._coordinator.settle(Event.FLUSH if whole else Event.SYNC)
 
     def end(self) -> None:
         if self._coordinator is not None:
             self._group.end_all()
             self._coordinator.end()
 
-    def forget(self) -> None:
-        if self._freed is not None:
-            self._freed()
-            self._freed = None
-            del self._averages, self._group
 
-
-def _place(variable: Any) -> str:
+def _device_of(variable: Any) -> str:
     return getattr(variable, "_value", variable).device
-
-
-Step = Callable[[Any], Any]
-
-
-class TowerSteps:
-    """The training step of a model, traced for each of its towers."""
-
-    def __init__(
-        self,
-        config: TowerConfig,
-        schedule: UpdateSchedule,
-        model: keras.Model,
-    ):
-        self._config = config
-        self.schedule = schedule
-        self._model = model
-        self._traced: list[tuple[Any, list[Step]]] = []
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all traces, because the model has changed."""
-        self._traced.clear()
-        self._here: dict[tuple[bool, int], Step] = {}
-        self.schedule.forget()
-
-    def for_batches(self, spec: Any) -> list[Step]:
-        """Return the towers' steps for batches of a spec, traced."""
-        for known, steps in self._traced:
-            if known is spec or known == spec:
-                return steps
-        towers = range(self._config.num_towers)
-        steps = [self._trace(index, spec) for index in towers]
-        self._traced.append((spec, steps))
-        return steps
-
-    def _trace(self, index: int, spec: Any) -> Step:
-        step = self._step(index, lambda: self.schedule.step_of(index))
-        function = tf.function(step, autograph=False)
-        with self._on_tower(True, index):
-            concrete = function.get_concrete_function(spec)
-        return lambda batch: to_numpy(concrete(batch))
-
-    def _step(
-        self,
-        index: int,
-        around: Callable[[], contextlib.AbstractContextManager[None]],
-    ) -> Step:
-        """Return the step of a tower, without the set-up of ``_on_tower``."""
-        model = self._model
-        train_step = model._autoconvert_optionals(model.train_step)
-
-        @tf.autograph.experimental.do_not_convert
-        def step(batch: Any) -> Any:
-            with tf.device(self._config.devices[index]), around():
-                return tf.distribute.get_strategy().run(train_step, (batch,))
-
-        return step
-
-    @contextlib.contextmanager
-    def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
-        """Run or trace a step of a tower in the block, as on one device."""
-        tower = active_step.ActiveStep(
-            training=True,
-            apply=self.schedule.taker(fits),
-            index=index,
-            total=self._config.num_towers if fits else 1,
-            device=active_step.short_name(self._config.devices[index]),
-        )
-        with compat.single_device_mode(), active_step.tracing(tower):
-            yield
-
-    def run_here(self, fits: bool, index: int, batch: Any) -> Any:
-        """Run a step in this thread, for eager code and ``train_on_batch``."""
-        # Eager steps cannot run in several threads, so their towers take turns.
-        key = fits, index
-        if key not in self._here:
-            step = self._step(index, contextlib.nullcontext)
-            if not self._model.run_eagerly:
-                step = tf.function(step, autograph=False, reduce_retracing=True)
-            self._here[key] = step
-        with self._on_tower(fits, index):
-            return to_numpy(self._here[key](batch))
 
 
 def to_numpy(logs: Any) -> Any:

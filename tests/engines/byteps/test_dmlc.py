@@ -16,10 +16,10 @@ RIGHT = variables(
 
 
 def test_a_worker():
-    assert dmlc.worker(RIGHT) == (
+    assert dmlc.check_worker(RIGHT) == (
         "worker 1 of 2, with 1 server(s) and the scheduler at 127.0.0.1:12345"
     )
-    assert dmlc.worker({"PATH": "/bin"}) is None
+    assert dmlc.check_worker({"PATH": "/bin"}) is None
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def ports():
 
 
 @pytest.mark.parametrize("role", ["worker", "scheduler", "server"])
-def test_each_has_to_be_there(role, ports):
-    check = dmlc.worker if role == "worker" else dmlc.check_server
+def test_each_variable_is_required(role, ports):
+    check = dmlc.check_worker if role == "worker" else dmlc.check_server
     port = str(ports["free"])
     right = {**RIGHT, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     if role != "worker":
@@ -55,8 +55,13 @@ def test_each_has_to_be_there(role, ports):
         ("worker", "DMLC_WORKER_ID", "one", "a whole number from 0"),
         ("worker", "DMLC_NUM_SERVER", "0", "from 1"),
         ("worker", "DMLC_PS_ROOT_PORT", "70000", "from 1 to 65535"),
-        ("worker", "DMLC_PS_ROOT_URI", "no.such.host.invalid", "no host"),
-        ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both are"),
+        (
+            "worker",
+            "DMLC_PS_ROOT_URI",
+            "no.host.invalid",
+            "cannot be resolved",
+        ),
+        ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both or"),
         ("worker", "DMLC_NODE_HOST", "192.0.2.1", "an address of this machine"),
         ("worker", "BYTEPS_LOCAL_RANK", "1", "from 0 to 0"),
         ("worker", "BYTEPS_ENABLE_ASYNC", "1", "unset it"),
@@ -65,9 +70,9 @@ def test_each_has_to_be_there(role, ports):
         ("scheduler", "DMLC_PS_ROOT_PORT", "taken", "a free port"),
     ],
 )
-def test_what_is_wrong_is_said(role, name, value, said, ports):
+def test_a_wrong_variable_is_named(role, name, value, said, ports):
     wrong = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
-    check = dmlc.worker if role == "worker" else dmlc.check_server
+    check = dmlc.check_worker if role == "worker" else dmlc.check_server
     with pytest.raises(TowerError, match="BytePS cannot start") as error:
         check(wrong)
     assert name in str(error.value) and said in str(error.value)
@@ -77,7 +82,7 @@ SERVES = "-m", "keras_towers.engines.byteps.byteps_servers"
 # Nothing is left of its sockets.
 ALONE = (
     "-c",
-    "from keras_towers.engines.byteps.dmlc import prepare; prepare(None)",
+    "from keras_towers.engines.byteps import dmlc; dmlc.set_defaults(None)",
 )
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.engines.byteps import byteps_transport
+from keras_towers.engines.byteps import byteps_process
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import tf_config
@@ -46,7 +46,7 @@ def test_times_that_cannot_be(place):
 def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
     with local_cluster({"worker": 2}) as tasks:
-        monkeypatch.setenv(tf_config.VARIABLE, tasks[0].written())
+        monkeypatch.setenv(tf_config.VARIABLE, tasks[0].to_json())
         with pytest.raises(TowerError, match="before the first tensor"):
             kt.MultiWorkerTowerStrategy()
 
@@ -79,12 +79,12 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(place, caplog, index):
         ("evaluator", {"chief": ["a:1"], "evaluator": ["b:1"]}, "checkpoints"),
     ],
 )
-def test_engines_that_would_train_apart_are_refused(
+def test_engines_that_would_train_separately_are_refused(
     place, monkeypatch, role, jobs, words
 ):
-    """What calls Horovod's ``init``, strategy or drop-in, comes here."""
+    """Strategies and drop-ins connect by these functions."""
     # Other tests may have connected this process before.
-    monkeypatch.setattr(byteps_transport, "_connected", False)
+    monkeypatch.setattr(byteps_process, "_connected", False)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)
@@ -92,9 +92,9 @@ def test_engines_that_would_train_apart_are_refused(
     with pytest.raises(TowerError, match=said):
         horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
-        byteps_transport.connect(alone)
+        byteps_process.connect(alone)
 
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
     place("chief", 0, chief=["a:1"], evaluator=["b:1"])
-    tf_config.refuse_apart("Horovod")
+    tf_config.refuse_unread("Horovod")

@@ -39,7 +39,7 @@ def tasks():
 
 
 def tell(monkeypatch, described):
-    monkeypatch.setenv("TF_CONFIG", described.written())
+    monkeypatch.setenv("TF_CONFIG", described.to_json())
     tensorflow_task.prepare()
 
 

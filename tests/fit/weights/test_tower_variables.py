@@ -27,6 +27,18 @@ def test_a_variable_made_in_the_block_is_merged_into_one():
     assert variable.numpy() == 6
 
 
+def test_without_the_other_ranks_a_sum_is_that_of_this_process():
+    strategy = kt.TowerStrategy(2)
+    with strategy.scope():
+        total = keras.metrics.Sum().total
+    for number, part in enumerate(total._value.values, 3):
+        part.assign(float(number))
+    variables = TowerVariables(strategy._config, False)
+    variables.asks_ranks = False
+    variables.hold_once(total)
+    assert total.numpy() == 3 + 4
+
+
 @pytest.mark.parametrize("mirrors", [False, True])
 def test_weights_made_in_the_block_are_ordinary_outside_of_replicas(mirrors):
     with kt.TowerStrategy(2, updates="each" if mirrors else "once"):

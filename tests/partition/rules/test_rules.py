@@ -41,13 +41,14 @@ def _given(arg, axes, axis, place, generator):
         sizes[at] = -1
         return Input(Sharded(at, None, *place), tuple(sizes), **options)
     layout = REPLICATED
-    if arg.dtype.startswith(("float", "complex")):
-        layout = PARTIAL if generator.random() < 0.3 else REPLICATED
+    if arg.dtype not in ("bool", "string"):
+        share = 0.3 if axis else 0.7
+        layout = PARTIAL if generator.random() < share else REPLICATED
     return Input(layout, tuple(sizes), **options)
 
 
 def _drawn(case, letter, plain):
-    """Draw layouts of which rows are along the axis of a letter."""
+    """Draw layouts of which rows are along the axis of a letter, if any."""
     name = f"{case.name} {letter} {plain}"
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     every = [arg.axes for arg in case.args]
@@ -61,17 +62,17 @@ def _drawn(case, letter, plain):
 
 
 def _letters(case):
-    return sorted({a for arg in case.args for a in arg.axes} - {"1"})
+    return sorted({a for arg in case.args for a in arg.axes if a.islower()})
 
 
 @pytest.mark.parametrize("case", some_of(_CASES, DRAWN), ids=str)
 def test_towers_compute_what_one_device_does(case):
-    for letter in _letters(case):
+    for letter in ("", *_letters(case)):
         for plain in (True, False):
             given = _drawn(case, letter, plain)
-            if not any(isinstance(g.layout, Sharded) for g in given):
+            if all(g.layout == REPLICATED for g in given):
                 continue
-            # What TensorFlow itself refuses cannot be compared.
+            # There is nothing to compare if one device fails, too.
             with contextlib.suppress(Refused):
                 check(_compared(case), *given, towers=TOWERS)
 

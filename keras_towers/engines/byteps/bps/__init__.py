@@ -1,4 +1,4 @@
-"""``byteps.tensorflow.keras`` and ``byteps.keras`` for Keras 3.
+"""Drop-in for ``byteps.tensorflow.keras`` and ``byteps.keras`` on Keras 3.
 
 In a script written for BytePS, change only the import:
 
@@ -6,9 +6,9 @@ In a script written for BytePS, change only the import:
 >>> bps.init()
 >>> optimizer = bps.DistributedOptimizer(keras.optimizers.Adam(1e-3))
 
-On Keras 3, BytePS's own module does not import. This one has the same names and
-semantics, with the code of ``keras_towers.horovod``. Launch: ``keras-towers run
--np 2 --servers 1 train.py``.
+On Keras 3, BytePS's own module cannot be imported. This one has the same names
+and semantics, and shares its code with ``keras_towers.horovod``. Launch:
+``keras-towers run -np 2 --servers 1 train.py``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import tensorflow as tf
 from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps.byteps_transport import transport
 
-# If BytePS is missing, says what to do before the import below fails.
+# Raises an error with advice if BytePS is missing, before the import below.
 BYTEPS.import_module()
 
-# ``as`` makes a name one of this module's own.
+# ``as`` marks names that this module exports.
 from byteps.tensorflow import (
     Compression as Compression,
     local_rank as local_rank,
@@ -38,10 +38,10 @@ from byteps.tensorflow import (
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines.dropin import (
     check_compression,
-    connect_by,
     distributed_models,
-    plain,
     refuse_global_variables,
+    tf_variable,
+    use_connection,
 )
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
@@ -54,23 +54,23 @@ from keras_towers.transport.keys import next_key
 
 
 def init(lazy: bool = True) -> None:
-    """Connect this process to the others, and wait for them.
+    """Connect this process to the other ranks, and wait for them.
 
     Args:
-        lazy: ignored: BytePS would connect at the first operation, in which no
-            error can be raised.
+        lazy: ignored: BytePS would connect in the first operation, which cannot
+            raise an error.
 
     Raises:
         TowerError: the variables that describe the job are wrong.
     """
     del lazy
     transport()
-    connect_by(transport)
+    use_connection(transport)
     distributed_models.patch_keras(lambda: True)
 
 
-# Callbacks may be used with ranks that were connected otherwise.
-connect_by(transport, by_default=True)
+# For callbacks in a script that has not called init().
+use_connection(transport, as_default=True)
 
 
 def shutdown() -> None:
@@ -78,8 +78,8 @@ def shutdown() -> None:
     distributed_models.unpatch_keras()
 
 
-def compressed_sums(compression: Any) -> CommunicationHook:
-    """Return a communication hook that compresses tensors for sending."""
+def compression_hook(compression: Any) -> CommunicationHook:
+    """Make a communication hook that sends compressed tensors."""
 
     def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -87,8 +87,8 @@ def compressed_sums(compression: Any) -> CommunicationHook:
         pairs = [compression.compress(tensor) for tensor in tensors]
         totals = transport.all_reduce([small for small, _ in pairs], key)
         return [
-            compression.decompress(total, how)
-            for total, (_, how) in zip(totals, pairs, strict=True)
+            compression.decompress(total, context)
+            for total, (_, context) in zip(totals, pairs, strict=True)
         ]
 
     return hook
@@ -103,15 +103,15 @@ def push_pull(
 ) -> tf.Tensor:
     """Combine a value of the same shape on all ranks.
 
-    In BytePS, calls without a name get a random one each, which only a single
-    worker can find; and a name that is used again at once may give a wrong sum.
-    Here neither happens.
+    In BytePS, each call without a name gets a random one, which works only for
+    a single worker, and reusing a name at once may give a wrong sum. Here both
+    are safe.
 
     Args:
         value: a tensor, variable, array or number, or ``tf.IndexedSlices``,
             which become dense.
         scope: put before the name.
-        average: the mean over the ranks, or else the sum.
+        average: whether to return the mean over the ranks instead of the sum.
         compression: how the value is sent: ``bps.Compression.none`` or
             ``bps.Compression.fp16``.
         name: the name of the operation, the same on all ranks.
@@ -120,9 +120,9 @@ def push_pull(
         A tensor with the shape and dtype of the value.
     """
     check_compression(compression, "bps")
-    tensor = tf.convert_to_tensor(plain(value))
+    tensor = tf.convert_to_tensor(tf_variable(value))
     key = f"{scope}{name}" if scope or name else next_key("push_pull")
-    hook = compressed_sums(compression)
+    hook = compression_hook(compression)
     (total,) = hook(transport(), [tensor], f"bps.{key}")
     if not average:
         return total
@@ -142,10 +142,10 @@ def broadcast(
         name: the name of the operation, the same on all ranks.
 
     Returns:
-        The value of rank ``root_rank``, bit by bit.
+        The value of rank ``root_rank``, bit for bit.
     """
     key = f"{scope}{name}" if scope or name else next_key("broadcast")
-    tensor = tf.convert_to_tensor(plain(value))
+    tensor = tf.convert_to_tensor(tf_variable(value))
     return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
 
 
@@ -158,11 +158,10 @@ def broadcast_variables(
         variables: Keras or TensorFlow variables, in the same order on all
             ranks.
         root_rank: the rank whose values are used.
-        scope: ignored: names are chosen so that ranks have the same.
+        scope: ignored: names that match on all ranks are chosen.
     """
     del scope
-    found = [plain(variable) for variable in variables]
-    rank_state.broadcast(transport(), found, root_rank)
+    rank_state.broadcast(transport(), [*map(tf_variable, variables)], root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -177,19 +176,19 @@ def broadcast_global_variables(root_rank: int) -> None:
     refuse_global_variables("bps", root_rank)
 
 
-class _Mean(Reducer):
-    """The mean of gradients over the ranks."""
+class _MeanReducer(Reducer):
+    """Averages gradients over the ranks."""
 
-    called = "bps"
+    module = "bps"
 
     def __init__(self, compression: Any, sparse_as_dense: bool):
         super().__init__(sparse_as_dense)
-        self._hook = compressed_sums(compression)
+        self._hook = compression_hook(compression)
 
     def communicates(self) -> bool:
         return bool(size() > 1)
 
-    def reduce_shared(
+    def reduce_global(
         self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
         totals = sum_over_ranks(transport(), grads, self._hook)
@@ -207,14 +206,14 @@ def DistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer average its gradients over all ranks before it updates.
 
-    As ``keras_towers.horovod.DistributedOptimizer``, the optimizer itself is
+    As in ``keras_towers.horovod.DistributedOptimizer``, the optimizer itself is
     modified and returned.
 
     Args:
         optimizer: any optimizer of Keras 3, possibly a ``LossScaleOptimizer``.
-        name: ignored: names are chosen so that ranks have the same.
+        name: ignored: names that match on all ranks are chosen.
         device_dense: ignored: BytePS sums on its servers.
-        device_sparse: likewise.
+        device_sparse: ignored, too.
         compression: how dense gradients are sent: ``bps.Compression.none`` or
             ``bps.Compression.fp16``.
         sparse_as_dense: send sparse gradients as dense ones.
@@ -230,9 +229,9 @@ def DistributedOptimizer(
     """
     del name, device_dense, device_sparse
     check_compression(compression, "bps")
-    reducer = _Mean(compression, sparse_as_dense)
+    reducer = _MeanReducer(compression, sparse_as_dense)
     distribute(optimizer, reducer, backward_passes_per_step)
-    # What a script may have left out, and ``compile`` needs.
+    # A script may not have called it, and ``compile`` has to be patched.
     init()
     return optimizer
 
@@ -245,7 +244,7 @@ def load_model(
 ) -> keras.Model:
     """Load a model and make its optimizer a distributed one.
 
-    As ``keras_towers.horovod.load_model``, with the same arguments.
+    Like ``keras_towers.horovod.load_model``, with the same arguments.
     """
     return distributed_models.load_model(
         functools.partial(DistributedOptimizer, compression=compression),

@@ -1,6 +1,7 @@
-"""``horovod.keras``, ``.tensorflow.keras`` and ``.tensorflow`` for Keras 3.
+"""Drop-in for Horovod's modules for Keras and TensorFlow, on Keras 3.
 
-In a script written for Horovod, change only the import:
+In a script written for ``horovod.keras``, ``horovod.tensorflow.keras`` or
+``horovod.tensorflow``, change only the import:
 
 >>> from keras_towers import horovod as hvd
 >>> hvd.init()
@@ -15,15 +16,16 @@ from __future__ import annotations
 
 from typing import Any
 
-# What is done on the import of Keras needs the whole of transport.
+# First: importing Keras runs hooks of this package, which must not find the
+# modules below half imported.
 import keras as _keras  # noqa: F401
 
 from keras_towers.engines import HOROVOD as _ENGINE
 
-# If Horovod is missing, says what to do before the imports below fail.
+# Raises an error with advice if Horovod is missing, before the imports below.
 _horovod = _ENGINE.import_module()
 
-# ``as`` makes a name one of this module's own.
+# ``as`` marks names that this module exports.
 from keras_towers.engines.horovod.hvd import callbacks as callbacks
 from keras_towers.engines.horovod.hvd import elastic as elastic
 from keras_towers.engines.horovod.hvd.distributed_gradients import (
@@ -61,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Look up in Horovod whatever Keras 3 has not changed."""
+    """Look up names in Horovod that need no change for Keras 3."""
     if name == "keras":
         raise AttributeError(
             "hvd.keras is this module itself; for Keras, import keras."

@@ -6,10 +6,12 @@ from typing import Any
 
 import keras
 
-from keras_towers.engines.dropin.common_callbacks import (
-    BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
+from keras_towers.engines.dropin.learning_rate_callbacks import (
     LearningRateScheduleCallback as LearningRateScheduleCallback,
     LearningRateWarmupCallback as LearningRateWarmupCallback,
+)
+from keras_towers.engines.dropin.sync_callbacks import (
+    BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
     MetricAverageCallback as MetricAverageCallback,
 )
 

@@ -59,8 +59,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any optimizer of Keras 3, possibly a
-            ``LossScaleOptimizer``; one that is put around it, as ``compile``
-            does, is handled.
+            ``LossScaleOptimizer``. It may also be wrapped in one later, as
+            ``compile`` does.
         name: the prefix of the names in Horovod's timeline.
         device_dense: the device on which dense gradients are reduced.
         device_sparse: the device on which sparse gradients are gathered.
@@ -69,15 +69,15 @@ def DistributedOptimizer(
             and ``decompress(tensor, context)``.
         sparse_as_dense: reduce sparse gradients as dense ones.
         gradient_predivide_factor: for averages: divide by this factor before
-            the sum, and by the rest after it.
+            the sum, and by the remaining factor after it.
         op: ``hvd.Average``, ``hvd.Sum`` or, over MPI, ``hvd.Adasum``.
         backward_passes_per_step: the number of calls per update; only updates
             communicate.
         average_aggregated_gradients: use the mean of these passes instead of
             their sum.
-        num_groups: Horovod's old form of ``groups``.
-        groups: a number of groups, or lists of variables, to be reduced
-            together.
+        num_groups: Horovod's deprecated form of ``groups``.
+        groups: a number of groups, or lists of variables whose gradients are
+            reduced together.
         process_set: the processes to reduce over.
         scale_local_gradients: divide gradients of local variables by the number
             of ranks.
@@ -179,18 +179,18 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Make a tape whose ``gradient`` is reduced over all ranks.
 
-    For custom loops, with a plain optimizer: an optimizer that is distributed
-    reduces by itself.
+    For custom loops with a plain optimizer. A distributed optimizer reduces
+    gradients by itself.
 
     Args:
-        gradtape: a tape, used or not.
+        gradtape: a tape, before or after it has recorded.
         *args: as for ``horovod.tensorflow.DistributedGradientTape``;
             ``DistributedOptimizer`` describes them.
-        **kwargs: likewise.
+        **kwargs: as for ``*args``.
 
     Returns:
-        A tape of the same class that has recorded the same. Its ``gradient``
-        takes variables of Keras and TensorFlow, in any structure.
+        A tape of the same class with the same recording. Its ``gradient`` takes
+        variables of Keras and TensorFlow, in any structure.
 
     Raises:
         TowerError: an argument is invalid, or ``hvd.init()`` was not called.
@@ -210,7 +210,7 @@ def DistributedGradientTape(
     options = _checked_options(name="DistributedGradientTape", **arguments)
     prepare_process()
     tape_class: Any = type(tape)
-    tape.__class__ = _distributed_class(tape_class)
+    tape.__class__ = _distributed_tape(tape_class)
     tape._options = options
     tape._local_keys = set()
     return tape
@@ -245,23 +245,24 @@ def PartialDistributedGradientTape(
 
 
 @functools.cache
-def _distributed_class(base: Any) -> type:
-    if issubclass(base, _Distributed):
+def _distributed_tape(base: Any) -> type:
+    """Make a distributed subclass of a class of tapes."""
+    if issubclass(base, _DistributedTape):
         raise TowerError(
             "the tape is already distributed: call "
             "hvd.DistributedGradientTape only once per tape."
         )
-    return type(base.__name__, (_Distributed, base), {})
+    return type(base.__name__, (_DistributedTape, base), {})
 
 
 @functools.cache
 def _reducer(options: Options, key: str) -> GradientReducer:
-    """The reducer shared by all tapes created on one line of an eager loop."""
+    """The reducer of all tapes that one line of an eager loop creates."""
     return GradientReducer(options, key)
 
 
-class _Distributed(_GradientTape):
-    """Mixin that makes a distributed tape of its original class."""
+class _DistributedTape(_GradientTape):
+    """Mixin for a tape whose gradients are reduced over the ranks."""
 
     _options: Options
     _local_keys: set[Any]
@@ -278,8 +279,8 @@ class _Distributed(_GradientTape):
         use_generic_names: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """The gradients of all ranks, in the structure of the sources."""
-        del use_generic_names  # Names are the same on all ranks in any case.
+        """Reduced gradients, in the structure of the sources."""
+        del use_generic_names  # Names always match on all ranks.
         grads = super().gradient(target, sources, output_gradients, **kwargs)
         reducer = _reducer(self._options, next_key("tape"))
         reducer.local_keys = self._local_keys
@@ -291,7 +292,7 @@ class _Distributed(_GradientTape):
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> tuple[list[Any], list[Any]]:
-        """Pairs of a local source and its gradient, and of a global one."""
+        """Pairs (source, gradient): of local sources, and of global ones."""
         grads = self.gradient(target, sources, *args, **kwargs)
         pairs: tuple[list[Any], list[Any]] = [], []
         for source, grad in zip(sources, grads, strict=True):
@@ -338,7 +339,7 @@ def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
 
 
 def _layers_in(local_layers: Any) -> list[keras.Layer]:
-    """The layers that a user has declared local."""
+    """The layers in a user's argument ``local_layers``."""
     layers = [] if local_layers is None else keras.tree.flatten(local_layers)
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise TowerError("local_layers takes a Keras layer or a list of them.")

@@ -1,7 +1,7 @@
 """``hvd.elastic``: training that continues when workers die or join.
 
-In a script written for ``horovod.keras.elastic``, only the import changes, and
-what Keras 3 calls otherwise (``optimizer.lr`` is ``optimizer.learning_rate``):
+In a script written for ``horovod.keras.elastic``, change only the import, and
+names that differ in Keras 3 (``optimizer.lr``: ``optimizer.learning_rate``):
 
 >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 >>> @hvd.elastic.run
@@ -11,9 +11,9 @@ what Keras 3 calls otherwise (``optimizer.lr`` is ``optimizer.learning_rate``):
 ...         hvd.elastic.UpdateBatchStateCallback(state),
 ...         hvd.elastic.UpdateEpochStateCallback(state)])
 
-As in Horovod, every rank reads its own data, so that the weights depend on how
-many ranks there were; ``keras_towers.elastic`` with a ``HorovodStrategy`` gives
-those of an undisturbed run.
+As in Horovod, every rank reads its own data, so that the weights depend on the
+number of ranks over time. With ``keras_towers.elastic`` and ``HorovodStrategy``
+they do not.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 import keras
 
-# ``as`` makes a name one of this module's own.
+# ``as`` marks names that this module exports.
 from horovod.common.exceptions import (
     HorovodInternalError as HorovodInternalError,
 )
 from horovod.tensorflow import rank as rank
 
-from keras_towers.engines.dropin.distributed_optimizer import restart_passes
+from keras_towers.engines.dropin.distributed_optimizer import reset_accumulation
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
     ObjectState as ObjectState,
@@ -45,28 +45,29 @@ from keras_towers.engines.horovod.hvd.operations import (
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import model_state
 
-# Stops an epoch, not training: no other callback can have set just this.
-_CUT = object()
+# A value of ``model.stop_training`` that no other callback sets. It ends an
+# epoch early, not the training.
+_END_EPOCH = object()
 
 
 class TensorFlowKerasState(ModelState):
     """A model, its optimizer and objects that survive the loss of workers.
 
-    States of random layers are kept, but each rank has its own. Where an
-    optimizer sums several backward passes, a sum that was begun is lost.
+    States of random layers are kept, separately on each rank. If an optimizer
+    sums several backward passes, a partial sum is lost.
 
     Args:
         model: a built Keras model.
         optimizer: its optimizer; None: the one it was compiled with.
         backend: ignored; it has no meaning in Keras 3.
-        **kwargs: anything else that can be pickled; each becomes an attribute,
+        **kwargs: other objects that can be pickled; each becomes an attribute,
             which is committed, restored and sent to new workers.
 
     Raises:
         TowerError: the model is not built, or has no optimizer.
     """
 
-    # The callbacks set these, if the script gives them.
+    # Set by the callbacks, if the script passes them as ``kwargs``.
     batch: int
     epoch: int
 
@@ -90,7 +91,7 @@ class TensorFlowKerasState(ModelState):
         """Give every worker the commit of rank 0."""
         super().sync()
         for optimizer in self._optimizers():
-            restart_passes(optimizer)
+            reset_accumulation(optimizer)
 
 
 class KerasState(TensorFlowKerasState):
@@ -145,11 +146,12 @@ class TensorFlowState(VariablesState):
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state after a number of batches, and at every epoch's end.
 
-    It does so when all callbacks have seen that end, so their order is free.
+    It does so after all callbacks have seen the batch or epoch end, so that
+    their order does not matter.
 
     Args:
         state: the state.
-        batches_per_commit: batches between two commits.
+        batches_per_commit: the number of batches between two commits.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
@@ -187,10 +189,10 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps in ``state.batch`` how many batches of the epoch are done.
+    """Keeps the number of finished batches of the epoch in ``state.batch``.
 
-    Where the number of steps is known, the first epoch after a loss has only
-    those that are left. (Horovod counts from the last loss, and one less.)
+    If the number of steps is known, the first epoch after a loss has only the
+    remaining batches. (Horovod counts from the last loss, and one less.)
 
     Args:
         state: the state.
@@ -199,29 +201,29 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     def __init__(self, state: Any):
         super().__init__()
         self.state = state
-        self._before = 0
+        self._initial_batch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._before = self.state.batch
+        self._initial_batch = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.state.batch = self._before + batch + 1
+        self.state.batch = self._initial_batch + batch + 1
         steps = (self.params or {}).get("steps")
-        if self._before and steps and self.state.batch >= steps:
-            self.model.stop_training = self.model.stop_training or _CUT
+        if self._initial_batch and steps and self.state.batch >= steps:
+            self.model.stop_training = self.model.stop_training or _END_EPOCH
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.batch = 0
-        if self.model.stop_training is _CUT:
+        if self.model.stop_training is _END_EPOCH:
             self.model.stop_training = False
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps in ``state.epoch`` how many epochs are done, over all losses.
+    """Keeps the number of finished epochs, before and after losses.
 
     Args:
-        state: the state. ``fit`` is called with ``epochs - state.epoch``
-            epochs.
+        state: the state, whose ``epoch`` is set. Call ``fit`` with
+            ``epochs - state.epoch`` epochs.
     """
 
     def __init__(self, state: Any):

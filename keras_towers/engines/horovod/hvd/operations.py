@@ -1,8 +1,9 @@
 """Horovod's operations on tensors, Keras variables, arrays and numbers.
 
-Their first argument may be any of these. They are differentiable where
-Horovod's are. Those of ``horovod.keras`` take their arguments in its order, and
-the options of ``horovod.tensorflow``, too; all others are as there.
+Their first argument may be any of these. They are differentiable if Horovod's
+are. An operation of ``horovod.keras`` takes its arguments in the order of that
+module, and also the options of ``horovod.tensorflow``; any other operation has
+the arguments of ``horovod.tensorflow``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers.engines.dropin import (
-    connect_by,
     distributed_models,
-    plain,
     refuse_global_variables,
+    tf_variable,
+    use_connection,
 )
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
@@ -31,14 +32,14 @@ from keras_towers.rendezvous import watch
 
 @functools.wraps(hvd.init)
 def init(*args: Any, **kwargs: Any) -> None:
-    """Horovod's ``init``; ranks that any launcher started find one another."""
+    """Horovod's ``init``, for ranks that any launcher has started."""
     connect(hvd, *args, **kwargs)
     prepare_process()
 
 
 @functools.wraps(hvd.shutdown)
 def shutdown() -> None:
-    """Horovod's ``shutdown``; also restores Keras to before ``init``."""
+    """Horovod's ``shutdown``; also undoes the changes of ``init`` to Keras."""
     distributed_models.unpatch_keras()
     if hvd.is_initialized():
         HorovodTransport().disconnect()
@@ -47,18 +48,18 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
-    connect_by(HorovodTransport)
+    use_connection(HorovodTransport)
     distributed_models.patch_keras(hvd.is_initialized)
 
 
-# Callbacks may be used with ranks that were connected otherwise.
-connect_by(HorovodTransport, by_default=True)
+# For callbacks in a script that has not called init().
+use_connection(HorovodTransport, as_default=True)
 
 
 def _tensor(value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return value
-    return tf.convert_to_tensor(plain(value))
+    return tf.convert_to_tensor(tf_variable(value))
 
 
 def _tensors(values: Any) -> list[Any]:
@@ -66,78 +67,76 @@ def _tensors(values: Any) -> list[Any]:
 
 
 def _variables(variables: Any) -> list[Any]:
-    return [plain(variable) for variable in variables]
+    return [tf_variable(variable) for variable in variables]
 
 
-def _adapted(
+def _adapt(
     function: Callable[..., Any],
-    converted: Callable[[Any], Any] = lambda value: value,
-    called_as: Callable[..., Any] | None = None,
+    convert: Callable[[Any], Any] = lambda value: value,
+    like: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Convert a function's first argument, and let the stall watch see it.
+    """Convert a function's first argument, and report it to the stall watch.
 
     Args:
-        converted: converts that argument.
-        called_as: a function that takes some of the arguments in another order,
-            which is ours.
+        function: Horovod's function.
+        convert: converts its first argument.
+        like: a function whose order of positional arguments to use instead.
     """
-    called_as = called_as or function
-    signature = inspect.signature(called_as)
+    like = like or function
+    signature = inspect.signature(like)
     first = next(iter(signature.parameters))
 
-    @functools.wraps(called_as)
+    @functools.wraps(like)
     def run(*args: Any, **kwargs: Any) -> Any:
         arguments = {**signature.bind_partial(*args).arguments, **kwargs}
         if first not in arguments:
             raise TypeError(f"{function.__name__}() needs {first!r}")
-        value = converted(arguments.pop(first))
+        value = convert(arguments.pop(first))
         ranks = arguments.get("process_set", hvd.global_process_set)
-        # What is counted has to be done by all ranks.
+        # Marks are compared between ranks, so all ranks have to make them.
         if not tf.executing_eagerly() or ranks.process_set_id != 0:
             return function(value, **arguments)
         watch.mark(function.__name__)
         try:
             return function(value, **arguments)
         finally:
-            watch.passed()
+            watch.mark_done()
 
     return run
 
 
-_OfOne = Callable[..., tf.Tensor]
-_OfSeveral = Callable[..., list[tf.Tensor]]
+_OnTensor = Callable[..., tf.Tensor]
+_OnTensors = Callable[..., list[tf.Tensor]]
 
-allgather: _OfOne = _adapted(hvd.allgather, _tensor, hvd_keras.allgather)
-allreduce: _OfOne = _adapted(hvd.allreduce, _tensor, hvd_keras.allreduce)
-broadcast: _OfOne = _adapted(hvd.broadcast, _tensor, hvd_keras.broadcast)
-reducescatter: _OfOne = _adapted(
+allgather: _OnTensor = _adapt(hvd.allgather, _tensor, hvd_keras.allgather)
+allreduce: _OnTensor = _adapt(hvd.allreduce, _tensor, hvd_keras.allreduce)
+broadcast: _OnTensor = _adapt(hvd.broadcast, _tensor, hvd_keras.broadcast)
+reducescatter: _OnTensor = _adapt(
     hvd.reducescatter, _tensor, hvd_keras.reducescatter
 )
-alltoall: _OfOne = _adapted(hvd.alltoall, _tensor)
-grouped_allgather: _OfSeveral = _adapted(hvd.grouped_allgather, _tensors)
-grouped_allreduce: _OfSeveral = _adapted(hvd.grouped_allreduce, _tensors)
-grouped_reducescatter: _OfSeveral = _adapted(
-    hvd.grouped_reducescatter, _tensors
-)
-broadcast_: _OfSeveral = _adapted(hvd.broadcast_, _variables)
-broadcast_variables: Callable[..., None] = _adapted(
+alltoall: _OnTensor = _adapt(hvd.alltoall, _tensor)
+grouped_allgather: _OnTensors = _adapt(hvd.grouped_allgather, _tensors)
+grouped_allreduce: _OnTensors = _adapt(hvd.grouped_allreduce, _tensors)
+grouped_reducescatter: _OnTensors = _adapt(hvd.grouped_reducescatter, _tensors)
+broadcast_: _OnTensors = _adapt(hvd.broadcast_, _variables)
+broadcast_variables: Callable[..., None] = _adapt(
     hvd.broadcast_variables, _variables
 )
-allgather_object: Callable[..., list[Any]] = _adapted(hvd.allgather_object)
-broadcast_object: Callable[..., Any] = _adapted(hvd.broadcast_object)
+allgather_object: Callable[..., list[Any]] = _adapt(hvd.allgather_object)
+broadcast_object: Callable[..., Any] = _adapt(hvd.broadcast_object)
 
 
 def join() -> int:
     """Wait until all ranks have called this; for ranks with unequal data.
 
-    Until then other ranks go on training: where a rank that waits here has
-    nothing to give, zeros take its place. As in Horovod, these ranks can only
-    reduce, so their gradients have to be dense (``sparse_as_dense=True``).
+    Until then other ranks go on training, and a rank that waits here takes part
+    with zeros. As in Horovod, ranks can then only reduce, so gradients have to
+    be dense (``sparse_as_dense=True``).
 
     Returns:
-        The rank that was the last one.
+        The rank that joined last.
     """
-    # Not marked: others go on, and this rank knows that.
+    # Not marked for the stall watch: a long wait is expected here.
     return int(hvd.join())
 
 

@@ -1,4 +1,4 @@
-"""Reducing the gradients of a step over the processes."""
+"""Reduces the gradients of a step over the ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from keras_towers.reduction import divide
 from keras_towers.rendezvous import check, watch
 from keras_towers.rendezvous.rank_environment import is_elastic
 
-# Greater than any number that stands for gradients; these are positive.
-_BEYOND = 2**32 + 2
+# Greater than any digest of gradients; digests are positive.
+_ABOVE_DIGESTS = 2**32 + 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Options:
     """Options of a reduction; see ``DistributedOptimizer``.
 
     Attributes:
-        groups: a number of groups, or the keys of the variables of each.
+        groups: a number of groups, or the keys of each group's variables.
     """
 
     name: str
@@ -49,51 +49,53 @@ class Options:
 class GradientReducer(Reducer):
     """Reduces the gradients of one optimizer or tape over the ranks.
 
-    Horovod matches tensors by name. Names of layers and optimizers differ where
-    one rank has created more models than the others, so those used here count
-    what all ranks do in the same order.
+    Horovod matches tensors by name. Names of layers and optimizers differ if
+    one rank has created more models than another, so the names here are
+    numbered in an order that is the same on all ranks.
 
     Args:
-        key: a part of these names, the same on all ranks, that no other reducer
-            has whose reductions may run at the same time; None: a number.
+        options: how to reduce.
+        key: a part of these names, the same on all ranks, and different from
+            any reducer whose reductions may run at the same time; None: the
+            next number.
     """
 
-    called = "hvd"
+    module = "hvd"
     _numbers = itertools.count()
 
     def __init__(self, options: Options, key: str | None = None):
         super().__init__(options.sparse_as_dense)
         self.options = options
-        self.of_all = options.process_set.process_set_id == 0
+        self.all_ranks = options.process_set.process_set_id == 0
         self._key = key
         self._compiled = tf.function(
             self._compare_and_reduce, reduce_retracing=True, autograph=False
         )
 
     def communicates(self) -> bool:
-        if is_elastic():  # the number of ranks may change later
+        if is_elastic():  # The number of ranks may change later.
             return True
         processes = self.options.process_set
         return bool(processes.included() and processes.size() > 1)
 
-    def scaled_local(self, grad: Any) -> Any:
+    def scale_local(self, grad: Any) -> Any:
         if not self.options.scale_local_gradients:
             return grad
         return self._divide_by_size(grad)
 
-    def reduce_shared(
+    def reduce_global(
         self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
         sparse = [isinstance(grad, tf.IndexedSlices) for grad in grads]
         if any(sparse) and self.options.op == hvd.Adasum:
             raise TowerError(
-                "Adasum cannot reduce sparse gradients, such as that of "
-                f"{_name(variables[sparse.index(True)])}. Give "
+                "Adasum cannot reduce sparse gradients, such as the gradient "
+                f"of {_name(variables[sparse.index(True)])}. Give "
                 "sparse_as_dense=True."
             )
         if self._key is None:
             self._key = str(next(self._numbers))
-        # Not the variables themselves: a function outlives them.
+        # Descriptions, because the function must not keep variables alive.
         described = [
             _describe(index, grad, variable)
             for index, (grad, variable) in enumerate(
@@ -102,7 +104,7 @@ class GradientReducer(Reducer):
         ]
         groups = self._groups(grads, variables)
         if tf.executing_eagerly():
-            # Eager operations run one by one; in a function they overlap.
+            # Eager operations run in sequence; in a function they overlap.
             return self._compiled(grads, described, groups)
         if compat.in_xla_context(tf.compat.v1.get_default_graph()):
             raise TowerError(
@@ -123,7 +125,7 @@ class GradientReducer(Reducer):
             reduced = self._reduce_groups(grads, groups)
         begun, ended = self._counts
         with tf.device("CPU:0"):
-            # From here on this rank only waits.
+            # Once it has the gradients, this rank only waits.
             with tf.control_dependencies(_tensors(grads)):
                 number = begun.assign_add(1)
             with tf.control_dependencies(_tensors(reduced)):
@@ -136,8 +138,8 @@ class GradientReducer(Reducer):
         begun, ended = (
             compat.hidden_variable("CPU:0", 0, tf.int64) for _ in range(2)
         )
-        # Counts are compared between ranks: all have to take part.
-        if self.options.process_set.process_set_id == 0:
+        # Counts are compared between ranks, so all ranks have to count.
+        if self.all_ranks:
             watch.counters.append(
                 lambda: (int(begun.numpy()), int(ended.numpy()))
             )
@@ -146,21 +148,21 @@ class GradientReducer(Reducer):
     def _compare_gradients(self, described: list[tuple[str, str]]) -> Any:
         """Return an assertion that all ranks have the same gradients.
 
-        If ranks had different ones, each would wait for what the others never
-        send. A number stands for all of them, of which the ranks take the
-        maximum: a rank that has joined takes no part in that.
+        Otherwise each rank could wait for tensors that another never sends. The
+        ranks compare a digest of all gradients by its maximum, which ignores
+        ranks that have joined: these contribute zeros.
         """
-        same = "\n".join(kind for kind, _ in described)
-        digest = zlib.crc32(same.encode()) + 1
+        text = "\n".join(kind for kind, _ in described)
+        digest = zlib.crc32(text.encode()) + 1
         name = f"keras_towers_alike_{self._key}"
         with tf.device("CPU:0"):
-            # In a loop no comparison begins before the last step has ended;
-            # and TensorFlow's constant folding would run that of a constant.
+            # Reading the variable makes the comparison follow the previous step
+            # of a loop, and keeps constant folding from running it.
             ended = self._counts[1] >= 0
             own_digest = tf.where(ended, tf.constant(digest, tf.int64), 0)
             highest, lowest = tf.unstack(
                 hvd.allreduce(
-                    tf.stack([own_digest, _BEYOND - own_digest]),
+                    tf.stack([own_digest, _ABOVE_DIGESTS - own_digest]),
                     op=hvd.Max,
                     name=name,
                     process_set=self.options.process_set,
@@ -168,7 +170,7 @@ class GradientReducer(Reducer):
                 )
             )
 
-            def difference() -> str:
+            def describe_difference() -> str:
                 return check.describe_gradients(
                     hvd.allgather_object(
                         described,
@@ -177,13 +179,13 @@ class GradientReducer(Reducer):
                     )
                 )
 
-            same = highest + lowest == _BEYOND
-            text = tf.cond(
+            same = highest + lowest == _ABOVE_DIGESTS
+            message = tf.cond(
                 same,
                 lambda: "",
-                lambda: tf.numpy_function(difference, [], tf.string),
+                lambda: tf.numpy_function(describe_difference, [], tf.string),
             )
-            return tf.debugging.Assert(same, [text])
+            return tf.debugging.Assert(same, [message])
 
     def _reduce_groups(
         self, grads: list[Any], groups: list[list[int]]
@@ -192,11 +194,11 @@ class GradientReducer(Reducer):
         prefix = f"{self.options.name}_{self._key}_grad"
         prefix = re.sub("[^a-zA-Z0-9_]", "_", prefix)
         for group in groups:
-            first, *others = group
+            first, *rest = group
             name = f"{prefix}_{first}"
             if isinstance(grads[first], tf.IndexedSlices):
                 results[first] = self._gather(grads[first], name)
-            elif not others:
+            elif not rest:
                 results[first] = hvd.allreduce(
                     grads[first], name=name, **self._arguments()
                 )
@@ -211,18 +213,18 @@ class GradientReducer(Reducer):
         return results
 
     def _gather(self, grad: tf.IndexedSlices, name: str) -> Any:
-        def all_ranks(tensor: tf.Tensor, part: str) -> tf.Tensor:
+        def gather(tensor: tf.Tensor, field: str) -> tf.Tensor:
             return hvd.allgather(
                 tensor,
-                name=f"{name}_{part}",
+                name=f"{name}_{field}",
                 ignore_name_scope=True,
                 process_set=self.options.process_set,
             )
 
         with tf.device(self.options.device_sparse):
             gathered = tf.IndexedSlices(
-                all_ranks(grad.values, "values"),
-                all_ranks(grad.indices, "indices"),
+                gather(grad.values, "values"),
+                gather(grad.indices, "indices"),
                 grad.dense_shape,
             )
         if self.options.op == hvd.Sum:
@@ -230,7 +232,7 @@ class GradientReducer(Reducer):
         return self._divide_by_size(gathered)
 
     def _arguments(self) -> dict[str, Any]:
-        # Horovod divides by the number of ranks after the sum in any case.
+        # Horovod itself divides by the number of ranks after the sum.
         factor = self.options.gradient_predivide_factor
         return {
             "device_dense": self.options.device_dense,
@@ -265,22 +267,22 @@ class GradientReducer(Reducer):
         groups = self.options.groups or ()
         if isinstance(groups, int):
             groups = split_list(list(dense), groups)
-        together = [
+        grouped = [
             [dense.pop(key) for key in group if key in dense]
             for group in groups
         ]
-        placed = {index for group in together for index in group}
-        alone = [[i] for i in range(len(grads)) if i not in placed]
-        return [group for group in together if group] + alone
+        members = {index for group in grouped for index in group}
+        single = [[i] for i in range(len(grads)) if i not in members]
+        return [group for group in grouped if group] + single
 
 
 def _name(variable: Any) -> str:
-    """The name of a variable; of tensors, which eager ones lack, "tensor"."""
+    """The name of a variable or tensor; "tensor" if it has none."""
     return getattr(variable, "name", None) or "tensor"
 
 
 def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
-    """A gradient as all ranks have it, and with the path of its variable."""
+    """Describe a gradient: for a comparison of ranks, and for messages."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
     name = _name(variable)

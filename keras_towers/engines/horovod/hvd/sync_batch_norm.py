@@ -1,4 +1,4 @@
-"""``SyncBatchNormalization``: statistics of the batches of all ranks."""
+"""``SyncBatchNormalization``: batch statistics over all ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from keras_towers.transport.keys import next_key
 
 @keras.saving.register_keras_serializable("keras_towers.horovod")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """``BatchNormalization`` with the statistics of the batches of all ranks.
+    """``BatchNormalization`` with statistics of all ranks' batches in training.
 
-    In training only, and also where a rank has more examples than another, or
-    a mask. All ranks have to call it equally often. The moving statistics are
-    the same on all ranks.
+    Ranks may have batches of different sizes, and masks. All ranks have to call
+    the layer equally often. The moving statistics are the same on all ranks.
 
     Args:
         fused: there is no fused form.
@@ -41,27 +40,26 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         super().__init__(**kwargs)
 
-    # Keras's statistics of each process, and the number of their values, are
-    # combined by the rule of Chan, Golub and LeVeque, which does not cancel
-    # where the mean is large.
+    # Keras computes the statistics of each rank. They are combined by the rule
+    # of Chan, Golub and LeVeque, which does not cancel if the mean is large.
     def _moments(
         self, inputs: tf.Tensor, mask: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         moments = super()._moments(inputs, mask)
-        if compat.in_stateless_scope():  # Keras finds out a shape.
+        if compat.in_stateless_scope():  # Keras infers a shape.
             return moments
         mean, variance = (tf.reshape(moment, [-1]) for moment in moments)
         if mask is None:
             values = tf.size(inputs)
         else:
-            of_one = tf.size(inputs) // tf.maximum(tf.size(mask), 1)
-            values = of_one * tf.math.count_nonzero(mask, dtype=tf.int32)
+            per_entry = tf.size(inputs) // tf.maximum(tf.size(mask), 1)
+            values = per_entry * tf.math.count_nonzero(mask, dtype=tf.int32)
         count = tf.cast(values / tf.size(mean), mean.dtype)
-        # In a loop no exchange begins before the last step's has ended.
+        # Makes the exchange follow the previous step of a loop.
         with tf.control_dependencies([self.moving_mean._value.read_value()]):
             statistics = tf.stack([mean, variance, tf.ones_like(mean) * count])
-        of_ranks = _gather(statistics[tf.newaxis])
-        means, variances, counts = tf.unstack(of_ranks, axis=1)
+        ranks = _gather(statistics[tf.newaxis])
+        means, variances, counts = tf.unstack(ranks, axis=1)
         shares = tf.math.divide_no_nan(counts, tf.reduce_sum(counts, 0))
         mean = tf.reduce_sum(shares * means, 0)
         between = tf.math.squared_difference(means, mean)
@@ -74,7 +72,7 @@ def _gather(statistics: tf.Tensor) -> Any:
     transport = HorovodTransport()
 
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        # Each rank's loss depends on what this one has given.
+        # Every rank's loss depends on this rank's statistics.
         key = next_key("batch_norm_gradient")
         (total,) = transport.all_reduce([upstream], key)
         # The rank may change in an elastic job.

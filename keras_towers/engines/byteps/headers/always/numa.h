@@ -1,4 +1,4 @@
-// libnuma's interface on a machine with one node, where nothing is to be bound.
+// libnuma's interface for a machine with one node, where binding is a no-op.
 #ifndef KERAS_TOWERS_NUMA_H_
 #define KERAS_TOWERS_NUMA_H_
 

@@ -1,9 +1,9 @@
 // Included before every source file of ps-lite, BytePS's network layer.
 //
-// Its receiving threads ask ZeroMQ for messages again and again and never
-// sleep, several of them in each process: on a machine with few cores they take
-// the time that the model needs, and that the threads need which they wait for.
-// Here they sleep a little longer each time that there was nothing.
+// Several receiving threads in each process poll ZeroMQ for messages and never
+// sleep. On a machine with few cores they take time from the model, and from
+// the very threads that they wait for. With this header they sleep after each
+// poll without a message, a little longer each time.
 #if __has_include("ps/internal/van.h") && __has_include(<zmq.h>)
 #include <zmq.h>
 
@@ -16,7 +16,8 @@
 namespace keras_towers {
 
 // Args:
-//   lock: held by the caller, and by those who send. It is released meanwhile.
+//   lock: held by the caller, and by threads that send. It is released while
+//     this thread sleeps.
 inline int Receive(zmq_msg_t *message, void *socket, int flags,
                    std::mutex &lock) {
   constexpr int kStepMicroseconds = 10, kMostMicroseconds = 500;

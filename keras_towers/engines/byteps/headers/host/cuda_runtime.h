@@ -1,6 +1,6 @@
-// CUDA's runtime interface, as far as BytePS calls it, for a machine without a
-// GPU: device memory is host memory, and every stream is idle, because a copy
-// has been made when the call that asks for it returns.
+// The part of CUDA's runtime interface that BytePS calls, for a machine without
+// a GPU: device memory is host memory, and every stream is idle, because copies
+// are synchronous.
 #ifndef KERAS_TOWERS_HOST_CUDA_RUNTIME_H_
 #define KERAS_TOWERS_HOST_CUDA_RUNTIME_H_
 
@@ -93,9 +93,9 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
   return cudaMemcpy(to, from, bytes, kind);
 }
 
-// The workers of a machine share buffers by name, and the names do not tell one
-// job from another. Without GPUs every worker counts as a machine of its own:
-// it shares with nobody, and must not by accident.
+// The workers of a machine share buffers by name, and the names are the same in
+// all jobs. Without GPUs every worker counts as a separate machine: its buffers
+// are private, and must not be shared with another job by accident.
 #define shm_open(name, flags, mode) memfd_create(name, 0)
 
 #endif  // KERAS_TOWERS_HOST_CUDA_RUNTIME_H_

@@ -1,5 +1,5 @@
-// NCCL's interface, as far as BytePS calls it, for a communicator of one rank.
-// There BytePS creates communicators and groups but asks for no collective.
+// The part of NCCL's interface that BytePS calls, for communicators of one rank.
+// BytePS then creates communicators and groups, but calls no collective.
 #ifndef KERAS_TOWERS_HOST_NCCL_H_
 #define KERAS_TOWERS_HOST_NCCL_H_
 

@@ -1,16 +1,16 @@
-// A header that byteps/tensorflow/ops.h includes and TensorFlow has moved, with
-// the names that ops.cc uses and TensorFlow has renamed since.
+// Replaces a header that byteps/tensorflow/ops.h includes and that TensorFlow has
+// moved, and defines names that ops.cc uses and that TensorFlow has renamed.
 #ifndef KERAS_TOWERS_STREAM_EXECUTOR_STREAM_H_
 #define KERAS_TOWERS_STREAM_EXECUTOR_STREAM_H_
 
-// Before its names are replaced below.
+// Included before names are replaced below.
 #include "byteps/common/operations.h"
 #include "xla/stream_executor/stream.h"
 
-// ops.cc says ::tensorflow::Status::OK(). That type is absl::Status now, which
-// is final and has no OK(). The rest of ops.cc is therefore compiled with
-// another word in place of "Status", which means the same wherever it stands:
-// in BytePS, in TensorFlow's macros, and in TensorFlow with the missing OK().
+// ops.cc uses ::tensorflow::Status::OK(), but that type is an alias of
+// absl::Status, which is final and has no OK(). So the rest of ops.cc is compiled
+// with another name in place of "Status", defined in each namespace: for BytePS,
+// for TensorFlow's macros, and for TensorFlow with the missing OK().
 namespace tensorflow {
 class BytePSStatus {
  public:
@@ -53,9 +53,9 @@ class Event {
 #define Status BytePSStatus
 #define tensorflow_gpu_device_info tensorflow_accelerator_device_info
 
-// What BytePS does with a tensor in host memory leaves the operation's output
-// unset and overwrites its input. Without GPUs every tensor therefore goes the
-// way of one on GPU 0, whose memory is the host's.
+// For a tensor in host memory, BytePS leaves the operation's output unset and
+// overwrites its input. So without GPUs every tensor is treated as if it were on
+// GPU 0, whose memory is the host's.
 #ifdef KERAS_TOWERS_HOST_CUDA_RUNTIME_H_
 #undef CPU_DEVICE_ID
 #define CPU_DEVICE_ID 0

@@ -1,4 +1,4 @@
-"""Guards against processes of a job that each train a separate model."""
+"""Keeps the processes of a job from each training a separate model."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import sys
 
 from keras_towers.errors import TowerError
 
-# Against training in this process until it has met others; None: it may.
+# How to connect the processes; None: this process may train.
 _advice: str | None = None
 
 
-def refuse_alone(advice: str) -> None:
-    """Refuse training in this process until it is connected."""
+def forbid_training(advice: str) -> None:
+    """Forbid training in this process until a strategy connects it."""
     global _advice
     _advice = advice
 
 
-def permit_alone() -> None:
+def permit_training() -> None:
     """Permit training: the script has a strategy that connects processes."""
     global _advice
     _advice = None
 
 
-def check_not_alone(kind: str, model: str) -> None:
+def check_permitted(kind: str, model: str) -> None:
     """Raise an error if a method would train without any strategy."""
-    if _advice is None or _engine_runs():
+    if _advice is None or _is_connected_by_script():
         return
     raise TowerError(
         f"{kind} of model {model!r}: `keras-towers run` started this script in "
@@ -35,15 +35,15 @@ def check_not_alone(kind: str, model: str) -> None:
     )
 
 
-def _engine_runs() -> bool:
+def _is_connected_by_script() -> bool:
     """Whether the script itself has connected this process by an engine."""
-    # They stand above this package.
+    # Imported here because engines are a layer above this package.
     from keras_towers import engines
 
     for name in (engine.module for engine in engines.ENGINES.values()):
-        engine = sys.modules.get(name)
-        # It raises where it has not been started.
+        module = sys.modules.get(name)
+        # size() raises unless the engine has been initialized.
         with contextlib.suppress(AttributeError, ValueError):
-            if engine is not None and engine.size() > 1:
+            if module is not None and module.size() > 1:
                 return True
     return False
