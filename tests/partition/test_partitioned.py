@@ -100,7 +100,7 @@ def test_a_sum_is_scaled_before_it_is_complete():
     def function(x):
         size = tf.cast(tf.shape(x)[0], tf.float32)
         mean = 0.5 * tf.reduce_sum(x, 0) / size
-        return tf.reduce_sum(tf.linalg.matvec(tf.ones((2, 3)) / 8.0, mean))
+        return tf.reduce_sum(tf.linalg.matvec(tf.fill((2, 3), 0.25), mean))
 
     program = check(function, rows(-1, 3))
     assert program.levels == 1
