@@ -188,7 +188,9 @@ def _with_a_row(
     more = partition.times(layout.count, more)
     ends = [[0] * rank, partition.along(layout.axis, rank, more, 0)]
     widths = build.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    return build.op("Pad", [tensor, widths], tensor.shape)
+    # OneDNN would fuse "Pad" with a convolution, and pad no images.
+    zero = build.constant(0, tensor.dtype)
+    return build.op("PadV2", [tensor, widths, zero], tensor.shape)
 
 
 def _without_a_row(

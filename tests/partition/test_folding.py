@@ -1,4 +1,4 @@
-"""What is computed from sizes, against what TensorFlow computes."""
+"""Arithmetic on sizes while a step is laid out, against TensorFlow's."""
 
 import pytest
 import tensorflow as tf

@@ -45,7 +45,7 @@ def _gradient(loss, x):
 
 
 def _on_processes(loss, variable=None):
-    """What each process has of a loss, its gradient, and a variable then."""
+    """The loss, the gradient and a variable, after a step of each process."""
 
     def step(x, w):
         found = loss(x, w)

@@ -1,4 +1,4 @@
-"""What is exchanged, what is computed once, and in which order."""
+"""Exchanges, operations that are computed once, and their order."""
 
 import pytest
 import tensorflow as tf
@@ -145,7 +145,7 @@ def test_operations_are_delayed_to_the_level_that_needs_them():
 
 
 def test_the_gradient_of_a_bias_of_images_is_a_sum():
-    """With that of the kernel oneDNN fuses another, which needs an image."""
+    """OneDNN would fuse it with the kernel's gradient, which needs an image."""
 
     def function(x):
         return tf.raw_ops.BiasAddGrad(out_backprop=x)
@@ -156,7 +156,7 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
 
 @pytest.mark.parametrize("hidden", [(), (1, 2)])
 def test_towers_without_images_convolve_none(hidden):
-    """For which oneDNN would return a tensor of the shape of the input."""
+    """OneDNN would return a tensor with the shape of its input."""
 
     def function(x, w):
         return tf.nn.conv2d(x, w, 1, "VALID")

@@ -7,19 +7,13 @@ import signal
 import pytest
 
 from tests.kit.compare import close
-from tests.kit.processes import Tasks, wait_until
+from tests.kit.processes import wait_until
 from tests.processes import lost
 
 pytestmark = pytest.mark.slow
 SYNC = "SyncReplicasStrategy"
 OTHER = "DistributedReplicatedStrategy"
 CACHED = "DistributedParameterServerStrategy"
-
-
-@pytest.fixture
-def tasks(tmp_path, ctrl_c):
-    with Tasks(tmp_path) as started:
-        yield started
 
 
 @pytest.fixture

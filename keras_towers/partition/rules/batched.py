@@ -28,14 +28,12 @@ _LINEAR_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
     DepthToSpace ResizeBilinear
 """
-_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-# Without an image TensorFlow refuses them, or returns memory as it finds it, or
-# a tensor of another shape.
-_NEED_IMAGES = (
-    "MaxPool3DGradGrad",
-    "DepthwiseConv2dNativeBackpropFilter",
-    *_CONVOLUTIONS,
-)
+# Without an image TensorFlow refuses them, or returns uninitialized memory;
+# oneDNN's convolutions return a tensor with the shape of the input.
+_NEED_IMAGES = """
+    Conv2D Conv3D DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    MaxPool3DGradGrad
+"""
 # How many axes they work along, which are the last.
 _ALONG_LAST = {
     1: "Softmax LogSoftmax TopK TopKV2",
@@ -97,30 +95,6 @@ def _axes_of_batch(
     )
 
 
-@rule(*_CONVOLUTIONS)
-def _convolution(
-    partition: Partitioner, node: Node, images: Value, kernel: Value
-) -> Values:
-    """Convolve each tower's images, to images of a size that the trace knows.
-
-    Without an image oneDNN returns a tensor of the shape of its input.
-    """
-    layout, rows = images.as_rows()
-    require(not layout.axis and kernel.sharded is None)
-    require(node.shapes[0].rank is not None)
-    sizes = list(node.shapes[0])[1:]
-    require(None not in sizes)
-    operands = [rows, partition.replicated(kernel)]
-    shapes = [[layout.size, *sizes]]
-    (output,) = partition.on_towers(node, operands, layout, shapes=shapes)
-    tensor = output.local
-    assert tensor is not None
-    output.local = partition.builder.op(
-        "Reshape", [tensor, [-1, *sizes]], tensor.shape
-    )
-    return [output]
-
-
 @axes(*_COUNT_OF_IMAGES)
 def _images(node: Node, *inputs: Value) -> Factors:
     is_linear = node.type in _LINEAR_IMAGES.split()
@@ -130,7 +104,7 @@ def _images(node: Node, *inputs: Value) -> Factors:
         1,
         _COUNT_OF_IMAGES[node.type],
         [[0]] if is_linear else (),
-        node.type in _NEED_IMAGES,
+        node.type in _NEED_IMAGES.split(),
     )
 
 
@@ -176,7 +150,7 @@ def _to_kernel(
         [[None, *rest]],
         [[0], [2]],
         summed=[0],
-        needs_rows=node.type in _NEED_IMAGES,
+        needs_rows=node.type in _NEED_IMAGES.split(),
     )
 
 
