@@ -1,4 +1,4 @@
-"""What is said where an engine cannot be used."""
+"""The errors of an engine that cannot be used."""
 
 import importlib
 import sys

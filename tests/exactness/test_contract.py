@@ -50,7 +50,7 @@ def _cases():
     kept = [
         # Groups of several towers, some of which have no example in the end.
         ("uneven", "hierarchical", 8),
-        # What is done as on one device, with copies on other towers.
+        # Eager steps run as on one device, with copies on other towers.
         *(("eager", updates, 2) for updates in ("each", "sharded")),
         # Several optimizers, and a scale that all of them read.
         *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
@@ -87,7 +87,7 @@ def test_case(name, way, towers):
     "name, replicas", [("embedding-clipped", 2), ("loss-scale-overflow", 1)]
 )
 def test_four_gradients_an_update(name, replicas):
-    # Their number of examples is that of whole updates.
+    # A whole number of updates takes all examples.
     assert_contract(
         name,
         kt.SyncReplicasStrategy(

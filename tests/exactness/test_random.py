@@ -117,7 +117,7 @@ def _in_batches_of(size):
             *(_in_batches_of_few, {}, None),
             id="few examples",
         ),
-        # The global batch is made of those of the towers, in order.
+        # The global batch consists of the batches of the towers, in order.
         pytest.param(
             {"jit_compile": False},
             _in_batches_of(8),

@@ -1,4 +1,4 @@
-"""What a test leaves on towers, and what its steps log."""
+"""Fixtures for variables that are left on towers, and for log messages."""
 
 import gc
 import logging
@@ -32,7 +32,7 @@ def _all_on_towers() -> list[keras.Variable]:
 @pytest.fixture
 def logged(monkeypatch, caplog) -> Callable[[str], list[tuple[str, str]]]:
     """The messages of a test with some text, and their levels."""
-    # What was said before is said again.
+    # Notices are shown once in a process.
     monkeypatch.setattr(_notices, "_said", set())
     caplog.set_level(logging.INFO, "keras_towers")
     return lambda text: [

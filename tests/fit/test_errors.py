@@ -1,4 +1,4 @@
-"""What an operation of the user's raises is what the user sees."""
+"""Users see the error that their own operation raises."""
 
 import functools
 import itertools
@@ -135,7 +135,7 @@ def rows(row):
 
 
 def ran(model, method, x, **options):
-    """What a method raises."""
+    """The error that a method raises."""
     data = (x,) if method == "predict" else (x, x)
     if method == "fit":
         options["shuffle"] = False

@@ -44,7 +44,7 @@ def same_model(found, wanted, tolerance=TOLERANCE):
 
 
 def differences(found, wanted, tolerance=2e-5):
-    """What of some named arrays differs, and by how much of the largest value.
+    """Named arrays that differ, and by how much of the largest value.
 
     NaNs are equal.
     """
@@ -74,9 +74,14 @@ def weights_of(model):
     }
 
 
-def assert_towers_equal(model):
-    """Every tower holds the same trainable weights, to the last bit."""
-    for variable in model.trainable_variables:
+def assert_towers_equal(model, variables=None):
+    """Every tower holds the same trainable weights, to the last bit.
+
+    Args:
+        model: the model.
+        variables: other variables to compare.
+    """
+    for variable in variables or model.trainable_variables:
         first, *others = getattr(variable._value, "values", [variable._value])
         for index, other in enumerate(others, 1):
             np.testing.assert_array_equal(

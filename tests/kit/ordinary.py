@@ -1,4 +1,4 @@
-"""What makes a model an ordinary Keras model, before and after a block."""
+"""Assertions that a model is an ordinary Keras model."""
 
 import keras
 import tensorflow as tf

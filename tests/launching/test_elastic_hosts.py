@@ -69,7 +69,7 @@ def test_hosts_that_are_avoided_for_a_while(monkeypatch):
         now += pause_s - 1
         assert "a" not in hosts.available()
         now += 1
-        # It comes back with a new worker, behind those with the state.
+        # It returns with a new worker, after hosts that have the state.
         assert list(hosts.available())[-1] == "a"
     assert oldest == "b"
     hosts.discover()

@@ -11,7 +11,7 @@ from keras_towers.rendezvous.hosts import place_ranks
 
 
 class Job:
-    """What a launcher does: a round of those that have not ended."""
+    """Does a launcher's part: the next round has the remaining workers."""
 
     def __init__(self, hosts):
         self.rounds = ElasticRounds(self.left)
@@ -72,14 +72,14 @@ def waits(*futures):
     return False
 
 
-def test_nobody_is_told_before_all_are_there(job):
+def test_no_worker_gets_a_rank_before_all_have_arrived(job):
     abc = job("abc")
     one, other = map(abc.asks, "ca")
     assert waits(one, other)
     assert places(one, other, abc.asks("b")) == [(2, 3), (0, 3), (1, 3)]
 
 
-def test_one_that_dies_while_it_waits_is_noticed_at_once(job):
+def test_a_worker_that_dies_while_it_waits_is_noticed_at_once(job):
     abc = job("abc")
     one, other = map(abc.asks, "ab")
     assert waits(one, other)
@@ -96,7 +96,7 @@ def test_one_that_dies_while_it_waits_is_noticed_at_once(job):
 def test_later_rounds(job):
     ab = job("ab")
     for _ in range(3):
-        # Who has connected and asks again wants another one.
+        # A worker that has connected and asks again wants another round.
         assert places(*map(ab.asks, "ab")) == [(0, 2), (1, 2)]
     ab.dies("b")
     assert places(ab.asks("a")) == [(0, 1)]
@@ -105,16 +105,16 @@ def test_later_rounds(job):
     assert places(*map(ab.asks, "ab")) == [(0, 2), (1, 2)]
 
 
-def test_who_knows_its_rank_waits_too(job):
+def test_a_worker_that_knows_its_rank_waits_too(job):
     abc = job("abc")
     held = [abc.holds(rank) for rank in (0, 1)]
     assert waits(*held)
     assert places(abc.asks("c"), *held) == [(2, 3), None, None]
-    # It connects with all others now.
+    # All workers connect now.
     assert places(abc.holds(0)) == [None]
 
 
-def test_who_knows_its_rank_does_not_wait_for_the_dead(job):
+def test_a_worker_that_knows_its_rank_does_not_wait_for_the_dead(job):
     ab = job("ab")
     held = ab.holds(0)
     assert waits(held)

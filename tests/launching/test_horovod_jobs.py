@@ -48,7 +48,7 @@ def is_refused(port):
 def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
     launch, tmp_path
 ):
-    # A proxy that nobody may be asked through.
+    # A proxy that must not be used.
     job = launch("-np 2", JOB, http_proxy="http://127.0.0.1:9")
     ready = job.wait_for("\n", tmp_path / "ready", times=2)
     pids = dict(line.split() for line in ready.splitlines())

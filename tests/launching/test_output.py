@@ -62,7 +62,7 @@ def test_running_progress_bar_shows_now_and_then(tagger, stream, monkeypatch):
     assert stream.getvalue().endswith(b"[1] step 999\n")
 
 
-def test_colour_on_a_terminal_only(monkeypatch):
+def test_color_on_a_terminal_only(monkeypatch):
     assert output.tag("0", 0, io.StringIO()) == b"[0] "
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -100,5 +100,5 @@ def test_cancelled_operations_are_not_shown_and_faults_are(tagger, stream):
     tagger.feed(CANCELLED + b"one\n" + FAULT + CANCELLED + b"two\n")
     shown = (b"one\n" + FAULT + b"two\n").splitlines(keepends=True)
     assert stream.getvalue() == b"".join(b"[1] " + line for line in shown)
-    # What ranks are judged by.
+    # The tail decides which rank is to blame.
     assert tagger.tail.count(CANCELLED) == 2

@@ -123,7 +123,7 @@ finally:
 ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
-def test_training_alone_is_refused(under, monkeypatch):
+def test_training_without_a_strategy_is_refused(under, monkeypatch):
     monkeypatch.setattr(separate_training, "_advice", None)
     said = under(ALONE, advice="horovod")
     assert said.out == "trained False\n"
@@ -148,7 +148,7 @@ def test_a_job_that_would_train_several_models_fails(run):
     assert all(part in done.err for part in ADVICE)
 
 
-def test_models_of_their_own_are_permitted(run):
+def test_separate_models_are_permitted(run):
     done = run("-np 2 --no-strategy", "import sys\nprint(*sys.orig_argv[1:])")
     assert done.code == 0
     assert done.out.count("] script.py\n") == 2
@@ -186,5 +186,5 @@ def test_towers_split_the_cpu_before_the_script_begins(run):
     done = run("-np 1 --strategy tower --towers 3", SPLIT)
     assert done.out == "3 devices\n", done.err
     assert "TowerStrategy: 3 towers (/device:CPU:0 to" in done.err
-    # What comes too late in the script has its place in the command.
+    # Too late in the script, so the command has an option for it.
     assert "give it --towers 4 instead" in done.err

@@ -1,4 +1,4 @@
-"""Whose fault it is that a job has failed."""
+"""Which rank is to blame for the failure of a job."""
 
 import queue
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def ended(code, text="", name="0"):
         ([(1, SHUT_DOWN), (0,)], (0, False)),
     ],
 )
-def test_the_first_that_failed_by_itself(ends, expected):
+def test_the_rank_that_failed_first_by_itself(ends, expected):
     ranks = [ended(*end) for end in ends]
     found = blame(ranks)
     assert (found and (ranks.index(found[0]), found[1])) == expected
@@ -49,7 +49,7 @@ def test_the_first_that_failed_by_itself(ends, expected):
         (255, None, False, "rank 1 ended with exit code 255"),
     ],
 )
-def test_what_is_said(code, host, shown, said):
+def test_ends_are_described(code, host, shown, said):
     assert describe("rank 1", code, host, shown).startswith(said)
 
 
@@ -60,14 +60,14 @@ def test_what_is_said(code, host, shown, said):
         # Rank 0 has done all that is left to do, and enough are there.
         ((0, 137, 134), 1, 0),
         ((0, 137, 134), 2, 137),
-        # What it writes behind the training may be missing.
+        # Files that it writes after the training may be missing.
         ((137, 0, 0), 1, 137),
         # No loss of a worker: its script has failed.
         ((0, 1, 137), 1, 1),
         ((137, 137, 134), 1, 137),
     ],
 )
-def test_who_is_lost_after_elastic_training(codes, least, code):
+def test_workers_that_are_lost_after_elastic_training(codes, least, code):
     said, hosts = [], dict.fromkeys("012", 1)
     run = SimpleNamespace(
         environment=lambda elastic: {},

@@ -1,4 +1,4 @@
-"""What each step computes once for all towers, although it has rows.
+"""Operations on rows that a step computes once for all towers.
 
 Types of operations, with their number if it is not one. All other steps divide
 everything. Whoever adds a rule takes out what it divides. What comes to be

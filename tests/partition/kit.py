@@ -15,7 +15,7 @@ from keras_towers.partition import lay_out
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Below,
+    BelowLimit,
     Partial,
     Sharded,
 )
@@ -62,50 +62,33 @@ class Input:
         ]
         return tf.TensorSpec(sizes, self.dtype)
 
-    def made(self, count, generator):
-        """Return entries for a number of examples."""
-        rows = getattr(self.layout, "count", 0) * count
+    def draw(self, count, generator):
+        """Draw the input of one device for a number of examples."""
+        rows = getattr(self.layout, "rows_per_unit", 0) * count
         shape = [rows if size == -1 else size for size in self.shape]
         return entries(generator, shape, self.dtype, self.low, self.high)
 
-    def one(self, whole):
-        """Return what one device is given."""
+    def for_one_device(self, whole):
+        """Return the tensor that one device gets."""
         return whole
 
-    def parts(self, whole, counts):
-        """Return what each tower has."""
+    def split(self, whole, counts):
+        """Return the tensor of each tower."""
         if self.layout == REPLICATED:
             return [whole] * len(counts)
         if isinstance(self.layout, Partial):
-            rest = np.zeros_like(whole)
-            # The parts of small integers are not to be zero.
+            # Parts of small integers must not all be zero.
             more = np.issubdtype(self.dtype, np.integer)
             part = (whole * 0.25 + more).astype(whole.dtype)
             parts = [part for _ in counts[1:]]
-            for part in parts:
-                rest = rest + part
-            return [whole - rest, *parts]
+            return [whole - sum(parts), *parts]
         axis, blocks = self.layout.axis, self.layout.blocks
-        size = whole.shape[axis]
-        split = whole.reshape(
-            *whole.shape[:axis],
-            blocks,
-            size // blocks,
-            *whole.shape[axis + 1 :],
-        )
+        before, (size, *after) = whole.shape[:axis], whole.shape[axis:]
+        of_blocks = whole.reshape(*before, blocks, size // blocks, *after)
         ends = np.cumsum(counts)[:-1] * self.layout.rows
         return [
-            part.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 1 :])
-            if part.size
-            else np.zeros(
-                [
-                    *whole.shape[:axis],
-                    blocks * part.shape[axis + 1],
-                    *whole.shape[axis + 1 :],
-                ],
-                whole.dtype,
-            )
-            for part in np.split(split, ends, axis + 1)
+            part.reshape(*before, blocks * part.shape[axis + 1], *after)
+            for part in np.split(of_blocks, ends, axis + 1)
         ]
 
 
@@ -202,7 +185,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
     one_at_a_time = threading.Lock()
 
     def run_as_rank(transport):
-        # Ranks have graphs of their own, in each of which keys begin anew.
+        # Real ranks number their keys in separate graphs.
         gather, keys = transport.gather_objects, itertools.count()
 
         def gather_from_all(value, key):
@@ -259,17 +242,13 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5, **options):
     program, values = lay_out(graph, layouts, fetched, **options)
     generator = np.random.default_rng(seed)
     for counts in towers:
-        wholes = [g.made(sum(counts), generator) for g in given]
-        parts = [
-            g.parts(whole, counts)
-            for g, whole in zip(given, wholes, strict=True)
-        ]
-        ones = [g.one(whole) for g, whole in zip(given, wholes, strict=True)]
-        wanted = _one_device(graph, fetched, ones)
-        _check_claims(graph, values, ones, sum(counts))
-        found = _run(program, parts, counts)
+        drawn = [(g, g.draw(sum(counts), generator)) for g in given]
+        inputs = [g.for_one_device(whole) for g, whole in drawn]
+        wanted = _one_device(graph, fetched, inputs)
+        _check_claims(graph, values, inputs, sum(counts))
+        found = _run(program, [g.split(w, counts) for g, w in drawn], counts)
         for own, right in zip(found, wanted, strict=True):
-            _assert_alike(own, right, tolerance)
+            _assert_equal(own, right, tolerance)
     return program
 
 
@@ -280,7 +259,7 @@ def check_divided(function, *given, **options):
     return program
 
 
-def _check_claims(graph, values, wholes, count):
+def _check_claims(graph, values, inputs, count):
     """Check shapes and entries that were known before anything ran."""
     tensors = [
         tensor
@@ -293,7 +272,7 @@ def _check_claims(graph, values, wholes, count):
     ]
     symbols = {}
     for tensor, array in zip(
-        tensors, _one_device(graph, tensors, wholes), strict=True
+        tensors, _one_device(graph, tensors, inputs), strict=True
     ):
         value, array = values[tensor.name], np.asarray(array)
         pairs = []
@@ -313,9 +292,9 @@ def _check_claims(graph, values, wholes, count):
                     power, actual / claimed.number
                 )
                 assert whole == actual, (tensor, claimed)
-        if isinstance(value.numbers, Below):
-            inside = (array >= 0) & (array < value.numbers.limit)
-            assert inside.all(), (tensor, value.numbers)
+        if isinstance(value.meaning, BelowLimit):
+            inside = (array >= 0) & (array < value.meaning.limit)
+            assert inside.all(), (tensor, value.meaning)
 
 
 def evaluated(claimed, count):
@@ -327,9 +306,9 @@ def evaluated(claimed, count):
     return None if claimed is UNKNOWN else claimed
 
 
-def _one_device(graph, fetched, wholes):
+def _one_device(graph, fetched, inputs):
     with tf.compat.v1.Session(graph=graph, config=_AS_IT_IS) as session:
-        feed = dict(zip([t.name for t in graph.inputs], wholes, strict=True))
+        feed = dict(zip([t.name for t in graph.inputs], inputs, strict=True))
         try:
             return session.run([t.name for t in fetched], feed)
         except tf.errors.OpError as error:
@@ -344,8 +323,8 @@ def _run(program, parts, counts):
         return session.run(results)
 
 
-def _assert_alike(found, right, tolerance):
-    # A single text has no shape.
+def _assert_equal(found, right, tolerance):
+    # A single string has no shape.
     found, right = np.asarray(found), np.asarray(right)
     assert found.shape == right.shape, (found.shape, right.shape)
     if right.dtype.kind in "fc":

@@ -51,7 +51,7 @@ def used(case, scope, act):
     with scope:
         model = case.build()
         found = act(model, *case.data())
-        assert_towers_equal(model)
+        assert_towers_equal(model, model.variables)
     optimizers = [model.optimizer, *getattr(model, "others", ())]
     variables = [
         *model.variables,

@@ -1,4 +1,4 @@
-"""What else Keras does with a model, on four towers and on one device.
+"""Calls of Keras other than ``fit``, on four towers and on one device.
 
 `make test` draws some by a seed; `make test-all` has each step in each call.
 """
@@ -63,7 +63,7 @@ CALLS = {
 
 
 def _outcome(case, scope, act):
-    """What becomes of a model, or of what kind the error is."""
+    """The model after the call, or the type of the error."""
     try:
         return used(case, scope, act)
     except _ERRORS as error:

@@ -1,4 +1,4 @@
-"""What the docstrings of the package say of it is so."""
+"""The docstrings of the package are true."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What several processes do, and what only the first does."""
+"""Work that all ranks do, and work that only the first rank does."""
 
 import numpy as np
 import pytest

@@ -42,7 +42,7 @@ def introduction(rank):
     }
 
 
-def test_who_ends_and_who_hangs_is_gone_and_nobody_else(helpers):
+def test_only_ranks_that_end_or_hang_are_gone(helpers):
     serving, endpoint = start_store(ANYWHERE, SIZE)
     helpers.append(serving)
     store = endpoint.client()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.core
         ("a;rm -rf:1", "not 'a;rm -rf:1'"),
     ],
 )
-def test_what_is_no_host_is_named(text, said):
+def test_an_invalid_host_is_named(text, said):
     with pytest.raises(TowerError, match=said):
         hosts.parse_hosts(text)
 
@@ -82,7 +82,7 @@ def test_allocation_without_a_file():
         allocation({"PBS_NODEFILE": "/none"})
 
 
-def test_ranks_may_go_round_the_hosts():
+def test_ranks_may_alternate_between_hosts():
     assert [
         (slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
         for slot in place_ranks(["a", "b", "a", "b", "a"])
@@ -92,7 +92,7 @@ def test_ranks_may_go_round_the_hosts():
     ]
 
 
-def test_one_host_after_another_is_filled():
+def test_hosts_are_filled_in_order():
     found = fill_slots({"a": 2, "b": 3, "c": 1}, 4)
     assert "".join(slot.hostname for slot in found) == "aabb"
     assert [(slot.rank, slot.size) for slot in found] == [

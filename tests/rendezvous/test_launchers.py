@@ -40,7 +40,7 @@ KUBERNETES = "Kubernetes (an indexed Job)"
         (INDEXED, "KERAS_TOWERS_SIZE=2", (KUBERNETES, 1, 2, False, "", False)),
         # The launcher's daemons are tasks of srun, its ranks are not.
         (STEP | OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
-        # Every process is to train a model of its own.
+        # The user wants every process to train separately.
         (OPEN_MPI, ALONE, ("KERAS_TOWERS_RANK", 0, 1, False, "", False)),
     ],
 )
@@ -62,7 +62,7 @@ def test_no_launcher(environment):
     assert detect(environment) is None
 
 
-def test_jobs_are_told_apart():
+def test_jobs_are_distinguished():
     jobs = [
         *(OPEN_MPI, OPEN_MPI | {"PMIX_NAMESPACE": "2"}),
         *(STEP, STEP | {"SLURM_STEP_ID": "1"}),

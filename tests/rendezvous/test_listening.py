@@ -36,7 +36,7 @@ def answering(address, *hosts):
     port, found = int(address.rpartition(":")[2]), []
     for host in hosts:
         try:
-            # What a filter drops gets no answer at all.
+            # A dropped packet is not even refused.
             socket.create_connection((host, port), 0.3).close()
             found.append(host)
         except OSError:
@@ -66,7 +66,7 @@ def test_only_the_named_address_answers(host, family, yes, no):
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_connections_outlive_a_link_that_heals():
+def test_connections_survive_an_interrupted_link():
     address = free("127.0.0.1")
     with listening.reachable_only_at(address):
         made = server(address)
@@ -79,7 +79,7 @@ def test_connections_outlive_a_link_that_heals():
 
 
 @pytest.mark.parametrize("found", ["192.0.2.7", "127.0.1.1", None], ids=str)
-def test_a_name_that_others_resolve_otherwise_is_not_restricted(
+def test_a_name_that_other_machines_resolve_differently_is_not_restricted(
     found, monkeypatch
 ):
     """A service's name is no address of this machine; Debian's own is one."""
@@ -97,7 +97,7 @@ def test_a_name_that_others_resolve_otherwise_is_not_restricted(
         assert answering(address, "127.0.0.1")
 
 
-def test_a_kernel_without_filters_is_told_of(monkeypatch, caplog):
+def test_a_kernel_without_filters_is_a_warning(monkeypatch, caplog):
     address, permission = free("127.0.0.2"), OSError(1, "Not permitted")
     monkeypatch.setattr(
         listening, "_attach_filter", lambda *_: raises(permission)

@@ -1,4 +1,4 @@
-"""Who is alive, decided by signs of life."""
+"""Which processes are alive, decided by their signs of life."""
 
 import pytest
 
@@ -10,7 +10,7 @@ LIMIT_S = 10
 
 @pytest.fixture
 def observe(monkeypatch):
-    """The states of a process after looks at its signs, 6 s apart."""
+    """The states of a process after refreshes at intervals of 6 s."""
 
     def observe(*signs, **options):
         current, now, states = {}, 100.0, []

@@ -1,4 +1,4 @@
-"""Who may ask the rendezvous server what."""
+"""Which requests the store's server answers."""
 
 import urllib.error
 import urllib.request
@@ -46,7 +46,7 @@ def ask(server, method, path, body=None, headers=None):
         return error.code
 
 
-def test_only_who_knows_the_token_is_answered(server):
+def test_requests_without_the_token_are_refused(server):
     wrong = path_token("cd" * 32)
     for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.port}", "/é"):
         for method in ("GET", "PUT", "DELETE", "HEAD"):
@@ -69,8 +69,8 @@ def test_only_values_are_served(server, tmp_path, monkeypatch):
     assert ask(server, "GET", f"{server.path}/private") == 403
 
 
-def test_a_scope_that_all_ranks_give_up_is_empty(server):
-    """Else who connects again would find the addresses of before."""
+def test_a_scope_that_all_ranks_delete_is_empty(server):
+    """Otherwise ranks that reconnect would find outdated addresses."""
     path = f"{server.path}/global"
     for begun in range(2):
         for rank in range(2):
@@ -85,7 +85,9 @@ def test_a_scope_that_all_ranks_give_up_is_empty(server):
     assert asked == [200, 200, 404]
 
 
-def test_who_waits_for_a_value_is_answered_when_it_comes(server, monkeypatch):
+def test_a_request_that_waits_is_answered_when_the_value_is_written(
+    server, monkeypatch
+):
     monkeypatch.setattr(settings, "HOLD_S", 60)
     with ThreadPoolExecutor(3) as pool:
         client, path = server.client, f"{server.path}/global/1"
@@ -127,6 +129,14 @@ def test_a_forged_stall_key_is_not_believed(server):
     assert server.client.get("stall-1") == "forged"
 
 
+def test_no_proxy_is_asked(server, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server.client.put("mine", 3)
+    assert server.client.get("mine") == 3
+
+
 def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert SECRET not in path_token(SECRET)
     monkeypatch.setenv(settings.SECRET, SECRET)
@@ -156,18 +166,18 @@ PREPARES = "the preparation of step 3"
         ((8, "step 4"), 1, None),
         # It waits, too, but for something else.
         ((7, "the end of epoch 1"), 1, "is in the end of epoch 1"),
-        # It has not come to where the others wait.
+        # It has not reached the action in which this rank waits.
         ((7, PREPARES), 1, f"is in {PREPARES}"),
     ],
 )
-def test_who_reports_is_told_which_ranks_are_late(its, silent_s, found):
+def test_a_report_returns_which_ranks_are_late(its, silent_s, found):
     reports = {0: (100.0, Progress(2, 5, 7, STEP))}
     if its:
         reports[1] = 100 - silent_s, Progress(2, 5, *its)
     assert late_ranks(0, reports) == ({"rank 1": found} if found else {})
 
 
-def test_of_many_that_are_late_some_are_named(server, monkeypatch):
+def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
     monkeypatch.setattr(settings, "NAMED", 2)
     silent = "has given no sign of life"
     reply = server.client.report(2, Progress(6, 5, 1, "step 1"))

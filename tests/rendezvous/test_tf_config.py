@@ -37,7 +37,7 @@ def test_what_is_read():
 
 
 @pytest.mark.parametrize("text", ["", "  ", "{}", '{"task": {}}'])
-def test_without_a_cluster_a_process_is_alone(text):
+def test_without_a_cluster(text):
     assert read(text) is None
     with pytest.raises(TowerError, match="is not set, or names no cluster"):
         tf_config.required({"TF_CONFIG": text})
@@ -70,6 +70,6 @@ def test_without_a_cluster_a_process_is_alone(text):
         ((TWO, {"type": "worker", "index": True}), "give a number"),
     ],
 )
-def test_what_is_wrong_is_said_where(config, what):
+def test_errors_say_which_entry_is_wrong(config, what):
     with pytest.raises(TowerError, match=f"^TF_CONFIG .*{what}"):
         read(config) if isinstance(config, str) else described(*config)

@@ -1,4 +1,4 @@
-"""What ranks run is compared, before they train."""
+"""Ranks compare versions and scripts before they train."""
 
 import hashlib
 import logging
@@ -48,7 +48,7 @@ def test_what_may_differ_between_ranks(caplog, its, refused, said):
     assert said is None or said in caplog.text
 
 
-def test_who_joins_is_compared_with_who_came_first(monkeypatch):
+def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
     """In later rounds of an elastic job too."""
     server = StoreServer("127.0.0.1")
     monkeypatch.setattr(store, "from_environment", server.endpoint.client)

@@ -18,7 +18,7 @@ SILENT = {"rank 1 on b": State.LOST}
 
 
 class Store:
-    """Answers as a store whose server knows who is late or gone."""
+    """Answers like a store whose server knows late and gone ranks."""
 
     def __init__(self, late=(), gone=(), error=None):
         self.answer = {"late": dict(late), "gone": dict(gone)}
@@ -34,7 +34,7 @@ class Store:
 
 @pytest.fixture
 def exits(monkeypatch):
-    """What the process would have ended with; nothing follows on its thread."""
+    """The exit codes of the process, whose thread stops at the exit."""
     found, over = [], threading.Event()
 
     def leave(code):
@@ -73,7 +73,7 @@ def watch(exits):
         (["step 3", ""], LATE, None),
     ],
 )
-def test_who_waits_warns(watch, caplog, marks, late, said):
+def test_a_rank_that_waits_warns(watch, caplog, marks, late, said):
     store = Store(late)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(store, marks)
@@ -91,13 +91,13 @@ def test_who_waits_warns(watch, caplog, marks, late, said):
     ("store", "marks", "said"),
     [
         (Store(gone=SILENT), ["step 0"], "rank 1 on b is lost: it gives"),
-        # Without a wait nobody needs them: a save goes on to its end.
+        # A rank that does not wait needs no other: a save goes on to its end.
         (Store(gone=SILENT), ["step 0", ""], None),
         (Store(error=ConnectionRefusedError()), ["step 0"], "b has ended."),
         (Store(error=OSError("no route")), ["step 0"], "b is lost: it gives"),
     ],
 )
-def test_whoever_waits_for_a_rank_that_is_lost_ends(
+def test_a_rank_that_waits_for_a_lost_one_ends(
     monkeypatch, capfd, exits, watch, store, marks, said
 ):
     # The store is at the first of them.
@@ -110,7 +110,7 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
     assert (said or "") in capfd.readouterr().err
 
 
-def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
+def test_a_rank_that_prepares_a_step_does_not_wait(watch, caplog):
     store = Store(LATE)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(store, ["step 1"])
@@ -122,7 +122,7 @@ def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
     assert store.reports[-1] == (1, "step 1")
 
 
-def test_no_watch_without_others_or_a_store(monkeypatch):
+def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
     watched = []
     monkeypatch.setattr(watch_lib.StallWatch, "start", watched.append)
     monkeypatch.setattr(watch_lib, "_watch", None)

@@ -32,7 +32,7 @@ def ports():
 
 
 @pytest.mark.parametrize("role", ["worker", "scheduler", "server"])
-def test_each_has_to_be_there(role, ports):
+def test_each_variable_is_required(role, ports):
     check = dmlc.check_worker if role == "worker" else dmlc.check_server
     port = str(ports["free"])
     right = {**RIGHT, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
@@ -70,7 +70,7 @@ def test_each_has_to_be_there(role, ports):
         ("scheduler", "DMLC_PS_ROOT_PORT", "taken", "a free port"),
     ],
 )
-def test_what_is_wrong_is_said(role, name, value, said, ports):
+def test_a_wrong_variable_is_named(role, name, value, said, ports):
     wrong = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
     check = dmlc.check_worker if role == "worker" else dmlc.check_server
     with pytest.raises(TowerError, match="BytePS cannot start") as error:

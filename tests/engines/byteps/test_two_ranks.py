@@ -3,7 +3,7 @@
 from tests.engines.byteps.test_jobs import pytestmark as pytestmark
 from tests.kit.ranks import Job, each_check_of, names
 
-# What does not depend on the engine is shown over the others.
+# Behavior that does not depend on the engine is tested with the others.
 KEPT = (
     *names("tests.engines.byteps.two_ranks"),
     "dtypes_of_collectives",

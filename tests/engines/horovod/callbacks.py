@@ -258,7 +258,7 @@ def ranks_of_other_sets_do_not_take_part():
     variable = keras.Variable([1.0])
     hvd.DistributedOptimizer(m.momentum(), **of).apply([mine], [variable])
     close(variable, [0.9 - 0.1 * hvd.rank()])
-    # A fit of some ranks does not wait for the others.
+    # A fit on some ranks does not wait for the rest.
     if hvd.rank() == 0:
         made = m.mlp()
         optimizer = hvd.DistributedOptimizer(m.momentum(), **of)

@@ -1,4 +1,4 @@
-"""What imports Horovod is left out where it is not installed."""
+"""Skips modules that import Horovod if it is not installed."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What the checks of two ranks share."""
+"""Models and comparisons for the checks of two ranks."""
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +63,7 @@ def difference_between_ranks(variables):
 
 
 def assert_as_alone(ours, alone, tolerance=ROUNDING):
-    """Weights are those of one process, on all ranks."""
+    """Assert that all ranks have the weights of one process."""
     assert difference(ours.weights, alone.weights) < tolerance
     assert difference_between_ranks(ours.weights) == 0
     if ours.optimizer is not None:

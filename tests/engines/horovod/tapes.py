@@ -36,7 +36,7 @@ def a_tape_reduces_gradients_of_a_structure():
     for number, (x, y) in enumerate(rows):
         (in_a_graph if number % 2 else step)(x, y)
     small.assert_as_alone(made, alone)
-    # One for all steps of a loop, though each has a tape of its own.
+    # One for all steps of a loop, though each step has another tape.
     assert distributed_gradients._reducer.cache_info().currsize == 2
 
 
@@ -133,6 +133,6 @@ def ranks_with_other_gradients_are_told():
         hvd.DistributedOptimizer(m.momentum()).apply(
             [tf.ones(3 + hvd.rank())], [variable]
         )
-    # Nothing is left behind.
+    # Nothing is left over.
     step(hvd.DistributedOptimizer(m.momentum()), 4)
     assert small.difference_between_ranks(made.weights) == 0

@@ -184,12 +184,12 @@ def _distributed(**options):
         (lambda: hvd.elastic.KerasState(model()), "have an optimizer before"),
     ],
 )
-def test_what_is_refused(call, words):
+def test_wrong_arguments_are_refused(call, words):
     with pytest.raises(TowerError, match=words):
         call()
 
 
-def test_an_infinite_gradient_is_gone_in_the_next_update():
+def test_an_infinite_gradient_does_not_affect_the_next_update():
     variable = keras.Variable([1.0])
     optimizer = hvd.DistributedOptimizer(SGD(0.5), backward_passes_per_step=2)
     for grad in (np.inf, 1.0):
@@ -244,7 +244,7 @@ def test_an_elastic_script_goes_on_from_the_last_commit():
 
     class Log(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            # The weights are those of the place, also after going back.
+            # The weights match the epoch and batch, also after going back.
             places.append(4 * state.epoch + state.batch)
             assert int(optimizer.iterations) == places[-1]
             if len(places) == 8:
@@ -262,6 +262,6 @@ def test_an_elastic_script_goes_on_from_the_last_commit():
         made.fit(X, Y, 8, epochs=left, callbacks=callbacks, verbose=0)
 
     train(state)
-    # The last commit before the loss is that behind batch 7.
+    # The last commit before the loss is after batch 7.
     assert places == [*range(1, 9), *range(8, 13)]
     assert (state.epoch, state.batch) == (3, 0)

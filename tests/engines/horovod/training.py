@@ -1,4 +1,4 @@
-"""A worker: weights of two ranks are those of one process, and more checks."""
+"""A worker of two ranks, whose weights have to equal one process's."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Numbers of collectives: equal on all ranks, never those of two."""
+"""Keys of collectives: equal on all ranks, and unique."""
 
 import hashlib
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from keras_towers.engines.runtime.collective_transport import instance_key
 pytestmark = pytest.mark.core
 
 
-def test_numbers_depend_on_what_is_asked_only():
+def test_keys_depend_on_the_name_only():
     names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
     numbers = [instance_key(*name) for name in names]
     assert numbers == [instance_key(*name) for name in names]

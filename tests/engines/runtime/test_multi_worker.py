@@ -79,10 +79,10 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(place, caplog, index):
         ("evaluator", {"chief": ["a:1"], "evaluator": ["b:1"]}, "checkpoints"),
     ],
 )
-def test_engines_that_would_train_apart_are_refused(
+def test_engines_that_would_train_separately_are_refused(
     place, monkeypatch, role, jobs, words
 ):
-    """What calls Horovod's ``init``, strategy or drop-in, comes here."""
+    """Strategies and drop-ins connect by these functions."""
     # Other tests may have connected this process before.
     monkeypatch.setattr(byteps_process, "_connected", False)
     place(role, 0, **jobs)

@@ -31,11 +31,11 @@ class Group:
     state: dict
 
     def trained(self, scope=None):
-        """Fit; return the variables and the history, and begin anew."""
+        """Fit; return the variables and the history, and reset the model."""
         model = self.model
         everything = [*model.variables, *self.state.values()]
         before = [variable.numpy() for variable in everything]
-        # Compiled anew it would have to build its losses and metrics again.
+        # Compiling again would build its losses and metrics again.
         model.train_function = None
         keras.utils.set_random_seed(11)
         with scope or contextlib.nullcontext():
@@ -69,7 +69,7 @@ def of_recipes(recipes):
     """Make a model of all recipes."""
     x, model = _model(recipes)
     y, weights, compiled = _targets(recipes)
-    # What XLA compiles takes longer, and is the same.
+    # Compiling by XLA would take longer.
     model.compile(keras.optimizers.SGD(0.05), jit_compile=False, **compiled)
     model.optimizer.build(model.trainable_variables)
     return Group(

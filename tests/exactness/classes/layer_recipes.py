@@ -98,7 +98,7 @@ def _input(cls):
 
 
 def _of_two(make):
-    """What a layer makes of two inputs, in a list or one by one."""
+    """A layer of two inputs, in a list or one by one."""
 
     def build(tensor):
         layer = make()
@@ -110,7 +110,7 @@ def _of_two(make):
 
 
 def _made(x, **makes):
-    """Recipes of functions that make a layer, behind a trained layer."""
+    """Recipes of layers after a trained layer, by functions that make them."""
     return {
         name: Recipe(
             x,

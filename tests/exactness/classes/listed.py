@@ -1,4 +1,4 @@
-"""What of Keras is not compared with one device, each with the reason."""
+"""Names of Keras that are not compared with one device, and the reasons."""
 
 # Not what a step of training is made of.
 NO_PART = {

@@ -36,7 +36,7 @@ def _predict(units, activation=None):
     return functools.partial(head, units=units, activation=activation)
 
 
-# What a loss or a metric compares: targets, and what makes predictions.
+# Inputs of a loss or a metric: targets, and a function for predictions.
 NUMBERS = floats(3), _predict(3)
 POSITIVE = fractions(3), _predict(3, "softplus")
 CLASSES = one_hot(4), _predict(4, "softmax")

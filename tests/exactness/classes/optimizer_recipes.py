@@ -19,7 +19,7 @@ HOLDING_OTHERS = {
     ),
 }
 _FOUND = {cls.__name__ for cls in public("optimizers")} - {*NO_PART}
-# By name, but for those that hold others.
+# Without the optimizers that wrap others.
 OPTIMIZERS = sorted(_FOUND - {*HOLDING_OTHERS})
 AVERAGES = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
 MODES = {

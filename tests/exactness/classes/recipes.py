@@ -1,4 +1,4 @@
-"""What a recipe is, and the data that recipes share."""
+"""Recipes, and the data that they share."""
 
 import inspect
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers
 
-# Of the batches of 8 the last has 3: no number of towers divides them alike.
+# Batches of 8 and 3: no number of towers divides both evenly.
 EXAMPLES, BATCH = 11, 8
 
 
@@ -70,7 +70,7 @@ def head(tensor, units=1, activation=None):
 
 
 def by_name(*rows):
-    """What a row has for the names that it begins with, by name."""
+    """Rows as a dict: by each of the names that a row begins with."""
     return {
         name: rest[0] if len(rest) == 1 else rest
         for names, *rest in rows

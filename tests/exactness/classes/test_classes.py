@@ -17,7 +17,7 @@ from tests.partition.steps import on_towers
 
 GROUP, DRAWN = 12, 8
 
-# What there is of each class to be tried, by name.
+# The recipes of each class, by name.
 PARTS = {
     "layers": {name: {name: recipe} for name, recipe in LAYERS.items()},
     "losses": {n: of_losses.loss_recipes(n) for n in of_losses.LOSSES},

@@ -1,4 +1,4 @@
-"""What only a step builds or creates."""
+"""Layers and variables that only a step builds or creates."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A call of Keras inside another one, and what a call leaves behind."""
+"""Calls of Keras inside other calls, and the state after a call."""
 
 import contextlib
 import threading
@@ -144,7 +144,7 @@ def test_a_function_that_a_callback_runs_on_the_towers():
             return total.read_value()
 
         def run(epoch, logs):
-            # What the model names is what Keras runs its steps by.
+            # Keras runs its steps by the strategy that the model names.
             by = model.distribute_strategy
             found = by.run(tf.reduce_sum, args=(tf.constant(x),))
             sums.extend(strategy.experimental_local_results(found))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def after_batch(number, act):
-    """A callback that acts behind a batch of the first epoch."""
+    """A callback that acts after a batch of the first epoch."""
 
     def behind(batch, logs):
         if batch == number:
@@ -39,7 +39,7 @@ def left_by(error, model, towers=2, **words):
 
 
 def test_ctrl_c_in_the_middle_of_fit():
-    """The weights are those of the steps that ran, and training goes on."""
+    """Completed steps count, and training can go on."""
     reference, model = linear(run_eagerly=True), linear()
     fit(reference, x=X[: 2 * BATCH], y=Y[: 2 * BATCH])
     fit(reference)
@@ -89,7 +89,7 @@ def test_ctrl_c_while_the_block_is_left(monkeypatch):
 
 
 def test_ctrl_c_while_the_step_is_traced():
-    """No thread is left, and the model is traced anew."""
+    """No thread is left, and the model is traced again."""
     traced = []
 
     class Slow(keras.layers.Layer):

@@ -1,4 +1,4 @@
-"""Marks read the clock behind what they mark, and nothing waits for them."""
+"""Marks read the clock after an operation, and delay no other one."""
 
 import time
 
@@ -23,7 +23,7 @@ def sleep(x):
 
 
 class Step:
-    """A step on two towers; that of the second one computes for longer."""
+    """A step on two towers, of which the second computes for longer."""
 
     def __init__(self, devices):
         self.model, self.devices = object(), devices[:2]

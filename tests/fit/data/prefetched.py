@@ -1,4 +1,4 @@
-"""What has to hold wherever batches are copied ahead of the step."""
+"""Assertions that hold wherever batches are copied ahead of the step."""
 
 import time
 

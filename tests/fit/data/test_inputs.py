@@ -17,7 +17,7 @@ from tests.kit.long import long_but, some_of
 from tests.kit.training import linear, strategy_of
 
 BATCH = 8
-# 53 examples: neither the number of examples nor that of batches divides.
+# 53 examples: towers divide neither the examples nor the batches evenly.
 COUNT = 53
 X, Y, W = m.FEATURES[:COUNT], m.LABELS[:COUNT], m.WEIGHTS[:COUNT]
 
@@ -134,7 +134,7 @@ def test_fit(kind, ahead):
     def act(model, factor=1):
         histories = []
         for source, batch, arguments in FITS[kind, ahead]:
-            # Both shuffle alike.
+            # The same order of shuffled data.
             keras.utils.set_random_seed(11)
             fits = fitting(source, batch * factor, **arguments)
             histories.append((fits(model).history, model.get_weights()))
@@ -261,7 +261,7 @@ def started(source, steps_per_execution=1):
         "fit",
         lambda: None,
         steps_per_execution=steps_per_execution,
-        # Keras orders them anew: one with TensorFlow's, one with Python's
+        # Keras shuffles them: one with TensorFlow's, one with Python's
         # random numbers.
         shuffle=source in ("numpy", "PyDataset"),
         **SOURCES[source](8),

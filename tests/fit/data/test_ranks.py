@@ -1,4 +1,4 @@
-"""What tells the data of ranks apart."""
+"""Sketches by which ranks compare their data."""
 
 import numpy as np
 import pytest

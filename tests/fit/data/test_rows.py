@@ -59,7 +59,7 @@ def of_sizes(few, many, static):
 
 
 def generated(*sizes):
-    """Batches of five labelled examples, and of so many others."""
+    """Batches of five labelled examples, and of so many unlabelled ones."""
 
     def batches():
         for rows in sizes:

@@ -13,7 +13,7 @@ from tests.kit.training import X, fit, linear
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """What is made after the block knows nothing of the strategy."""
+    """Variables made after the block know nothing of the strategy."""
     yield
     assert not tf.distribute.has_strategy()
     for variable in (tf.Variable(1.0), keras.Variable(1.0).value):

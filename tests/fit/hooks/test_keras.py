@@ -1,4 +1,4 @@
-"""What is patched in Keras is restored, and affects nothing else."""
+"""Patches of Keras are undone, and affect nothing else."""
 
 import contextlib
 import sys
@@ -35,7 +35,7 @@ def _everything() -> dict:
 
 
 def _in_decorator(item):
-    """What a decorator of Keras's keeps in its place."""
+    """The function inside of a decorator of Keras."""
     code = getattr(item, "__code__", None)
     is_ours = code is not None and code.co_filename == patches.__file__
     inner = getattr(item, "__wrapped__", None)
@@ -190,7 +190,7 @@ def test_how_a_model_was_compiled_is_restored(name, value, inside):
     assert np.isfinite(model.predict_on_batch(X[:8])).all()
     if inside is None:
         return
-    # What it is compiled with inside is what counts after.
+    # The settings of the last compile() count after the block, too.
     with kt.TowerStrategy(2):
         model.predict_on_batch(X)
         model.compile("sgd", m.cross_entropy(), jit_compile=inside)

@@ -27,7 +27,7 @@ def save_on_two_ranks(*acts):
         saves = saving._Saves(rank, 2, server)
 
         def write(filepath):
-            # The others look for it while it is being written.
+            # Other ranks look for the file while it is being written.
             threading.Event().wait(0.2)
             if filepath == "fails":
                 raise OSError("disk full")
@@ -59,7 +59,7 @@ BUFFER = io.BytesIO()
         (in_order("a", "b"), in_order("a", "b"), (["a", "b"], [])),
         (in_order("mine"), in_order("yours"), (["mine"], ["yours"])),
         (*[by_name_and_everywhere] * 2, (["a", "b"], ["b"])),
-        # What is no path is each rank's own.
+        # Objects that are no paths are local to each rank.
         (in_order(BUFFER), in_order(BUFFER), ([BUFFER], [BUFFER])),
     ],
     ids=["one path", "own paths", "every rank", "no path"],

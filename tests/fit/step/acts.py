@@ -1,4 +1,4 @@
-"""Layers and steps that do something besides, as those of users do."""
+"""Layers and steps with effects or updates besides the usual ones."""
 
 import keras
 import tensorflow as tf
@@ -58,10 +58,10 @@ class Stepping(Functional):
         self.optimizer.apply(grads, variables)
 
     def before(self, x):
-        """What is done before the forward pass."""
+        """A hook before the forward pass."""
 
     def after(self, x, p):
-        """What is done after the update."""
+        """A hook after the update."""
 
 
 class Both(Stepping):

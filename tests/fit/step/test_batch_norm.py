@@ -1,4 +1,4 @@
-"""The statistics of BatchNormalization are those of one device."""
+"""BatchNormalization takes the statistics of the global batch."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What towers of several processes exchange, with threads for processes."""
+"""Exchanges between towers of several ranks, which are threads here."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ KINDS = [
 
 
 def of_tower(k):
-    """What a tower gives: of the rows, as many as its number."""
+    """The tensors of tower k, which has k rows."""
     return [
         tf.constant([1.0, k]),
         tf.fill([k, 2], float(k)),

@@ -46,7 +46,7 @@ def test_one_function_for_towers_that_differ_in_a_number():
 
 @pytest.mark.optimized
 def test_inlined_an_output_is_ready_before_what_follows():
-    """Other ranks get it while others are computed."""
+    """Other ranks get it while the rest is computed."""
     graph = traced(lambda x: (tf.cos(x), tf.sinh(tf.cos(x))), [[3]])
     function = GraphFunction(graph, "inlined")
 

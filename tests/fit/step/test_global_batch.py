@@ -1,4 +1,4 @@
-"""What a step of Keras is on towers: that of one device, run once in Python."""
+"""A step of Keras on towers is traced once, as on one device."""
 
 import keras
 import pytest

@@ -107,7 +107,7 @@ def test_metrics_count_all_examples():
 
 
 def by_hand():
-    """What Keras divides by the replicas, where none of them runs."""
+    """Losses and metrics that Keras would divide by the number of replicas."""
     x = np.arange(6.0, dtype="float32")[:, np.newaxis]
     dense = keras.layers.Dense(
         1, activity_regularizer="l1", kernel_initializer="ones"

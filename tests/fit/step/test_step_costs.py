@@ -15,7 +15,7 @@ Y = X[:, :3]
 
 
 def costs(function, *shapes, towers=2):
-    """What a function of rows costs, which is no update."""
+    """The costs of a function of rows without updates."""
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     graph = tf.function(function).get_concrete_function(*specs).graph
     layouts = [Sharded(0) for _ in shapes]
@@ -47,7 +47,7 @@ def standardized(x):
         # A sum needs the mean, of which there are as many.
         (standardized, (None, 5), "3 exchanges in 2 rounds, 44 bytes"),
         (lambda x: tf.ones([]), (None, 5), "0 exchanges in 0 rounds, 0 bytes"),
-        # What a batch decides.
+        # The entries of a batch decide.
         (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), ", ? bytes"),
     ],
 )
@@ -63,7 +63,7 @@ def test_maxima_are_gathered_from_each_tower(towers):
 
 
 class Ranked(keras.Model):
-    """Its loss is that of the sorted predictions."""
+    """Its loss depends on the order of the predictions."""
 
     def __init__(self):
         super().__init__(name="ranked")

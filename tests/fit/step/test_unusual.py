@@ -1,4 +1,4 @@
-"""What few scripts do, and one device allows."""
+"""Unusual steps that one device allows."""
 
 import functools
 import types

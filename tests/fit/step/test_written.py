@@ -1,4 +1,4 @@
-"""What a step writes by itself is what one device would have written."""
+"""A step writes the same state as on one device."""
 
 import functools
 

@@ -16,7 +16,7 @@ from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 
 # Two batches of 16 rows.
 FEW = 32
-# What XLA fuses is rounded otherwise.
+# XLA rounds fused operations differently.
 ROUNDING = 5e-6
 # And it rounds to 16 bits only what leaves a computation.
 ROUNDING_16 = 5e-3
@@ -29,7 +29,7 @@ def drop():
 
 @pytest.fixture
 def reasons(logged):
-    """What was logged of steps that XLA does not compile, with the levels."""
+    """Log messages about steps that XLA does not compile, and their levels."""
     return lambda: logged("jit_compile")
 
 

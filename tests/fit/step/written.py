@@ -62,7 +62,7 @@ class Writing(Stepping):
         return 0
 
     def state(self):
-        """What of its state Keras does not know, as arrays."""
+        """The state that Keras does not know, as arrays."""
         native = [v.numpy() for v in (self.steps, self.mean, self.table)]
         return [*self.__dict__["target"].get_weights(), *native]
 

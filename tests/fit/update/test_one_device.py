@@ -1,4 +1,4 @@
-"""Updates take fewer operations than those of Keras, and are the same.
+"""Updates equal those of Keras, with fewer operations.
 
 One for each weight of SGD; those of other optimizers are traced once for all
 weights of a kind.

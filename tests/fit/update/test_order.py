@@ -1,4 +1,4 @@
-"""What ranks agree on in each step, with the other ranks played by the test."""
+"""Agreement of ranks in each step, with the test as the other ranks."""
 
 import pytest
 import tensorflow as tf
@@ -41,7 +41,7 @@ def test_one_sum_tells_whether_all_ranks_have_the_same_number(ranks, number):
     for other in (number ^ 1, number ^ 2**16, number ^ (2**32 - 1)):
         assert not Played([*numbers[:-1], other]).are_alike()
         assert not Played([other, *numbers[1:]]).are_alike()
-    # The mean of two others may be the number of a third.
+    # Two other numbers may have the first one as their mean.
     assert not Played([number, number ^ 3, number ^ 5]).are_alike()
 
 

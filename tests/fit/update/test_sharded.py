@@ -119,7 +119,7 @@ def test_each_tower_holds_its_part_of_the_slots(optimizer, slots, built):
     if built == "before":
         train(model)
         for layer in model.layers:
-            # Weights with equal paths are told apart.
+            # Weights with equal paths stay distinct.
             layer.kernel._path = "kernel"
     held = [variable._value for variable in model.optimizer.variables]
     with kt.TowerStrategy(TOWERS, updates="sharded") as strategy:

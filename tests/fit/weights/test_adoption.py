@@ -108,7 +108,7 @@ def test_each_method_may_be_the_first(name):
     wanted = outcome(lambda: linear(run_eagerly=True), act)
     found = outcome(linear, act, kt.TowerStrategy(2))
     assert_same(found, wanted)
-    # What was traced on towers is not used outside.
+    # Functions that were traced on towers are not used outside.
     close(method(found.model), method(wanted.model), 1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Models that are built, trained and dropped leave nothing behind."""
+"""Models that are built, trained and dropped leave nothing in memory."""
 
 import contextlib
 import gc

@@ -56,7 +56,8 @@ def assert_equal_variables(one, other):
     all_close(one.variables, other.variables)
 
 
-# What copies a model with its optimizer, and gives the copy when asked.
+# Functions that copy a model with its optimizer; they return a function
+# that returns the copy.
 COPIES = [_keras_file, _checkpoint, _pickled, _deep_copy]
 
 

@@ -1,4 +1,4 @@
-"""What is kept from step to step, by variables, metrics, tables and queues."""
+"""State that steps keep: variables, metrics, tables and queues."""
 
 import keras
 import tensorflow as tf

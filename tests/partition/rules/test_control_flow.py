@@ -36,7 +36,7 @@ def _rows_or_zeros(x):
     return lambda: x, lambda: zeros + 1
 
 
-# What it is given, besides the way, and the exchanges that it takes.
+# A function, its inputs besides the predicate, and its exchanges.
 _BRANCHES = {
     "gradients": (
         with_gradients(lambda way, *given: tf.cond(way[0], *_branches(*given))),
@@ -171,7 +171,7 @@ def _divided_by_the_number(x):
 
 
 def _twice_as_late(x):
-    """What goes round third gets rows in the third round only."""
+    """The third loop variable becomes rows in the third iteration only."""
     a = _zeros(x)
     return _loop(
         4, lambda i, a, b, c: (x + a, a + 1.0, b * 2.0), (a, a + 1.0, a + 2.0)
@@ -201,7 +201,7 @@ def _of_loops(x, w):
     return _loop(3, each, (x,))
 
 
-# What all have comes to be rows, or a part of a sum, and so on.
+# Loop variables that change their layout: from replicated to sharded, ...
 _DIVIDED = {
     "zeros": (
         lambda x: _loop(3, lambda i, y: y + x, (_zeros(x),)),
@@ -367,6 +367,6 @@ def test_a_loop_reads_between_the_writes_around_it():
     ]
     (loop,) = [o for o in program.operations if o.type == "While"]
     (after,) = [o for o in program.operations if o.type == "ReadVariableOp"]
-    # What is computed once comes first in a level.
+    # Operations that are computed once come first in a level.
     assert first <= loop.level < last <= after.level
     assert loop.on_towers

@@ -72,7 +72,7 @@ class _Program:
         return drawn.choice(functions)(x)
 
     def _inside(self, seed, pool, depth, *wanted):
-        """What a function makes, as large as what is wanted."""
+        """Results of a branch or a body, with the shapes of some tensors."""
         drawn = random.Random(seed)
         made = self._run(drawn, pool, depth, drawn.randrange(1, 4))
         return [

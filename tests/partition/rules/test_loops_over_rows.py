@@ -1,4 +1,4 @@
-"""Loops that go round once for each example, against one device."""
+"""Loops with one iteration for each example, against one device."""
 
 import keras
 import numpy as np
@@ -76,7 +76,7 @@ def _by_keras(x):
 
 
 def _rounds(x, each, *start, **options):
-    """Go round for each example; return what comes of what goes round.
+    """Loop over the examples; return the final loop variables.
 
     Args:
         x: the examples.
@@ -213,7 +213,7 @@ def _wider_sum(x):
 
 
 def _read_before(x):
-    """What a round writes the next one reads."""
+    """Each iteration reads the element that the previous one wrote."""
     items = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
 
     def each(i, read, n, y):
@@ -238,7 +238,7 @@ def _from_the_end(x):
 
 
 def _always_the_last(x):
-    """The last example, which is taken in every round anew."""
+    """Every iteration pops the last example of the same list."""
     items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
     each = lambda i, read, n, s: (s + _popped(items)[1],)  # noqa: E731
     return _rounds(x, each, tf.zeros([3]))

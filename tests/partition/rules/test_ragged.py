@@ -1,6 +1,7 @@
 """Ragged rows of examples, against one device."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -26,23 +27,22 @@ _LENGTHS = rows(-1, dtype="int32", low=0, high=3)
 class _Piece(Input):
     """The values or the splits of ragged rows; both draw the same rows."""
 
-    def made(self, count, generator):
+    def draw(self, count, generator):
         drawn = np.random.default_rng([count, 5])
         lengths = drawn.integers(0, 4, count)
         lengths[-1] = 0 if count > 2 else lengths[-1]
         return [drawn.uniform(-1, 1, (k, 3)) for k in lengths]
 
-    def one(self, whole):
+    def for_one_device(self, whole):
         if self.layout == RowSplits("r"):
             lengths = [len(row) for row in whole]
             return np.cumsum([0, *lengths]).astype("int64")
         return np.concatenate([np.zeros((0, 3)), *whole]).astype("float32")
 
-    def parts(self, whole, counts):
+    def split(self, whole, counts):
         ends = np.cumsum([0, *counts])
-        return [
-            self.one(whole[a:b]) for a, b in zip(ends, ends[1:], strict=False)
-        ]
+        pairs = itertools.pairwise(ends)
+        return [self.for_one_device(whole[a:b]) for a, b in pairs]
 
 
 _RAGGED = (

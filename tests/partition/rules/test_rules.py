@@ -62,7 +62,7 @@ def _drawn(case, letter, plain):
 
 
 def _letters(case):
-    return sorted({a for arg in case.args for a in arg.axes} - {"1"})
+    return sorted({a for arg in case.args for a in arg.axes if a.islower()})
 
 
 @pytest.mark.parametrize("case", some_of(_CASES, DRAWN), ids=str)
@@ -72,7 +72,7 @@ def test_towers_compute_what_one_device_does(case):
             given = _drawn(case, letter, plain)
             if all(g.layout == REPLICATED for g in given):
                 continue
-            # What TensorFlow itself refuses cannot be compared.
+            # There is nothing to compare if one device fails, too.
             with contextlib.suppress(Refused):
                 check(_compared(case), *given, towers=TOWERS)
 

@@ -30,18 +30,18 @@ class _Piece(Input):
 
     which: int = 0
 
-    def made(self, count, generator):
+    def draw(self, count, generator):
         dense = np.random.default_rng([count, 7]).uniform(
             -1, 1, (count, _WIDTH)
         )
         dense = np.where(np.abs(dense) > 0.7, dense, 0).astype("float32")
         return dense
 
-    def parts(self, whole, counts):
+    def split(self, whole, counts):
         ends = np.cumsum(counts)[:-1]
-        return [self.one(own) for own in np.split(whole, ends)]
+        return [self.for_one_device(own) for own in np.split(whole, ends)]
 
-    def one(self, dense):
+    def for_one_device(self, dense):
         at = np.argwhere(dense).astype("int64")
         return (at, dense[tuple(at.T)], np.array(dense.shape, "int64"))[
             self.which
@@ -116,7 +116,7 @@ def test_two_sparse_inputs_that_have_other_entries():
 
 
 def test_sparse_indices_of_another_number_of_rows():
-    """Indices of other rows than those of the shape that is named."""
+    """The dense shape has more rows, or other axes, than the indices."""
 
     def step(at, entries, shape, y):
         more = tf.SparseTensor(at, entries, shape + [3, 0])

@@ -7,9 +7,21 @@ from typing import Any
 
 import tensorflow as tf
 
-SIZES = {"a": 2, "b": 3, "c": 4, "d": 2, "e": 5, "h": 8, "k": 4, "1": 1}
+# Rows are never along an axis with a capital letter.
+SIZES = {
+    "C": 4,
+    "D": 2,
+    "a": 2,
+    "b": 3,
+    "c": 4,
+    "d": 2,
+    "e": 5,
+    "h": 8,
+    "k": 4,
+    "1": 1,
+}
 _WHOLE = {"dtype": "int32", "low": 0, "high": 3}
-# What an argument's entries are, by what stands behind its axes.
+# The entries of an argument, by the word after its axes.
 _ENTRIES = {
     "": {},
     "whole": _WHOLE,
@@ -124,7 +136,7 @@ def raw(name, **given):
 
 
 def gradient(function):
-    """Return the gradient of a function, by that of its result."""
+    """Return the gradient of a function, given that of its result."""
     return lambda x, dy: tf.gradients(function(x), [x], [dy])
 
 

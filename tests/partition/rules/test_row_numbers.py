@@ -151,7 +151,7 @@ def _later(y):
 
 
 def _numbered_of_numbered(x, y, c):
-    """Numbers among those that are left, which are not those of all."""
+    """Indices among the rows that a mask leaves, not among all rows."""
     mask = y[:, 0] > 0
     some, numbers = tf.boolean_mask(y, mask), tf.where(mask)[:, 0]
     order = tf.range(_size(some))
