@@ -28,11 +28,12 @@ _LINEAR_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
     DepthToSpace ResizeBilinear
 """
-# Without an image TensorFlow refuses them, or returns uninitialized memory;
-# oneDNN's convolutions return a tensor with the shape of the input.
+# Without an image TensorFlow refuses them, or returns uninitialized memory. Of
+# oneDNN's, convolutions return a tensor with the shape of the input, and
+# gradients of pooling end the process.
 _NEED_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
-    MaxPool3DGradGrad
+    MaxPoolGrad MaxPool3DGrad MaxPool3DGradGrad
 """
 # How many axes they work along, which are the last.
 _ALONG_LAST = {
