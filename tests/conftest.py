@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers import virtual_towers
 from tests.kit import gpus, long, scripts, untuned
+from tests.kit.processes import Tasks
 
 TOWERS = 8
 
@@ -114,6 +115,13 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def tasks(tmp_path, ctrl_c):
+    """Starts processes of jobs that no launcher of this package starts."""
+    with Tasks(tmp_path) as started:
+        yield started
 
 
 def pytest_collection_modifyitems(items):

@@ -42,7 +42,8 @@ def free(name: str) -> None:
 def forget(name: str) -> list[tuple[tf.Tensor, str]]:
     """Drop and return the handles of ``free``, for another process to free."""
     beneath = f"{name}/"
-    mine = [n for n in _known if n == name or n.startswith(beneath)]
+    # A copy: garbage collection may free other resources meanwhile.
+    mine = [n for n in list(_known) if n == name or n.startswith(beneath)]
     return [_known.pop(n) for n in mine]
 
 

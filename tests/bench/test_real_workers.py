@@ -52,7 +52,7 @@ def path(tmp_path):
         # What it plans, counts and draws is shown with faked processes.
         pytest.param(
             FIELD,
-            "--models mine:build --towers 2 --device cpu --timeout 150 "
+            "--models mine:build --towers 2 --timeout 150 "
             "--strategies tower,stock-loop",
             ["compute", "plain", "stock-loop", "tower"],
             marks=long,

@@ -19,7 +19,7 @@ from keras_towers.strategies import options
 from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.compare import all_close
-from tests.kit.processes import Launched, Tasks
+from tests.kit.processes import Launched
 
 ROWS = migration.rows()
 SCRIPTS = migration.scripts()
@@ -248,14 +248,13 @@ def test_asynchronous_workers_of_a_parameter_server(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_horovodrun(tmp_path):
+def test_horovodrun(tasks, tmp_path):
     pytest.importorskip("horovod.common")
     path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
     script = SCRIPTS["HorovodStrategy()"].after
     (tmp_path / "train.py").write_text(BEGIN + script + END)
-    with Tasks(tmp_path) as job:
-        command = path, "-np", 2, sys.executable, "train.py"
-        job.run(*command, folder=tmp_path)
-        job.finish()
+    command = path, "-np", 2, sys.executable, "train.py"
+    tasks.run(*command, folder=tmp_path)
+    tasks.finish()
     one, other = models_of(tmp_path)
     all_close(one, other, 1e-5)

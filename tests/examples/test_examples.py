@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.kit.processes import Launched, Tasks
+from tests.kit.processes import Launched
 from tests.kit.scripts import ROOT, python
 
 EXAMPLES = ROOT / "examples"
@@ -168,7 +168,7 @@ STAND_INS = {
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_slurm(tmp_path):
+def test_slurm(tasks, tmp_path):
     """A job that is told to end is requeued, and goes on."""
     pytest.importorskip("horovod.common")
     (tmp_path / "train.py").write_text(BEGIN + BACKED_UP + END)
@@ -184,9 +184,8 @@ def test_slurm(tmp_path):
     }
     for _ in range(2):
         assert weights_of(tmp_path) == []
-        with Tasks(tmp_path) as job:
-            job.run("bash", script, folder=tmp_path, **variables)
-            job.finish()
+        tasks.run("bash", script, folder=tmp_path, **variables)
+        tasks.finish()
     assert (tmp_path / "scontrol.txt").read_text() == "requeue 7\n"
     one, other = weights_of(tmp_path)
     assert one == other
@@ -194,7 +193,7 @@ def test_slurm(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_kubernetes(tmp_path):
+def test_kubernetes(tasks, tmp_path):
     """Two pods, as their Job describes them, train one model."""
     yaml = pytest.importorskip("yaml")
     pytest.importorskip("horovod.common")
@@ -234,12 +233,11 @@ def test_kubernetes(tmp_path):
     script.write_text(BEGIN + PLAIN + END)
     program, *arguments = container["command"]
     assert program == "keras-towers" and arguments.pop() == "/app/train.py"
-    with Tasks(tmp_path) as pods:
-        for index in range(2):
-            variables["JOB_COMPLETION_INDEX"] = str(index)
-            command = sys.executable, "-m", "keras_towers", *arguments, script
-            pods.run(*command, folder=tmp_path, **variables)
-        pods.finish()
+    for index in range(2):
+        variables["JOB_COMPLETION_INDEX"] = str(index)
+        command = sys.executable, "-m", "keras_towers", *arguments, script
+        tasks.run(*command, folder=tmp_path, **variables)
+    tasks.finish()
     one, other = weights_of(tmp_path)
     assert one == other
 

@@ -8,7 +8,7 @@ from tests.kit.served import Job
 
 @pytest.fixture
 def job(request, monkeypatch):
-    """Creates a job of some workers, which notice soon who is lost."""
+    """Creates a job whose workers soon notice a lost one."""
     for name, seconds in (("BEAT_S", 0.1), ("LOST_S", 1.5), ("LOOK_S", 0.1)):
         monkeypatch.setattr(settings, name, seconds)
     jobs = []

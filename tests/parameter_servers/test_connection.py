@@ -1,4 +1,4 @@
-"""A worker's connection, as far as it needs no other process."""
+"""A worker's connection, without other processes."""
 
 import socket
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from keras_towers.rendezvous.tf_config import Cluster
 
 @pytest.fixture
 def addresses():
-    """A port that is only held, and one at which somebody listens."""
+    """A bound port, and one with a listener."""
     with socket.socket() as dead, socket.socket() as lives:
         for server in (dead, lives):
             server.bind(("127.0.0.1", 0))
@@ -31,7 +31,7 @@ def addresses():
 
 @pytest.fixture
 def cluster(addresses):
-    """Makes a cluster of two roles, as the last of them sees it."""
+    """Creates a cluster, for a task of the last role."""
 
     def make(**roles):
         jobs = {
@@ -59,7 +59,7 @@ NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
         (TRAINS, False, ", .* in use"),
     ],
 )
-def test_what_cannot_begin(roles, started, said, cluster, monkeypatch):
+def test_tasks_that_cannot_start(roles, started, said, cluster, monkeypatch):
     if not started:
         context = SimpleNamespace(_context_handle=None)
         monkeypatch.setattr(compat, "eager_context", lambda: context)
@@ -69,7 +69,7 @@ def test_what_cannot_begin(roles, started, said, cluster, monkeypatch):
         take_role("MyStrategy", mine)
 
 
-def test_without_a_cluster():
+def test_a_missing_cluster_is_refused():
     with pytest.raises(TowerError, match="TF_CONFIG is not set"):
         take_role("MyStrategy")
 
@@ -84,7 +84,7 @@ def test_without_a_cluster():
         ("taken", "InvalidArgumentError", ""),
     ],
 )
-def test_errors_by_which_a_server_is_lost(cluster, servers, kind, said):
+def test_errors_of_lost_servers_name_them(cluster, servers, kind, said):
     mine = cluster(ps=servers, worker="127.0.0.1:1")
     error = getattr(tf.errors, kind)(None, None, "\nSocket closed\nmore")
     worker = SimpleNamespace(cluster=mine, _name="worker 0")
@@ -99,7 +99,7 @@ def test_errors_by_which_a_server_is_lost(cluster, servers, kind, said):
 
 
 class Model:
-    """Something that is in a cycle of references, as Keras models are."""
+    """An object in a reference cycle, as Keras models are."""
 
     def __init__(self):
         self.me = self
@@ -112,6 +112,6 @@ def test_names_are_dropped_with_their_owners():
     assert dropped.take() == ["a"]
     del kept
     assert dropped.take() == []
-    # It is found out where something else has been made.
+    # Garbage is collected if another owner was added.
     dropped.drop_with(Model(), "c")
     assert sorted(dropped.take()) == ["b", "c"]

@@ -1,4 +1,4 @@
-"""Updates that begin before their gradients: who is waited for, and returns."""
+"""Updates that begin before their gradients: departures and restarts."""
 
 import time
 
@@ -16,7 +16,7 @@ from tests.replicas.game import DEVICE, SECONDS, Game, played
 
 
 class Early(Game):
-    """Replicas whose updates begin before their gradients have come."""
+    """Replicas whose updates begin before their gradients have arrived."""
 
     coordinator_of = EarlyCoordinator
 
@@ -43,7 +43,7 @@ class Early(Game):
         return Running(made.get_concrete_function(*given), given)
 
 
-def test_an_update_waits_for_all_who_have_not_left():
+def test_an_update_waits_for_all_replicas_that_have_not_left():
     with played(3, kind=Early) as game:
         game.push(0, 1, 2)
         assert game.wait(0, 1, 2) == [1, 1, 1]
@@ -54,12 +54,12 @@ def test_an_update_waits_for_all_who_have_not_left():
         assert game.wait(0, 1) == [2, 2]
         game.settle()
         assert game.coordinator.counts.used == (2, 2, 1)
-        # The end lets replicas go.
+        # The end releases replicas.
         game.group.end_all()
         assert game.wait(0) == [END]
 
 
-def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
+def test_a_restarted_replica_goes_on_after_its_last_gradient():
     with played(2, kind=Early) as game:
         game.push(0, 1)
         # It dies before it has read its weights, and then before it has pushed.
@@ -68,7 +68,7 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
             assert game.returns(1) == 1
             assert game.wait(1) == [1]
         game.push(1)
-        # What it had pushed is there: it waits for the next update.
+        # Its gradient has arrived: it waits for the next update.
         assert game.returns(1) == 2
         game.push(0)
         assert game.wait(0, 1) == [2, 2]
@@ -78,7 +78,7 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
         assert game.coordinator.counts.used == (3, 3)
 
 
-def test_an_update_that_fails_is_noticed():
+def test_the_error_of_an_update_is_raised():
     with played(1, fails=True, kind=Early) as game:
         game.push(0)
         game.settle()

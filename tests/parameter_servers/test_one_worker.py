@@ -18,7 +18,7 @@ from tests.strategies import async_cases
 
 @pytest.fixture
 def strategy(job, monkeypatch):
-    """Creates a strategy of a job of one worker."""
+    """Creates a strategy for a job of one worker."""
 
     def make(name="SyncReplicasStrategy", **kwargs):
         connection = job(1).connect(0)
@@ -37,7 +37,7 @@ def strategy(job, monkeypatch):
         ("DistributedReplicatedStrategy", {"scale_gradient": False}, "summed"),
     ],
 )
-def test_a_worker_says_how_it_trains(strategy, name, options, said):
+def test_describe(strategy, name, options, said):
     mine = strategy(name, **options)
     assert mine.batches == "split"
     assert said in mine.describe()
@@ -58,14 +58,14 @@ def normalised():
     "name", some_of(["DistributedReplicatedStrategy", "SyncReplicasStrategy"])
 )
 def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
-    """Also what no optimizer trains, such as moving statistics."""
+    """Including variables that no optimizer trains, as moving statistics."""
     model, mine = normalised(), strategy(name)
 
     def compare(epoch, logs):
         held = mine._components.calls.last.variables
         for local in model.weights:
             np.testing.assert_array_equal(local, held.copy_of(local))
-        # After a step they are not what they were.
+        # Training has changed the moving statistics.
         assert not np.allclose(model.weights[-1], 1)
 
     watch = keras.callbacks.LambdaCallback(on_epoch_end=compare)
@@ -74,7 +74,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
 
 
 def test_logs_of_dropped_gradients(strategy, tmp_path):
-    """They are where gradients can be dropped, as in one process."""
+    """Epochs have them if gradients can be dropped, as in one process."""
     board = keras.callbacks.TensorBoard(tmp_path)
     with strategy(tokens="shared"):
         logs = fit(linear(), epochs=2, callbacks=[board])
@@ -83,7 +83,7 @@ def test_logs_of_dropped_gradients(strategy, tmp_path):
 
 
 class UpdatesInACondition(keras.Sequential):
-    """Calls its optimizer in a condition, maybe after another one."""
+    """Calls its optimizer in a condition, maybe after another optimizer."""
 
     first = None
 
@@ -132,7 +132,7 @@ def test_a_constraint_that_is_set_between_two_fits_is_refused(strategy):
             fit(model)
 
 
-def test_xla_compiles_what_a_worker_computes(strategy, caplog):
+def test_xla_compiles_the_step_of_a_worker(strategy, caplog):
     model, reference = linear(jit_compile=True), linear()
     reference.run_eagerly = True
     fit(reference)
@@ -142,7 +142,7 @@ def test_xla_compiles_what_a_worker_computes(strategy, caplog):
     assert "jit_compile" not in caplog.text
 
 
-def test_fits_in_a_fit(strategy):
+def test_fit_in_a_callback_is_for_other_models_only(strategy):
     model, other, reference = linear(), linear(), linear()
     refused = []
 
@@ -155,7 +155,7 @@ def test_fits_in_a_fit(strategy):
     watch = keras.callbacks.LambdaCallback(on_epoch_end=once_more)
     with (mine := strategy()):
         assert "dropped_gradients" not in fit(model, callbacks=[watch])
-    # Of the fit that has ended last.
+    # The counts of the last fit.
     assert mine.counts.updates == 4
     assert len(refused) == 1
     reference.run_eagerly = True
@@ -164,7 +164,7 @@ def test_fits_in_a_fit(strategy):
     same_model(other, reference, 1e-5)
 
 
-def test_where_a_backup_begins_is_left_as_it_was(strategy, tmp_path):
+def test_the_initial_epoch_of_a_backup_is_restored(strategy, tmp_path):
     class Break(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 2:
@@ -188,7 +188,7 @@ def test_where_a_backup_begins_is_left_as_it_was(strategy, tmp_path):
     assert trained(strategy()) == trained(kt.NoOpStrategy())
 
 
-def test_an_error_of_a_fit_is_told_to_the_others(strategy):
+def test_the_error_of_a_fit_is_published(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
@@ -197,7 +197,7 @@ def test_an_error_of_a_fit_is_told_to_the_others(strategy):
 
 
 class WithTable(keras.Model):
-    """Adds the mean of a table, which has rows of its own, to its outputs."""
+    """Adds the mean of a table, which has no row per example, to outputs."""
 
     def __init__(self):
         super().__init__()
@@ -207,7 +207,7 @@ class WithTable(keras.Model):
         return self.dense(inputs["x"]) + tf.reduce_mean(inputs["table"])
 
 
-def test_a_step_that_is_made_again_in_a_fit_is_still_the_worker_s(strategy):
+def test_a_step_that_is_traced_again_is_still_the_workers(strategy):
     """Its batches turn out to have a table, which is not divided."""
     specs = {
         "x": tf.TensorSpec([None, 4]),

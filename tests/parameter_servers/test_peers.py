@@ -1,4 +1,4 @@
-"""What workers tell one another by way of a server, here this process."""
+"""Values that workers exchange through a server, which is this process."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,7 +24,7 @@ def peers(job, rank, starts=1, timeout_s=60):
     return ServerPeers(connection, f"{connection.prefix}strategy", timeout_s)
 
 
-def test_one_that_comes_back_is_told_what_the_others_were(job):
+def test_a_restarted_worker_gets_the_values_of_the_first_round(job):
     chief, worker = peers(job, 0), peers(job, 1)
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(chief.gather_objects, "a")
@@ -33,7 +33,7 @@ def test_one_that_comes_back_is_told_what_the_others_were(job):
     assert peers(job, 1, starts=2).gather_objects("c") == ["a", "c"]
 
 
-def test_what_all_say_is_sent_to_each_of_them_once(job):
+def test_equal_values_are_sent_once(job):
     everyone = peers(job, 0), peers(job, 1)
     with ThreadPoolExecutor(2) as pool:
         told = pool.map(lambda one: one.gather_objects(["a" * 99]), everyone)
@@ -43,7 +43,7 @@ def test_what_all_say_is_sent_to_each_of_them_once(job):
     assert (len(texts), numbers) == (1, [0, 0])
 
 
-def test_a_wait_ends_when_what_is_waited_for_has_failed(job):
+def test_an_error_of_polling_ends_the_wait(job):
     def look():
         raise Boom("the chief has failed")
 
@@ -52,12 +52,12 @@ def test_a_wait_ends_when_what_is_waited_for_has_failed(job):
         worker.gather_objects("b")
 
 
-def test_a_wait_that_is_too_long_says_who_is_missing(job):
+def test_a_wait_that_is_too_long_names_the_missing_task(job):
     with pytest.raises(TowerError, match="worker 1 has waited 0.5 s for work"):
         peers(job, 1, timeout_s=0.5).gather_objects("b")
 
 
-def test_a_second_chief_may_begin_where_the_first_had_told_nothing(job):
+def test_a_restarted_chief_is_refused_once_values_were_gathered(job):
     peers(job, 1, timeout_s=0.2)
     with pytest.raises(TowerError, match="has waited"):
         peers(job, 0, starts=2, timeout_s=0.2).gather_objects("a")

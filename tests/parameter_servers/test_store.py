@@ -1,4 +1,4 @@
-"""Objects that processes share by name, here on this process's own device."""
+"""The store and running functions, on this process's device."""
 
 import signal
 import threading
@@ -28,7 +28,7 @@ def name(request):
     return request.node.name
 
 
-def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
+def test_ctrl_c_ends_only_the_wait_of_the_main_thread(name, ctrl_c):
     mine, others = (Queue(f"{name}/{n}", DEVICE, [tf.int64]) for n in "ab")
     take = trace(mine.get)
     main = threading.main_thread().ident
@@ -42,7 +42,7 @@ def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
         with pytest.raises(KeyboardInterrupt):
             pool.submit(interrupt)
             Running(take).wait(60)
-        # What is no longer waited for is taken from nobody.
+        # The canceled function takes no element.
         mine.put(3)
         assert Running(take).wait(60) == [3]
         with pytest.raises(TimeoutError):
@@ -51,7 +51,7 @@ def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
         assert theirs.result(60) == [7]
 
 
-def test_a_value_is_one_for_all_with_its_key(name):
+def test_stores_share_values_by_key(name):
     store = ServerStore(DEVICE)
     assert store.get(name) is None
     store.put(name, "\u00e9")
@@ -67,7 +67,7 @@ def test_a_value_is_one_for_all_with_its_key(name):
     assert store.by_rank(name, range(-1, 3)) == {-1: -1, 2: 2}
 
 
-def test_asking_again_and_again_traces_nothing(name, monkeypatch):
+def test_later_requests_trace_nothing(name, monkeypatch):
     def refuse(*args):
         raise AssertionError("it is traced anew")
 
@@ -89,7 +89,7 @@ def test_a_failed_call_raises_its_error():
 
 @pytest.fixture
 def here(monkeypatch, name):
-    """Keep what a parameter server would keep on this process's device."""
+    """Make this process the parameter server."""
     monkeypatch.setattr(lib, "device_of", lambda server: DEVICE)
     monkeypatch.setattr(lib, "_COMMON", name)
 
@@ -101,7 +101,7 @@ def worker(index, jobs=JOBS):
 SERVER = Cluster(JOBS, "ps", 0)
 
 
-def test_tasks_of_one_job_accept_one_another_and_no_others(here):
+def test_tasks_accept_only_tasks_of_their_job(here):
     for cluster in (SERVER, worker(0), worker(1), worker(0)):
         lib.introduce(cluster, 0)
     other = {**JOBS, "worker": ("x:9", "y:8")}
@@ -118,7 +118,7 @@ def test_other_versions_are_named(here, monkeypatch):
         lib.introduce(worker(1), 0)
 
 
-def test_names_are_those_of_the_job_and_its_tasks():
+def test_names_of_jobs_and_tasks():
     prefixes = {lib.prefix(c) for c in (worker(0), worker(1), SERVER)}
     assert len(prefixes) == 1
     other = worker(0, {**JOBS, "ps": ("b:1",)})

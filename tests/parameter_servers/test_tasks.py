@@ -1,11 +1,9 @@
-"""Parameter servers and workers as processes, and what becomes of them."""
+"""Parameter servers and workers as processes that start, end and die."""
 
 import signal
 import time
 
 import pytest
-
-from tests.kit.processes import Tasks
 
 pytestmark = pytest.mark.slow
 
@@ -58,12 +56,6 @@ print(spread(own).numpy(), own.device)
 """
 
 
-@pytest.fixture
-def tasks(tmp_path, ctrl_c):
-    with Tasks(tmp_path) as started:
-        yield started
-
-
 def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
     ps_0, ps_1, worker = tasks.cluster(ps=2, worker=1)
     trains = tasks.start(worker, SPREADS)
@@ -71,7 +63,7 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
     trains.wait_for("worker 0 waits for ")
     serves.append(tasks.start(ps_1, BEGIN))
     assert trains.finish().code == 0, trains.output
-    # Own variables are beside those of the servers.
+    # Local variables can be used with the servers' variables.
     assert "[ 3. 10.] /job:localhost/replica:0/task:0" in trains.output
     for task, one in zip(serves, (ps_0, ps_1), strict=True):
         assert task.finish().code == 0, task.output
@@ -80,8 +72,8 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
         assert "started" not in task.output
 
 
-def test_workers_that_die_and_come_back(tasks):
-    """Or do not: the server waits for those that are there."""
+def test_a_server_waits_for_workers_that_die_and_come_back(tasks):
+    """It does not wait for workers that are not restarted."""
     ps, chief, worker, another = tasks.cluster(ps=1, worker=3)
     serves, leads = tasks.start(ps, BEGIN), tasks.start(chief, WAITS)
     waits = tasks.start(another, WAITS)
@@ -106,7 +98,7 @@ time.sleep(4)
     )
     for task in (leads, comes_back, serves):
         assert task.finish().code == 0, task.output
-    # The dead one takes nothing away.
+    # The dead worker has not taken it.
     assert "letter 7" in comes_back.output
     assert [
         [line for line in task.output.splitlines() if "started" in line]

@@ -1,4 +1,4 @@
-"""Workers that leave, stop, fail or die, as the others see them."""
+"""Workers that leave, stop, fail or die, as seen by other workers."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from tests.kit.leaving import Boom
 
 
 def of(job, *ranks, stall_shutdown_s=3, fit=1, spare=0):
-    """The workers of some ranks of a job, each of which sees the others."""
+    """Create the ``Workers`` of some ranks of a job."""
     found = []
     for rank in ranks:
         connection = job.connect(rank)
@@ -23,7 +23,7 @@ def of(job, *ranks, stall_shutdown_s=3, fit=1, spare=0):
 
 
 def soon(function, *args):
-    """Run something in a thread."""
+    """Run a function in a thread."""
     future = Future()
 
     def run():
@@ -37,7 +37,7 @@ def soon(function, *args):
 
 
 def ends_with(future, message=None):
-    """What it ends with, within some time."""
+    """Assert that a thread ends, with an error if a message is given."""
     error = future.exception(60)
     if message is None:
         assert error is None
@@ -61,7 +61,7 @@ def until_told(caplog, text, *functions):
         meanwhile(0.1, *functions)
 
 
-def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
+def test_the_chief_waits_only_for_workers_that_go_on(job, caplog):
     caplog.set_level("INFO", "keras_towers")
     it = job(6)
     chief, leaves, fails, slow, stops, dies = of(it, *range(6))
@@ -86,7 +86,9 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     assert sorted(lost) == [2, 4, 5]
 
 
-def test_the_chief_does_not_wait_when_all_is_over(job, caplog):
+def test_the_chief_does_not_wait_for_late_workers_after_the_last_update(
+    job, caplog
+):
     caplog.set_level("INFO", "keras_towers")
     chief, slow = of(job(2), 0, 1, stall_shutdown_s=60)
     ended = soon(chief.wait_for_others, lambda: True)
@@ -98,13 +100,11 @@ def test_the_chief_does_not_wait_when_all_is_over(job, caplog):
 @pytest.mark.parametrize(
     "epoch, end", [((), {"steps": 12}), ((3,), {"epoch": 3})]
 )
-def test_a_chief_that_stops_is_waited_for_no_longer_than_was_said(
-    job, epoch, end
-):
+def test_the_wait_for_a_chief_that_stops_is_limited(job, epoch, end):
     chief, worker = of(job(2), 0, 1)
     silent = "worker 1 waits for the chief, which has given no sign"
     ends_with(soon(worker.wait_for_chief, *epoch), silent)
-    # One that goes on is waited for.
+    # The wait for a chief that goes on has no limit.
     chief.publish(epoch=2)
     ended = soon(worker.wait_for_chief, *epoch)
     meanwhile(4, chief.beat)
@@ -113,7 +113,7 @@ def test_a_chief_that_stops_is_waited_for_no_longer_than_was_said(
     ends_with(ended)
 
 
-def test_a_chief_that_fails_or_dies_ends_the_others(job):
+def test_workers_end_if_the_chief_fails_or_dies(job):
     chief, worker = of(job(2), 0, 1, stall_shutdown_s=60)
     ended = soon(worker.wait_for_chief)
     chief.fail(Boom("full disk"))
@@ -124,14 +124,14 @@ def test_a_chief_that_fails_or_dies_ends_the_others(job):
     ends_with(soon(worker.wait_for_chief), "the chief can no longer be reached")
 
 
-def test_a_chief_that_was_not_started_yet_is_waited_for(job):
+def test_workers_wait_for_a_chief_that_has_not_started(job):
     it = job(2)
     (worker,) = of(it, 1, stall_shutdown_s=60)
     it.kill(0)
     meanwhile(1.5, worker.poller())
 
 
-def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
+def test_a_restarted_worker_learns_that_the_fit_has_ended(job):
     it = job(2)
     worker, chief = of(it, 1, 0)
     assert not worker.begin()
@@ -142,12 +142,12 @@ def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
     chief.publish(steps=12)
     with pytest.raises(FitEnded):
         look()
-    # What is not part of a step goes on.
+    # Waits outside of steps go on.
     again.poller()()
     assert again.status(0).steps == 12
 
 
-def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
+def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     caplog.set_level("INFO", "keras_towers")
     it = job(4)
     chief, worker, has_left, _ = of(it, *range(4), stall_shutdown_s=60)
@@ -156,7 +156,7 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     it.hang(2)
     looks = [one.poller() for one in (chief, worker, goes_on)]
     until_told(caplog, "worker 2 at 127.0.0.1", *looks)
-    # One whose process has ended may come back; a host or one that hangs not.
+    # A process that has ended may be restarted; a hanging one is lost.
     it.kill(3)
     said = "has ended: if worker 0 needs it"
     until_told(caplog, said, *looks)
@@ -165,10 +165,10 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     said = r"worker 0 has to end: worker 1 at \S+ is lost: it gives no sign"
     with pytest.raises(TowerError, match=said):
         meanwhile(30, looks[0])
-    # It could do without one.
+    # With one worker to spare it goes on.
     (spares,) = of(it, 0, stall_shutdown_s=60, spare=1)
     spares.poller()()
-    # A fit begins with all of them.
+    # A fit needs all workers to begin.
     (goes_on,) = of(it, 0, fit=2, spare=1)
     with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
         goes_on.poller(needs_all=True)()

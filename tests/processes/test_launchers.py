@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.kit.processes import Tasks
 from tests.kit.scripts import variables
 from tests.processes import started
 
@@ -30,34 +29,28 @@ def of_torchrun(rank):
     )
 
 
-@pytest.fixture
-def ranks(tmp_path):
-    with Tasks(tmp_path) as started:
-        yield started
-
-
 def trains(folder):
     module = "-m", "tests.processes.started"
     return sys.executable, *module, folder, "HorovodStrategy"
 
 
-def test_two_jobs_at_once_get_the_weights_of_one_process(ranks, tmp_path):
+def test_two_jobs_at_once_get_the_weights_of_one_process(tasks, tmp_path):
     jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
     for folder, environment in jobs.items():
         folder.mkdir()
         for rank in reversed(range(RANKS)):
-            ranks.run(*trains(folder), **MEETS, **environment(rank))
-    ranks.finish()
+            tasks.run(*trains(folder), **MEETS, **environment(rank))
+    tasks.finish()
     for folder in jobs:
         started.assert_as_one_process(folder, RANKS)
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
-def test_mpirun(ranks, tmp_path):
+def test_mpirun(tasks, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     if os.getuid() == 0:
         mpirun.append("--allow-run-as-root")
     command = *mpirun, "-np", RANKS, *trains(tmp_path)
-    ranks.run(*command, **MEETS)
-    ranks.finish()
+    tasks.run(*command, **MEETS)
+    tasks.finish()
     started.assert_as_one_process(tmp_path, RANKS)

@@ -12,7 +12,7 @@ from keras_towers import TowerError, settings
 from keras_towers.rendezvous import launchers, meet
 from keras_towers.rendezvous.meet import RendezvousFile
 from keras_towers.rendezvous.store import Endpoint
-from tests.kit.processes import Tasks, wait_until
+from tests.kit.processes import wait_until
 from tests.kit.scripts import variables
 
 MEMBER = launchers.detect(
@@ -41,18 +41,17 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def start(folder, tmp_path):
+def start(folder, tasks):
     """Start a process that Slurm would have made a rank."""
-    with Tasks(tmp_path) as ranks:
 
-        def start(rank, size=2, **more):
-            slurm = variables(
-                "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
-                f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
-            )
-            return ranks.run(sys.executable, "-c", JOIN, **slurm | more)
+    def start(rank, size=2, **more):
+        slurm = variables(
+            "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
+            f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
+        )
+        return tasks.run(sys.executable, "-c", JOIN, **slurm | more)
 
-        yield start
+    return start
 
 
 def test_the_file_is_private(folder):

@@ -129,6 +129,14 @@ def test_a_forged_stall_key_is_not_believed(server):
     assert server.client.get("stall-1") == "forged"
 
 
+def test_no_proxy_is_asked(server, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server.client.put("mine", 3)
+    assert server.client.get("mine") == 3
+
+
 def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert SECRET not in path_token(SECRET)
     monkeypatch.setenv(settings.SECRET, SECRET)

@@ -1,4 +1,4 @@
-"""A game of replicas, which a test plays, and their coordinator."""
+"""Replicas, played by a test, and their coordinator."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ class Game:
         for replica, group in enumerate(self._groups):
             group.send(Event.STARTED, replica)
             group.calls("first", lambda r=replica, g=group: g.start(r))
-        # It waits in a thread of its own.
+        # It waits in a separate thread.
         self.coordinator = self.coordinator_of(
             self.group.run_by(run_flat),
             self.apply,
@@ -49,7 +49,7 @@ class Game:
         self.coordinator.start()
 
     def connect(self, replica):
-        """The group as a replica sees it."""
+        """Return the group of a replica."""
         return Group(self.name, DEVICE, self.quorum)
 
     def apply(self, count, tokens):
@@ -67,18 +67,18 @@ class Game:
         return averaged
 
     def start(self, replica):
-        """Begin to compute a gradient, with the weights there are now."""
+        """Begin to compute a gradient with the current weights."""
         group = self._groups[replica]
         group.calls("start", lambda: group.start(replica))
 
     def push(self, *replicas):
-        """Push the gradients of replicas that may do so."""
+        """Push a gradient of each replica."""
         for replica in replicas:
             group = self._groups[replica]
             group.calls("arrive", lambda r=replica, g=group: g.arrive(r))
 
     def push_untold(self, replica):
-        """Push as one that dies before it tells of it."""
+        """Push a gradient of a replica that dies before it counts it."""
         step = tf.constant(self.group.global_step(), tf.int64)
         grad = tf.one_hot(replica, self.quorum.replicas, dtype="float64")
         self.group._arrivals.push(grad, step)
@@ -104,18 +104,18 @@ class Game:
         return END if token == END else token - self.first
 
     def returns(self, replica):
-        """Come back; return how many gradients the replica had pushed."""
+        """Restart a replica; return how many gradients it had pushed."""
         self._groups[replica] = group = self.connect(replica)
         pushed = group.pushed(replica)
         group.enter(replica)
         return pushed
 
     def settle(self):
-        """Wait until what has been told is handled."""
+        """Wait until all events so far are handled."""
         self.coordinator.settle(Event.SYNC)
 
     def counts(self):
-        """Return the counts once what has been told is handled."""
+        """Return the counts after all events so far, and the last update."""
         self.coordinator.settle(Event.FLUSH)
         return self.coordinator.counts
 

@@ -1,4 +1,4 @@
-"""Accumulators: the average of those gradients that are not too old."""
+"""Accumulators: averages of gradients that are not too old."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def run(operations, *args):
 
 
 class Averaged:
-    """One accumulator, as it is used by replicas and by their coordinator."""
+    """An accumulator, as used by replicas and by their coordinator."""
 
     def __init__(self, shape, dtype=tf.float32, sparse=False):
         spec = GradientSpec("weight", shape, dtype, sparse, DEVICE)
@@ -75,11 +75,11 @@ def test_gradients_that_are_too_old_are_dropped(sparse):
         average = tf.convert_to_tensor(averaged.take(1))
         close(average, tf.convert_to_tensor(value))
 
-    # All that have come are averaged, be they more than were waited for.
+    # All gradients that have arrived are averaged, also more than needed.
     averaged.push(value, step=0, number=1)
     is_average(0)
     is_average(1)
-    # Beginning anew drops what is left, be it nothing.
+    # A new beginning drops gradients, if there are any.
     averaged.push(bad, step=2)
     averaged.begin_anew(3)
     is_average(3)
@@ -88,7 +88,7 @@ def test_gradients_that_are_too_old_are_dropped(sparse):
 
 
 def test_every_slice_is_kept():
-    """Also several of one row, in one gradient or in several."""
+    """Also slices with equal rows, in one gradient or in several."""
     averaged = Averaged((5, 2), sparse=True)
     averaged.push(slices([4, 1, 4], [1.0, 2.0, 3.0]), step=0, number=0)
     averaged.push(slices([4, 0], [5.0, 7.0]), step=0, number=1)
@@ -101,7 +101,7 @@ def test_every_slice_is_kept():
         (4, 2.5),
     ]
     assert average.dense_shape.numpy().tolist() == [5, 2]
-    # Gradients without any slice count.
+    # Empty gradients count.
     averaged.push(slices([], []), step=1, number=0)
     averaged.push(slices([3], [8.0]), step=1, number=1)
     assert rows_of(averaged.take(2)) == [(3, 4.0)]

@@ -1,4 +1,4 @@
-"""The coordinator: who is waited for, who gets tokens, and what is counted."""
+"""The coordinator: waits, tokens and counts."""
 
 import functools
 import threading
@@ -18,7 +18,7 @@ def test_quotas():
     assert Quorum(2, 5, False).quotas == [3, 2]
 
 
-def test_replicas_that_have_left_are_not_waited_for():
+def test_updates_do_not_wait_for_replicas_that_have_left():
     with played(3, 3) as game:
         game.push(0, 1)
         game.group.send(Event.LEFT, 2)
@@ -28,23 +28,23 @@ def test_replicas_that_have_left_are_not_waited_for():
         game.group.send(Event.LEFT, 1)
         game.push(0)
         assert game.wait(0) == [2]
-        # The end lets replicas go.
+        # The end releases replicas.
         game.group.end(1)
         assert game.wait(1) == [END]
 
 
-def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
+def test_a_restarted_replica_goes_on_after_its_last_gradient():
     with played(2, 2) as game:
         game.push(0, 1)
         assert game.wait(0, 1) == [1, 1]
         game.push(1)
         assert game.returns(1) == 2
-        # Its gradient is there already: it waits for the next update.
+        # Its gradient has arrived already: it waits for the next update.
         game.settle()
         assert not game.has_token(1)
         game.push(0)
         assert game.wait(0, 1) == [2, 2]
-        # Now it dies before it has pushed.
+        # It dies before it has pushed another one.
         assert game.returns(1) == 2
         assert game.wait(1) == [2]
         game.push(0, 1)
@@ -53,7 +53,7 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
         assert game.counts().used == (3, 3)
 
 
-def test_a_gradient_of_which_a_replica_that_died_did_not_tell():
+def test_a_gradient_of_a_replica_that_died_before_its_arrival():
     with played(2, 2) as game:
         game.push_untold(1)
         assert game.returns(1) == 0
@@ -61,12 +61,12 @@ def test_a_gradient_of_which_a_replica_that_died_did_not_tell():
         game.push(1, 0)
         assert game.wait(0, 1) == [1, 1]
         game.push(0, 1)
-        # It is counted, and nobody waits for its arrival.
+        # The gradient is counted; updates do not wait for its arrival.
         assert game.wait(0, 1) == [2, 2]
         assert game.updates == [3, 2]
 
 
-def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
+def test_updates_wait_for_a_lost_replica_unless_it_can_be_spared():
     for replicas in (2, 3):
         with played(replicas, 2) as game:
             game.group.send(Event.LOST, replicas - 1)
@@ -79,7 +79,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
             assert game.wait(0) == [1]
             game.push(0)
             assert game.wait(0) == [2]
-            # One that goes on is waited for again.
+            # Updates wait for it again once it goes on.
             game.start(2)
             game.push(2, 0)
             assert game.wait(0, 2) == [3, 3]
@@ -88,7 +88,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
             assert game.updates == [1, 1, 2]
 
 
-def test_a_thread_that_hangs_is_not_waited_for():
+def test_the_wait_for_a_hanging_update_is_limited():
     game = Game(1, 1, limit_s=0.5)
     free = threading.Event()
     game.coordinator._apply = lambda count, tokens: free.wait(60) and []
@@ -102,7 +102,7 @@ def test_a_thread_that_hangs_is_not_waited_for():
     assert not game.coordinator.is_alive()
 
 
-def test_an_error_ends_it():
+def test_an_error_ends_the_coordinator():
     def fail(count, tokens):
         raise Boom
 
@@ -113,6 +113,6 @@ def test_an_error_ends_it():
     assert not game.coordinator.is_alive()
     (error,) = game.errors
     assert isinstance(error, Boom)
-    # Nobody waits for what will not come.
+    # Later waits return at once.
     game.coordinator.settle(Event.FLUSH)
     game.coordinator.end()

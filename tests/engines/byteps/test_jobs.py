@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from tests.kit.processes import Launched, Tasks, all_gone
+from tests.kit.processes import Launched, all_gone
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,12 +47,12 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
     assert all_gone(family)
 
 
-def test_processes_that_do_not_arrive_are_an_error(tmp_path):
+def test_processes_that_do_not_arrive_are_an_error(tasks, tmp_path):
     # Reserves the port: only a socket that reuses addresses can listen.
-    with Tasks(tmp_path) as ranks, socket.socket() as held:
+    with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        rank = ranks.run(
+        rank = tasks.run(
             *(sys.executable, "-m", "tests.processes.started", tmp_path),
             "BytePSStrategy",
             DMLC_ROLE="worker",
