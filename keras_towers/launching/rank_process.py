@@ -155,10 +155,10 @@ class RankProcess:
             label = tag(self.name, self.index, stream) if self.name else b""
             tagger = Tagger(console.sinks[stream], label)
             self._taggers[stream] = tagger
+            answers = self.host and stream is sys.stdout
+            login = self._login if answers else None
             thread = threading.Thread(
-                target=_pump,
-                args=(pipe, tagger, copy, self._login),
-                daemon=True,
+                target=_pump, args=(pipe, tagger, copy, login), daemon=True
             )
             thread.start()
             threads.append(thread)
@@ -196,23 +196,25 @@ def _pump(
     pipe: IO[bytes],
     tagger: Tagger,
     copy: Sink | None,
-    login: contextlib.ExitStack,
+    login: contextlib.ExitStack | None,
 ) -> None:
     """Copy a stream of a process to its tagger, and to a file.
 
     Args:
-        login: closed when the agent has answered.
+        pipe: the stream.
+        tagger: tags its lines, and writes them to the launcher's stream.
+        copy: the file.
+        login: closed when the agent answers on this stream; None: it does not.
     """
     # A rank's two streams share a file, so write whole lines to it.
     line = b""
-    answered = False
     with pipe:
         while data := os.read(pipe.fileno(), _READ_BYTES):
-            if not answered and agent.ANSWER in data:
+            if login and agent.ANSWER in data:
                 # It follows any output of the login on the host.
                 data = data.replace(agent.ANSWER, b"", 1)
-                answered = True
                 login.close()
+                login = None
                 if not data:
                     continue
             *lines, line = (line + data).splitlines(keepends=True)

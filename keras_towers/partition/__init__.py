@@ -1,11 +1,11 @@
 """One device's step, laid out over towers.
 
-Knows no strategies, no towers and no Keras: it takes a traced graph, and says
-what each of several computes of it, what is computed once, and what they
-exchange in between.
+This package takes a traced graph, and returns a program: the operations that
+every tower runs, the operations that are computed once, and the exchanges
+between them. It does not depend on strategies, devices or Keras.
 
-An example: a dense layer, a softmax, the mean loss and its gradient. Rows of
-``x`` and ``labels`` are examples, which towers divide::
+An example: a dense layer, a softmax, the mean loss and its gradient. The rows
+of ``x`` and ``labels`` are examples, which are divided over towers::
 
     scores = x @ w
     losses = -tf.reduce_sum(labels * tf.math.log(tf.nn.softmax(scores)), -1)
@@ -28,32 +28,43 @@ flat       3*n     Sharded     1       3
 twice      2*n     Sharded     2       1
 =========  ======  ==========  ======  ====
 
-The words that the code uses, in the order in which a reader needs them:
+The terms of the code, in the order in which a reader needs them:
 
-* **unit**: what is divided, here examples. One device has ``n`` (a symbol: the
-  trace does not know the number), and each tower some of them, or none. Other
-  units follow from the data, such as the rows that a mask leaves.
-* **rows**: how many rows in sequence each unit has. In ``flat`` an example has
-  3 of them.
-* **blocks**: how often all units follow one another along the axis. ``twice``
-  is a block of all examples, and then another; a tower has its rows of both.
-* **local**, **whole**: what a tower has of a value, and what one device has.
-  ``loss`` has a local part on each tower, of its own examples but divided by
-  the ``n`` of all. The whole is the sum of the parts.
-* **exchange**: what makes a whole of local values, where somebody needs it:
-  ``loss`` and ``gradient`` are summed, because the step returns them. Sharded
-  rows would be gathered. All else here needs no exchange.
-* **level**: the number of exchanges in sequence before a value. All of this is
-  computed in level 0, and both sums are of level 1. If the step went on with
+* **unit**: the thing that is divided, here the example. One device has ``n``
+  examples (a symbol: the trace does not know the number), and each tower has
+  some of them, or none. Data-dependent units, such as the rows that a mask
+  keeps, are divided as well.
+* **rows**: the number of consecutive rows of a unit. In ``flat`` an example has
+  3 rows.
+* **blocks**: the number of times that all units repeat along the axis.
+  ``twice`` is a block of all examples, followed by another. A tower has its
+  rows of both blocks.
+* **local**, **whole**: the value on a tower, and the value on one device. The
+  local ``loss`` is the sum over the tower's examples, divided by the global
+  ``n``. The whole is the sum of the local values.
+* **exchange**: an operation that computes a whole from local values, added
+  where a whole is needed: ``loss`` and ``gradient`` are summed, because the
+  step returns them. Sharded rows would be gathered. The remaining values need
+  no exchange.
+* **level**: the number of exchanges in sequence before a value. All values
+  above are in level 0, and both sums are in level 1. If the step computed
   ``losses - loss``, towers would do this in level 1.
 * **known**: entries that are known before the step runs. ``tf.shape(losses)``
-  is ``[n]`` on one device, so ``known`` is ``[n]``, though a tower has fewer
-  rows. Rules ask it for axes and sizes; ``folding.py`` computes it.
-* **meets**: whether towers may exchange values here. In the body of a loop or
-  in a branch they may not: if something in there needs an exchange, the whole
-  loop or branch is computed once.
+  is ``[n]`` on one device, so ``known`` is ``[n]``, although a tower has fewer
+  rows. Rules look up axes and sizes in it; ``folding.py`` computes it.
+* **can_exchange**: whether exchanges are possible. They are not in the body of
+  a loop or in a branch: if one is needed there, the whole loop or branch is
+  computed once.
 
-Which file has the rule of an operation: see ``rules``.
+The objects that most functions take:
+
+* a ``Value``: a tensor of the trace, and its local and whole values;
+* a ``Node``: the traced operation that is being laid out;
+* a ``Partitioner``: adds operations to the program (as a ``Builder``), computes
+  sizes (as a ``SizeBuilder``), converts values to other layouts (as a
+  ``Converter``), and applies rules.
+
+The docstring of ``rules`` lists the file of each operation's rule.
 """
 
 from keras_towers.partition import rules

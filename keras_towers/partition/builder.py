@@ -1,4 +1,4 @@
-"""Operations and exchanges of a program, added one after another."""
+"""Builds a program, one operation or exchange after another."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.layouts import NotDivided
-from keras_towers.partition.program import Exchange, Function, Operation, Tensor
+from keras_towers.partition.layouts import NotDivided, static
+from keras_towers.partition.program import Exchange, Operation, Tensor
 
 AttrValue = tf.compat.v1.AttrValue
-# What sizes are computed in.
+# The dtype of computed sizes.
 SIZE = tf.int64
 Output = tuple[Any, tf.TensorShape]
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
-# They belong to the graph of the trace.
+# These attributes are valid in the traced graph only.
 _OF_TRACE = ("_class", "_output_shapes")
 
 
 class Builder:
-    """Collects the operations and exchanges of a program, or of a function.
+    """Adds operations and exchanges to a program, or operations to a function.
 
     Args:
-        meets: whether towers may exchange values; inside of functions, which
-            are loops and branches, they may not.
+        can_exchange: whether towers may exchange values, as they may not inside
+            of the functions of loops and branches.
 
     Attributes:
-        operations: the operations, in their order.
-        exchanges: the exchanges, in their order.
-        name: of the operation of the trace that is laid out: what is added
-            for it gets its name.
+        operations: the operations, in order.
+        exchanges: the exchanges, in order.
+        name: the name of the traced operation that is being laid out. It
+            becomes the name of the operations that are added for it.
     """
 
-    def __init__(self, meets: bool = True):
+    def __init__(self, can_exchange: bool = True):
         self.operations: list[Operation] = []
         self.exchanges: list[Exchange] = []
-        self.meets = meets
+        self.can_exchange = can_exchange
         self.name = ""
         self._constants: dict[Any, Tensor] = {}
 
@@ -51,14 +51,14 @@ class Builder:
         attributes: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[Tensor]:
-        """Add an operation of the trace with other inputs.
+        """Add a traced operation with other inputs; return its outputs.
 
         Args:
-            source: the operation.
+            source: the traced operation.
             inputs: its N inputs.
-            shapes: of its outputs; None: as in the trace.
-            attributes: those that differ.
-            **options: others of ``add``.
+            shapes: the shapes of the outputs; None: as traced.
+            attributes: the attributes that differ from the trace.
+            **options: further arguments of ``add``.
         """
         traced = source.node_def.attr.items()
         kept = {key: value for key, value in traced if key not in _OF_TRACE}
@@ -79,30 +79,31 @@ class Builder:
         inputs: Sequence[Any],
         shape: Any = None,
         is_repeated: bool = False,
+        at_root: bool = False,
         **attributes: Any,
     ) -> Tensor:
-        """Add an operation of one output.
+        """Add an operation with a single output; return the output.
 
         Args:
-            type_: its type.
-            inputs: its inputs: tensors, or numbers of which constants are made.
-            shape: the shape of its output, as far as it is known.
-            is_repeated: whether every function that needs it has its own.
-            **attributes: those that do not follow from the inputs.
+            type_: the type of the operation.
+            inputs: its inputs: tensors, or numbers, which become constants.
+            shape: the shape of the output, as far as it is known.
+            is_repeated: whether every function that uses it adds it again.
+            at_root: whether only the first of several processes runs it.
+            **attributes: the attributes that do not follow from the inputs.
         """
         definition = compat.op_definition(type_)
-        known = dict(_defaults(type_))
-        known.update((key, attribute(a)) for key, a in attributes.items())
-        # No operation that rules add has two lists among its inputs.
+        known = {**_defaults(type_), **attributes}
+        # No operation that rules add takes two lists.
         longest = len(inputs) - len(definition.input_arg) + 1
         args: list[Any] = []
         for arg in definition.input_arg:
             args += [arg] * (longest if arg.number_attr else 1)
             if arg.number_attr:
-                known[arg.number_attr] = attribute(longest)
+                known[arg.number_attr] = longest
         for arg, given in zip(args, inputs, strict=True):
             if arg.type_attr and isinstance(given, Tensor):
-                known[arg.type_attr] = attribute(given.dtype)
+                known[arg.type_attr] = given.dtype
         tensors = [
             given
             if isinstance(given, Tensor)
@@ -110,28 +111,29 @@ class Builder:
             for arg, given in zip(args, inputs, strict=True)
         ]
         (output,) = definition.output_arg
-        size = UNKNOWN_SHAPE if shape is None else tf.TensorShape(shape)
+        size = UNKNOWN_SHAPE if shape is None else static(shape)
         (tensor,) = self.add(
             type_,
             tensors,
             known,
             [(_dtype_of(output, known), size)],
             is_repeated=is_repeated,
+            at_root=at_root,
         )
         return tensor
 
     def read(
         self, handle: Tensor, dtype: Any, shape: tf.TensorShape, least: int
     ) -> Tensor:
-        """Return the value of a variable.
+        """Add a read of a variable; return its value.
 
         Args:
-            handle: that of the variable.
+            handle: the handle of the variable.
             dtype: its dtype.
             shape: its shape, as far as it is known.
-            least: the level from which on it is to be read.
+            least: the minimal level of the read.
         """
-        attributes = {"dtype": attribute(dtype)}
+        attributes = {"dtype": dtype}
         (value,) = self.add(
             "ReadVariableOp", [handle], attributes, [(dtype, shape)], least
         )
@@ -142,14 +144,10 @@ class Builder:
         array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
         key = array.tobytes(), array.shape, tf.as_dtype(dtype)
         if key not in self._constants:
-            proto = tf.make_tensor_proto(array)
             (self._constants[key],) = self.add(
                 "Const",
                 (),
-                {
-                    "dtype": attribute(tf.as_dtype(dtype)),
-                    "value": AttrValue(tensor=proto),
-                },
+                {"dtype": dtype, "value": array},
                 [(tf.as_dtype(dtype), tf.TensorShape(array.shape))],
                 is_repeated=True,
             )
@@ -162,21 +160,21 @@ class Builder:
         axis: int = 0,
         size: Any = None,
     ) -> Tensor:
-        """Return what comes of an exchange of what each tower has.
+        """Add an exchange; return its result.
 
         Args:
-            kind: what is exchanged, as in ``Exchange``.
-            tensor: what each tower gives.
-            axis: the axis along which all are joined.
-            size: the size of that axis then, in symbols.
+            kind: the kind of the exchange, as in ``Exchange``.
+            tensor: the local tensor that every tower contributes.
+            axis: the axis of a concatenation.
+            size: the global size of that axis, in symbols.
 
         Raises:
-            NotDivided: if towers cannot exchange anything here.
+            NotDivided: no exchange is possible inside of a function.
         """
-        if kind == "first" and not self.meets:
-            # All have the same: what a tower has itself.
+        if kind == "first" and not self.can_exchange:
+            # All towers have the same value.
             return tensor
-        if not self.meets:
+        if not self.can_exchange:
             raise NotDivided
         shape = tensor.shape
         if kind == "gather" and shape.rank is not None:
@@ -195,26 +193,19 @@ class Builder:
         attributes: Mapping[str, Any],
         outputs: Iterable[Output],
         least: int = 0,
-        has_effect: bool = False,
-        is_repeated: bool = False,
-        functions: Mapping[str, Function | Sequence[Function]] | None = None,
         source: Any = None,
-        at_root: bool = False,
+        **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
 
         Args:
-            type_: its type.
+            type_: the type of the operation.
             inputs: its inputs.
-            attributes: its attributes, as in a graph.
-            outputs: dtypes and shapes of its outputs.
-            least: the level that it has at least.
-            has_effect: whether it is done even if nobody needs its outputs.
-            is_repeated: whether every function that needs it has its own.
-            functions: functions that it calls, by the attributes that name
-                them.
-            source: the operation of the trace that it stands for.
-            at_root: whether of several processes only the first does it.
+            attributes: its attributes, as ``AttrValue`` or Python values.
+            outputs: the dtypes and shapes of its outputs.
+            least: its minimal level.
+            source: the traced operation that it stands for.
+            **options: further attributes of ``Operation``.
         """
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
@@ -222,16 +213,13 @@ class Builder:
         operation = Operation(
             type_,
             tuple(inputs),
-            attributes,
+            {key: _attribute(value) for key, value in attributes.items()},
             results,
             level,
             on_towers,
-            has_effect,
-            is_repeated,
-            functions or {},
-            source,
-            at_root,
-            self.name if source is None else source.name,
+            source=source,
+            name=self.name if source is None else source.name,
+            **options,
         )
         for index, (dtype, shape) in enumerate(outputs):
             results.append(
@@ -241,28 +229,34 @@ class Builder:
         return results
 
 
-def attribute(value: Any) -> Any:
-    """Return an attribute as graphs have it."""
-    if isinstance(value, AttrValue):
-        return value
-    if isinstance(value, bool):
-        return AttrValue(b=value)
-    if isinstance(value, int):
-        return AttrValue(i=value)
-    if isinstance(value, str):
-        return AttrValue(s=value.encode())
+def _attribute(value: Any) -> Any:
+    """Convert an attribute to an ``AttrValue``."""
+    match value:
+        case AttrValue():
+            return value
+        case bool():
+            return AttrValue(b=value)
+        case int():
+            return AttrValue(i=value)
+        case str():
+            return AttrValue(s=value.encode())
+        case np.ndarray():
+            return AttrValue(tensor=tf.make_tensor_proto(value))
+        case tf.TensorShape():
+            return AttrValue(shape=value.as_proto())
+        case list():
+            # A list of shapes or of dtypes.
+            entries = [_attribute(entry) for entry in value]
+            shapes = [e.shape for e in entries if e.HasField("shape")]
+            types = [e.type for e in entries if e.HasField("type")]
+            every = AttrValue.ListValue(shape=shapes, type=types)
+            return AttrValue(list=every)
     return AttrValue(type=tf.as_dtype(value).as_datatype_enum)
-
-
-def dtypes_of(tensors: Iterable[Any]) -> Any:
-    """Return the dtypes of tensors, as an attribute."""
-    dtypes = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
-    return AttrValue(list=AttrValue.ListValue(type=dtypes))
 
 
 @functools.cache
 def _defaults(type_: str) -> dict[str, Any]:
-    """The attributes that operations of a type have unless told otherwise."""
+    """The default attributes of a type of operation."""
     options = compat.op_definition(type_).attr
     return {
         o.name: o.default_value for o in options if o.HasField("default_value")
@@ -270,9 +264,8 @@ def _defaults(type_: str) -> dict[str, Any]:
 
 
 def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
-    """The dtype of an input or output; of a size, where any will do."""
+    """The dtype of an argument; ``SIZE`` if any dtype will do."""
     if arg.type:
         return tf.as_dtype(arg.type)
-    if arg.type_attr not in attributes:
-        attributes[arg.type_attr] = attribute(SIZE)
-    return tf.as_dtype(attributes[arg.type_attr].type)
+    dtype = attributes.setdefault(arg.type_attr, SIZE)
+    return tf.as_dtype(dtype.type if isinstance(dtype, AttrValue) else dtype)

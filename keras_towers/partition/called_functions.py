@@ -1,40 +1,36 @@
 """Functions that towers call: branches, and the bodies of loops.
 
-What they use of the program around them, they are given. Towers cannot meet
-inside of them.
+They take the values of the surrounding program as inputs. No exchange is
+possible inside of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue, Builder, Output, dtypes_of
+from keras_towers.partition.builder import Output
+from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
     REPLICATED,
-    Layout,
-    ListOf,
     NotDivided,
-    Partial,
-    Sharded,
     Value,
     Values,
     require,
 )
-from keras_towers.partition.list_elements import in_common, list_on_tower
+from keras_towers.partition.list_elements import (
+    common_facts,
+    have_same_facts,
+)
 from keras_towers.partition.program import Function, Operation, Tensor
 from keras_towers.partition.registry import Node
 
-if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
-
-
-# Loops and branches of TensorFlow 1: an operation of theirs may have no result,
-# and loops are circles of the graph.
+# In the control flow of TensorFlow 1, an operation may have no result, and
+# loops are cycles of the graph.
 _CONTROL_FLOW_V1 = frozenset(
     f"{prefix}{name}"
     for prefix in ("", "Ref")
@@ -42,38 +38,37 @@ _CONTROL_FLOW_V1 = frozenset(
 )
 
 
-# ---- of the trace ------------------------------------------------------------
+# ---- the trace ---------------------------------------------------------------
 
 
 def has_control_flow_v1(graph: Any) -> bool:
     """Whether a graph has loops or branches of TensorFlow 1.
 
-    They can be done as a whole only, with the graph.
+    They cannot be separated from their graph.
     """
     return any(o.type in _CONTROL_FLOW_V1 for o in graph.get_operations())
 
 
-def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
+def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     """Return the graph of a function that an operation calls.
 
     Args:
         node: the operation.
         name: the name of the function.
-        ahead: how many inputs of the operation are not those of the function.
+        num_extra: the number of first inputs that the function does not take.
 
     Raises:
-        NotDivided: if it is not known, takes something else, or cannot be laid
-            out.
+        NotDivided: the function is unknown, or cannot be laid out.
     """
     graph = compat.graph_of_function(node.operation.graph, name)
     require(graph is not None)
-    require(len(graph.inputs) == len(node.operation.inputs) - ahead)
+    require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph))
     return graph
 
 
-def source(tensor: Any) -> Any:
-    """Return the tensor of which another is a copy."""
+def skip_identities(tensor: Any) -> Any:
+    """Return the tensor that a chain of identities copies."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
@@ -82,113 +77,114 @@ def source(tensor: Any) -> Any:
 # ---- values ------------------------------------------------------------------
 
 
-def value_in_function(partition: Partitioner, value: Value) -> Value:
-    """Return a value of the program as functions see it."""
+def captured_value(partitioner: Converter, value: Value) -> Value:
+    """Return a value of the surrounding program as a function sees it."""
     if not value.is_replicated:
         return dataclasses.replace(value, whole_from=None)
     return dataclasses.replace(
         value,
         layout=REPLICATED,
         local=None,
-        whole=partition.replicated(value),
+        whole=partitioner.replicate(value),
         whole_from=None,
     )
 
 
-def tensor_with_layout(
-    partition: Partitioner, value: Value, layout: Layout
-) -> Tensor:
-    """Return what each tower has of a value, in a layout.
+def join_values(a: Value, b: Value) -> Value:
+    """Join two possible values, as at the end of a branch.
 
-    Args:
-        partition: makes the operations.
-        value: the value.
-        layout: how it is to be laid out.
+    The result has their layout, and the facts that both share.
 
     Raises:
-        NotDivided: if a tower cannot have it without an exchange.
-    """
-    if isinstance(layout, ListOf):
-        return list_on_tower(partition, value, layout)
-    require(value.is_replicated or value.layout == layout)
-    if isinstance(layout, Sharded):
-        return partition.rows(value, layout)
-    if isinstance(layout, Partial):
-        return partition.partial(value)
-    return partition.replicated(value)
-
-
-def joined(a: Value, b: Value) -> Value:
-    """Return how a value is laid out that is one of two, and what is known.
-
-    Raises:
-        NotDivided: if they cannot be laid out alike.
+        NotDivided: they have different layouts.
     """
     layouts = [v.layout for v in (a, b) if not v.is_replicated]
     require(all(layout == layouts[0] for layout in layouts))
-    return in_common(a, b, layouts[0] if layouts else REPLICATED)
+    return common_facts(a, b, layouts[0] if layouts else REPLICATED)
 
 
-def with_parts_or_sums(
-    partition: Partitioner, inputs: Values, lay_out: Callable[[Values], Values]
-) -> Values:
-    """Lay out what towers call.
+# Enough passes for the layouts of a loop to settle.
+_PASSES = 8
 
-    What is a part of a sum stays so, or else is summed before.
+
+def settle(
+    states: Mapping[int, Value],
+    lay_out_round: Callable[[Mapping[int, Value]], tuple[Any, Any]],
+) -> tuple[Any, Mapping[int, Value]]:
+    """Find loop variables that are the same before and after a round.
 
     Args:
-        partition: has the program around it.
-        inputs: what it is given.
-        lay_out: lays it out.
+        states: the initial loop variables, by their indices.
+        lay_out_round: lays out a round; returns a result, and the loop
+            variables joined with those after the round.
+
+    Returns:
+        The last result, and the loop variables.
 
     Raises:
-        NotDivided: if it has to be computed once.
+        NotDivided: they do not settle.
     """
-    before = len(partition.once)
+    for _ in range(_PASSES):
+        result, after = lay_out_round(states)
+        if all(have_same_facts(states[k], after[k]) for k in states):
+            return result, states
+        states = after
+    raise NotDivided
+
+
+def try_with_partial_sums(
+    node: Node, inputs: Values, lay_out: Callable[[Values], Values]
+) -> Values:
+    """Lay out a call, if possible without adding up partial sums first.
+
+    Args:
+        node: the call.
+        inputs: the inputs of the functions.
+        lay_out: lays it out, given the inputs.
+
+    Raises:
+        NotDivided: the call has to be computed once.
+    """
+    partitioner = node.partitioner
+    before = len(partitioner.once)
     while True:
         try:
             return lay_out(inputs)
         except NotDivided:
-            del partition.once[before:]
+            del partitioner.once[before:]
         parts = [value for value in inputs if value.is_partial]
         require(parts)
         for value in parts:
-            partition.whole(value)
+            partitioner.assemble(value)
 
 
 # ---- calls -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """A function, but for what it uses of the program around it.
+def bind_captures(
+    functions: Sequence[Function],
+) -> tuple[list[Function], list[Tensor]]:
+    """Turn captured tensors into inputs of functions.
 
-    Attributes:
-        builder: has its operations.
-        inputs: its own inputs.
-        outputs: its outputs.
+    Args:
+        functions: N functions, which may contain unused operations.
+
+    Returns:
+        The N functions, and the tensors that all of them take as last inputs.
     """
-
-    builder: Builder
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
-
-
-def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
-    """Return functions, and what all of them are given besides their inputs."""
-    captured = [_captured(draft) for draft in drafts]
+    captured = [_find_captures(function) for function in functions]
     captures = list(dict.fromkeys(t for _, others in captured for t in others))
-    functions = [
-        Function([*draft.inputs, *captures], draft.outputs, operations)
-        for draft, (operations, _) in zip(drafts, captured, strict=True)
+    closures = [
+        Function([*function.inputs, *captures], function.outputs, operations)
+        for function, (operations, _) in zip(functions, captured, strict=True)
     ]
-    return functions, captures
+    return closures, captures
 
 
-def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
-    """The operations that a function needs, and what it uses else."""
-    of_draft = {id(operation) for operation in draft.builder.operations}
-    seen, waiting = set(draft.inputs), list(draft.outputs)
+def _find_captures(function: Function) -> tuple[list[Operation], list[Tensor]]:
+    """The operations that a function needs, and the tensors it captures."""
+    inside = {id(operation) for operation in function.operations}
+    seen, waiting = set(function.inputs), list(function.outputs)
     kept: set[int] = set()
     others: list[Tensor] = []
     while waiting:
@@ -198,20 +194,20 @@ def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
         seen.add(tensor)
         operation = tensor.operation
         if operation is not None and (
-            id(operation) in of_draft or _is_made_anew(operation)
+            id(operation) in inside or _is_rematerialized(operation)
         ):
             kept.add(id(operation))
             waiting += operation.inputs
         else:
             others.append(tensor)
-    return [o for o in draft.builder.operations if id(o) in kept], others
+    return [o for o in function.operations if id(o) in kept], others
 
 
-def _is_made_anew(operation: Operation) -> bool:
-    """Whether a function makes it anew, from what it is given.
+def _is_rematerialized(operation: Operation) -> bool:
+    """Whether a function repeats an operation, rather than take its output.
 
-    Numbers that are no constants are given: they follow from large tensors, and
-    tell nothing of shapes.
+    Single numbers are taken as inputs, unless they are constants: they are
+    derived from large tensors, and do not determine shapes.
     """
     is_number = operation.outputs[0].shape.rank == 0
     return operation.is_repeated and (
@@ -219,37 +215,33 @@ def _is_made_anew(operation: Operation) -> bool:
     )
 
 
-def looped(
-    partition: Partitioner,
+def add_loop(
     node: Node,
-    carried: Sequence[Tensor],
-    body: Draft,
-    condition: Draft,
+    loop_vars: Sequence[Tensor],
+    body: Function,
+    condition: Function,
 ) -> list[Tensor]:
-    """Add a loop; return its outputs, first what goes round.
+    """Add a loop; return its outputs, of which the first are loop variables.
 
     Args:
-        partition: has the program.
-        node: the operation of the trace.
-        carried: N tensors that go round.
-        body: takes them, and returns them anew.
-        condition: takes them, and returns whether there is another round.
+        node: the traced loop.
+        loop_vars: the N initial loop variables.
+        body: takes the loop variables, and returns new ones.
+        condition: takes the loop variables; returns whether to continue.
     """
-    (round_, goes_on), captures = closed([body, condition])
-    round_ = dataclasses.replace(round_, outputs=[*round_.outputs, *captures])
-    operands = [*carried, *captures]
-    return called(
-        partition,
+    (body, condition), captures = bind_captures([body, condition])
+    body = dataclasses.replace(body, outputs=[*body.outputs, *captures])
+    operands = [*loop_vars, *captures]
+    return add_call(
         node,
         operands,
-        {"T": dtypes_of(operands)},
-        [(tensor.dtype, tensor.shape) for tensor in round_.inputs],
-        {"body": round_, "cond": goes_on},
+        {"T": [tensor.dtype for tensor in operands]},
+        [(tensor.dtype, tensor.shape) for tensor in body.inputs],
+        {"body": body, "cond": condition},
     )
 
 
-def called(
-    partition: Partitioner,
+def add_call(
     node: Node,
     inputs: Sequence[Tensor],
     attributes: Mapping[str, Any],
@@ -259,26 +251,25 @@ def called(
     """Add an operation that calls functions; return its outputs.
 
     Args:
-        partition: has the program.
-        node: the operation of the trace.
+        node: the traced operation.
         inputs: its inputs.
-        attributes: those that name dtypes.
-        outputs: dtypes and shapes of its outputs.
-        functions: what it calls, by its attributes.
+        attributes: the attributes that name dtypes.
+        outputs: the dtypes and shapes of its outputs.
+        functions: the functions that it calls, by attribute.
     """
+    partitioner = node.partitioner
     same = ("parallel_iterations", "_lower_using_switch_merge")
     traced = node.operation.node_def.attr
-    shapes = [shape.as_proto() for _, shape in outputs]
-    # The functions read variables, and do not write any.
+    # The functions read variables, but write none.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
-    least = partition.order.use(node, inputs, True) if reads else 0
-    return partition.builder.add(
+    least = partitioner.order.use(node, inputs, True) if reads else 0
+    return partitioner.add(
         node.type,
         inputs,
         {
             **attributes,
             **{key: traced[key] for key in same if key in traced},
-            "output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes)),
+            "output_shapes": [shape for _, shape in outputs],
         },
         outputs,
         least=least,

@@ -1,23 +1,20 @@
-"""Values in the layouts that operations need: exchanged, cut, or as parts.
+"""Converts values to the layouts that operations need.
 
-Also what these take: the units of which towers have some, and sizes.
+A conversion is an exchange, a slice, or a partial sum.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE, Builder
+from keras_towers.partition.builder import SIZE
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
-    DataDependentUnit,
     Layout,
     ListOf,
     NotDivided,
@@ -25,395 +22,237 @@ from keras_towers.partition.layouts import (
     Sharded,
     Unit,
     Value,
-    Values,
     require,
 )
-from keras_towers.partition.list_elements import whole_list
+from keras_towers.partition.list_elements import gather_list, local_list
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import Size, name_of, own_symbol
+from keras_towers.partition.size_builder import SizeBuilder
 
 
 class CannotGather(Exception):
-    """An operation without a rule needs a list of rows."""
+    """An operation without a rule takes a list that cannot be gathered."""
 
 
-class Converter:
-    """Gives operations the values that they need, each of them once.
-
-    Args:
-        unit: what the rows of a batch are divided by: examples.
-        is_first: whether a tower is the first.
-        builder: takes the operations.
-        gather_ratio: how many times as many entries as one unit's rows a sum
-            over all rows needs to have for the rows to be gathered, and the sum
-            to be computed once; None: towers always add up parts of it.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a layout.
 
     Attributes:
-        sizes: maps the symbol of a size to the tensor that holds its value, the
-            same on all towers.
+        ranks: whether several processes run the program.
+        xla: whether XLA compiles the functions of towers.
+        gather_ratio: the minimal ratio of the size of a sum over rows to the
+            size of one unit's rows for which the rows are gathered and the sum
+            is computed once; None: rows are never gathered for this.
+        lists: whether lists of rows may be divided.
+    """
+
+    ranks: bool = False
+    xla: bool = False
+    gather_ratio: float | None = None
+    lists: bool = True
+
+
+class Converter(SizeBuilder):
+    """Converts values to layouts, each value once per layout.
+
+    Args:
+        unit: the unit of the batch: examples.
+        is_first: a tensor: whether a tower is the first.
+        options: the options of the layout.
+        can_exchange: as in ``Builder``.
+
+    Attributes:
         has_gathered: whether rows are gathered because of ``gather_ratio``.
-        units: other units, by what they follow from, and by the symbols of
-            their sizes.
     """
 
     def __init__(
         self,
         unit: Unit,
         is_first: Tensor,
-        builder: Builder,
-        gather_ratio: float | None = None,
+        options: Options,
+        can_exchange: bool = True,
     ):
-        self.unit = unit
+        super().__init__(unit, can_exchange)
         self.is_first = is_first
-        self.builder = builder
-        self.gather_ratio = gather_ratio
+        self.options = options
         self.has_gathered = False
-        self.sizes: dict[str, Tensor] = {}
-        self.units: dict[Any, DataDependentUnit] = {}
-        self._fractions: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
 
-    def on_towers(
-        self,
-        node: Node,
-        operands: Sequence[Tensor],
-        *layouts: Layout,
-        shapes: Sequence[Sequence[Any] | None] | None = None,
-        attributes: Mapping[str, Any] | None = None,
-    ) -> Values:
-        """Have each tower compute an operation; return its N outputs.
-
-        Args:
-            node: the operation.
-            operands: what each tower gives it.
-            *layouts: those of the outputs.
-            shapes: those of the outputs on one device, as far as they are
-                known.
-            attributes: those that differ from one device's.
-        """
-        sizes = shapes or [None] * len(layouts)
-        specs = []
-        for traced, size, layout in zip(
-            node.shapes, sizes, layouts, strict=True
-        ):
-            if size is not None:
-                traced = traced.merge_with(static(size))
-            specs.append(local_shape(traced, layout))
-        outputs = self.builder.copy(node.operation, operands, specs, attributes)
-        return [
-            Value(layout, local, shape=None if size is None else tuple(size))
-            for layout, local, size in zip(layouts, outputs, sizes, strict=True)
-        ]
-
-    # ---- conversions ---------------------------------------------------------
-
-    def whole(self, value: Value) -> Tensor:
-        """Return the value of one device, which all have."""
+    def assemble(self, value: Value) -> Tensor:
+        """Return the whole value, adding an exchange if it is needed."""
         if value.whole is None:
-            value.whole = self._whole(value)
+            value.whole = self._assemble(value)
         return value.whole
 
-    def _whole(self, value: Value) -> Tensor:
+    def _assemble(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            require(self.builder.meets)
+            require(self.can_exchange)
             try:
-                return whole_list(self, value)
+                return gather_list(self, value)
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
-            wholes = [self.whole(given) for given in value.whole_from.inputs]
-            outputs = self.builder.copy(value.whole_from.operation, wholes)
+            wholes = [self.assemble(given) for given in value.whole_from.inputs]
+            outputs = self.copy(value.whole_from.operation, wholes)
             return outputs[value.whole_from.index]
         local = cast("Tensor", value.local)
         if isinstance(value.layout, Partial):
-            return self.builder.exchange("sum", local)
+            return self.exchange("sum", local)
         if isinstance(value.layout, Sharded):
-            return self._gathered(value.layout, local, value.shape or ())
-        return self.builder.exchange("first", local)
+            return self._gather(value.layout, local, value.shape or ())
+        return self.exchange("first", local)
 
-    def _gathered(
+    def _gather(
         self, layout: Sharded, local: Tensor, shape: Sequence[Any]
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         if layout.blocks == 1:
-            return self.builder.exchange("gather", local, axis, layout.size)
+            return self.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
-        apart = self._blocks_apart(local, layout, unit.count, shape)
+        split = self._split_blocks(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
-        gathered = self.builder.exchange("gather", apart, axis + 1, rows)
-        return self._blocks_joined(gathered, layout, unit.total, shape)
+        gathered = self.exchange("gather", split, axis + 1, rows)
+        return self._merge_blocks(gathered, layout, unit.total, shape)
 
-    def _blocks_apart(
+    def _split_blocks(
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        """Give blocks an axis of their own, ahead of that of their rows."""
-        axis, rows = layout.axis, self.times(layout.rows, units)
+        """Insert an axis of blocks before the axis of their rows."""
+        axis, rows = layout.axis, self.scaled_size(layout.rows, units)
         sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
-        return self._reshaped(tensor, sizes, axis, -1)
+        return self._reshape(tensor, sizes, axis, -1)
 
-    def _blocks_joined(
+    def _merge_blocks(
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        axis, rows = layout.axis, self.times(layout.count, units)
+        axis, rows = layout.axis, self.scaled_size(layout.rows_per_unit, units)
         sizes = [*shape[:axis], rows, *shape[axis + 1 :]]
-        return self._reshaped(tensor, sizes, axis, 1)
+        return self._reshape(tensor, sizes, axis, 1)
 
-    def _reshaped(
+    def _reshape(
         self, tensor: Tensor, sizes: Sequence[Any], axis: int, shift: int
     ) -> Tensor:
-        """Return a tensor of other sizes.
+        """Reshape a tensor.
 
         Args:
             tensor: the tensor.
-            sizes: tensors, or sizes in symbols; those that are not known are
-                those of the tensor.
-            axis: the first axis that has another size.
-            shift: by how much axes behind it were more to the right.
+            sizes: the new shape: tensors, or sizes in symbols. Unknown ones are
+                copied from the tensor.
+            axis: the first axis that differs.
+            shift: the offset to the old index of later axes.
         """
-        before = self.builder.op(
-            "Shape", [tensor], is_repeated=True, out_type=SIZE
-        )
+        before = self.shape_vector(tensor)
         target = [
             size
             if isinstance(size, (int, Tensor))
-            else self.entry(before, index if index < axis else index + shift)
+            else self.vector_entry(
+                before, index if index < axis else index + shift
+            )
             for index, size in enumerate(sizes)
         ]
-        given = [tensor, self.vector(target, SIZE)]
-        return self.builder.op("Reshape", given, static(sizes))
+        given = [tensor, self.size_vector(target, SIZE)]
+        return self.op("Reshape", given, sizes)
 
-    def replicated(self, value: Value) -> Tensor:
-        """Return the whole value, as every tower has it."""
+    def replicate(self, value: Value) -> Tensor:
+        """Return the whole value as a tensor on every tower."""
         if value.layout == REPLICATED and value.local is not None:
             return value.local
-        return self.whole(value)
+        return self.assemble(value)
 
-    def rows(self, value: Value, layout: Sharded) -> Tensor:
-        """Return each tower's own rows of a value.
+    def shard(self, value: Value, layout: Sharded) -> Tensor:
+        """Return each tower's rows of a value.
 
         Args:
             value: the value.
-            layout: where its rows are to be.
+            layout: the layout of the rows.
 
         Raises:
-            NotDivided: if it has no such.
+            NotDivided: the value does not have these rows.
         """
         if value.layout == layout:
             return cast("Tensor", value.local)
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
-            self._rows[key] = self._own_rows(value, layout)
+            self._rows[key] = self._slice_own_rows(value, layout)
         return self._rows[key]
 
-    def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        tensor, unit, axis = self.replicated(value), layout.unit, layout.axis
-        first = self.times(layout.rows, unit.start)
-        count = self.times(layout.rows, unit.count)
+    def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
+        tensor, unit, axis = self.replicate(value), layout.unit, layout.axis
+        first = self.scaled_size(layout.rows, unit.start)
+        count = self.scaled_size(layout.rows, unit.count)
         shape: Any = value.shape
         if layout.blocks == 1:
-            return self.sliced(tensor, shape, axis, first, count)
-        apart = self._blocks_apart(tensor, layout, unit.total, shape)
+            return self.slice_rows(tensor, shape, axis, first, count)
+        split = self._split_blocks(tensor, layout, unit.total, shape)
         sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
-        rows = self.sliced(apart, sizes, axis + 1, first, count)
-        return self._blocks_joined(rows, layout, unit.count, shape)
+        rows = self.slice_rows(split, sizes, axis + 1, first, count)
+        return self._merge_blocks(rows, layout, unit.count, shape)
 
-    def partial(self, value: Value) -> Tensor:
-        """Return each tower's part of a sum: the first tower has all of it."""
+    def to_partial(self, value: Value) -> Tensor:
+        """Return a partial sum: the whole on the first tower, 0 on the rest."""
         if value.is_partial:
             return cast("Tensor", value.local)
         if value not in self._parts:
-            whole = self.replicated(value)
-            zeros = self.builder.op("ZerosLike", [whole], whole.shape)
-            self._parts[value] = self.builder.op(
+            whole = self.replicate(value)
+            zeros = self.op("ZerosLike", [whole], whole.shape)
+            self._parts[value] = self.op(
                 "SelectV2", [self.is_first, whole, zeros], whole.shape
             )
         return self._parts[value]
 
-    # ---- units ---------------------------------------------------------------
+    def to_layout(self, value: Value, layout: Layout) -> Tensor:
+        """Return the local tensor of a value in another layout.
 
-    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
-        """Return the unit of rows that a tower has because of its data.
+        Raises:
+            NotDivided: this would need an exchange.
+        """
+        if isinstance(layout, ListOf):
+            return local_list(self, value, layout)
+        require(value.is_replicated or value.layout == layout)
+        if isinstance(layout, Sharded):
+            return self.shard(value, layout)
+        if isinstance(layout, Partial):
+            return self.to_partial(value)
+        return self.replicate(value)
+
+    def size_vector_like(self, vector: Value, entries: Sequence[Any]) -> Tensor:
+        """Return a copy of a vector with other entries.
 
         Args:
-            key: what the unit follows from: the same key, the same unit.
-            count: how many of them a tower has.
+            vector: the vector.
+            entries: the new entries: sizes or tensors; None: unchanged.
         """
-        if key not in self.units:
-            size = own_symbol(f"found{len(self.units)}")
-            unit = DataDependentUnit(size, count, self.builder)
-            self.units[key] = self.units[name_of(size)] = unit
-        return self.units[key]
-
-    def fraction(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
-        """Return which part of all units each tower has."""
-        key = unit, dtype
-        if key not in self._fractions:
-            counts = [
-                self.cast(count, tf.float64)
-                for count in (unit.count, unit.total)
-            ]
-            fraction = self.builder.op("RealDiv", counts, ())
-            self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
-        return self._fractions[key]
-
-    def rows_along(self, axis: int, size: Any) -> Sharded | None:
-        """Return the rows that an axis of some size has; None: it has none."""
-        for unit in (self.unit, *self.units.values()):
-            layout = Sharded(axis, unit)
-            rows = layout.units_in(size)
-            if rows:
-                return dataclasses.replace(layout, rows=rows)
-        return None
-
-    # ---- sizes ---------------------------------------------------------------
-
-    def times(self, number: int, tensor: Tensor) -> Tensor:
-        """Return a number of sizes."""
-        return tensor if number == 1 else self.product(tensor, number)
-
-    def product(self, a: Tensor, b: Tensor | int) -> Tensor:
-        """Return the product of two sizes."""
-        return self.builder.op("Mul", [a, b], (), is_repeated=True)
-
-    def entry(self, vector: Tensor, index: int) -> Tensor:
-        """Return an entry of a vector."""
-        return self.builder.op(
-            "StridedSlice",
-            [vector, [index], [index + 1], [1]],
-            (),
-            is_repeated=True,
-            shrink_axis_mask=1,
-        )
-
-    def length(self, tensor: Tensor, axis: int = 0) -> Tensor:
-        """Return the size of an axis of a tensor, as towers have it."""
-        shape = self.builder.op(
-            "Shape", [tensor], is_repeated=True, out_type=SIZE
-        )
-        return self.entry(shape, axis)
-
-    def size(self, size: Any) -> Tensor | None:
-        """Return a size of one device; None: nobody knows it yet."""
-        if isinstance(size, (int, np.integer)):
-            return self.builder.constant(int(size), SIZE)
-        if not isinstance(size, Size) or not isinstance(size.number, int):
-            return None
-        factors: list[Tensor] = []
-        for symbol, power in size.powers:
-            unit = self.units.get(symbol)
-            factor = self.sizes.get(symbol) if unit is None else unit.total
-            if factor is None or power < 1:
-                return None
-            factors += [factor] * power
-        return self.times(size.number, functools.reduce(self.product, factors))
-
-    def vector(self, entries: Sequence[Tensor | int], dtype: Any) -> Tensor:
-        """Return a vector of sizes."""
-        build, shape = self.builder, (len(entries),)
-        if not any(isinstance(entry, Tensor) for entry in entries):
-            return build.constant(entries, dtype)
-        packed = build.op("Pack", entries, shape, is_repeated=True, axis=0)
-        return self.cast(packed, dtype)
-
-    def along(
-        self, axis: int, rank: int, size: Tensor | int, others: int
-    ) -> Tensor:
-        """Return a vector of a size for an axis, and a number for the others.
-
-        Args:
-            axis: the axis.
-            rank: the number of axes.
-            size: what is given for the axis.
-            others: what is given for each of the others.
-        """
-        entries = [size if k == axis else others for k in range(rank)]
-        return self.vector(entries, SIZE)
-
-    def sliced(
-        self,
-        tensor: Tensor,
-        shape: Sequence[Any],
-        axis: int,
-        first: Tensor | int,
-        count: Tensor,
-    ) -> Tensor:
-        """Return some rows of a tensor.
-
-        Args:
-            tensor: the tensor.
-            shape: its shape, as far as it is known.
-            axis: the axis of the rows.
-            first: the first of them.
-            count: how many they are.
-        """
-        begin = self.along(axis, len(shape), first, 0)
-        # XLA takes no size of -1 if it does not know where rows begin.
-        sizes = [size if isinstance(size, int) else -1 for size in shape]
-        size = self.vector([*sizes[:axis], count, *sizes[axis + 1 :]], SIZE)
-        known = [*shape[:axis], None, *shape[axis + 1 :]]
-        return self.builder.op("Slice", [tensor, begin, size], static(known))
-
-    def cast(
-        self, tensor: Tensor, dtype: Any, is_repeated: bool = True
-    ) -> Tensor:
-        """Return a tensor of another dtype."""
-        if tensor.dtype == dtype:
-            return tensor
-        return self.builder.op(
-            "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
-        )
-
-    def vector_like(self, vector: Value, entries: Sequence[Any]) -> Tensor:
-        """Return a vector of sizes that towers are given.
-
-        Args:
-            vector: what one device is given.
-            entries: sizes, or tensors of towers; None: as on one device.
-        """
-        like = self.replicated(vector)
+        like = self.replicate(vector)
         if all(isinstance(entry, int) for entry in entries):
-            return self.builder.constant(entries, like.dtype)
+            return self.constant(entries, like.dtype)
         found: list[Tensor] = []
         for index, entry in enumerate(entries):
-            size = entry if isinstance(entry, Tensor) else self.size(entry)
+            size = (
+                entry if isinstance(entry, Tensor) else self.global_size(entry)
+            )
             if size is None:
-                size = self.cast(self.entry(like, index), SIZE)
+                size = self.cast(self.vector_entry(like, index), SIZE)
             found.append(size)
-        return self.vector(found, like.dtype)
+        return self.size_vector(found, like.dtype)
 
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded
     ) -> Tensor:
-        """Return the shape that each tower makes its rows of.
+        """Return the local shape for an operation that takes a global one.
 
         Args:
-            target: the shape that one device makes: a vector.
+            target: the global shape, a vector.
             sizes: its entries, as far as they are known.
-            layout: where the rows are.
+            layout: the layout of the output.
         """
         own: list[Any] = list(sizes)
-        own[layout.axis] = self.times(layout.count, layout.unit.count)
-        return self.vector_like(target, own)
+        own[layout.axis] = self.local_rows(layout)
+        return self.size_vector_like(target, own)
 
 
 def is_small(shape: tf.TensorShape) -> bool:
-    """Whether a tensor of a shape is not worth an exchange of its own."""
+    """Whether a tensor is too small to be worth an exchange."""
     size = shape.num_elements()
     return size is not None and size <= LARGEST
-
-
-def static(shape: Sequence[Any]) -> tf.TensorShape:
-    """Return what TensorFlow knows of a shape with symbols."""
-    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
-
-
-def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
-    """Return the shape on a tower of a tensor of the trace."""
-    if shape.rank is None or not isinstance(layout, Sharded):
-        return shape
-    sizes = list(shape)
-    sizes[layout.axis] = None
-    return tf.TensorShape(sizes)

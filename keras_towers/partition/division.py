@@ -1,4 +1,4 @@
-"""Divides operations by their axes, or leaves sums to be summed later."""
+"""Divides an operation along one of its axes, or keeps partial sums partial."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.factors import Factors, Labels
@@ -21,46 +24,40 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import Size
+from keras_towers.partition.sizes import UNKNOWN, Size, is_data_dependent
 
 
-def divided(
-    partition: Converter, node: Node, inputs: Values, factors: Factors
-) -> Values:
-    """Divide an operation by an axis of its inputs, or leave sums to later.
-
-    Args:
-        partition: makes the operations.
-        node: the operation.
-        inputs: its inputs.
-        factors: which of the axes of its inputs and outputs are the same.
+def divide(node: Node, inputs: Values, factors: Factors) -> Values:
+    """Divide an operation along an axis, or apply it to partial sums.
 
     Raises:
-        NotDivided: if it cannot be.
+        NotDivided: no axis can be divided, and the operation is not linear.
     """
+    partitioner = node.partitioner
     require(not any(isinstance(value.layout, ListOf) for value in inputs))
     labels_of_inputs = factors.labels(inputs)
-    chosen = _chosen(partition, inputs, labels_of_inputs, factors)
+    chosen = _choose_axis(partitioner, inputs, labels_of_inputs, factors)
     if chosen is None:
-        return _linear(partition, node, inputs, factors)
+        return _apply_linearly(node, inputs, factors)
     label, layout = chosen
     operands: list[Tensor] = []
     for index, value in enumerate(inputs):
         labels = labels_of_inputs[index]
         if label not in labels:
-            operands.append(_common_input(partition, index, value, factors))
+            operands.append(
+                _replicated_operand(partitioner, index, value, factors)
+            )
             continue
-        along = layout.along(labels.index(label))
-        rows = partition.rows(value, along)
+        along = layout.at_axis(labels.index(label))
+        rows = partitioner.shard(value, along)
         if factors.needs_rows:
-            rows = _with_a_row(partition, rows, along)
+            rows = _pad_empty_tower(partitioner, rows, along)
         operands.append(rows)
     layouts: list[Layout] = [
-        layout.along(labels.index(label)) if label in labels else PARTIAL
+        layout.at_axis(labels.index(label)) if label in labels else PARTIAL
         for labels in factors.outputs
     ]
-    outputs = partition.on_towers(
-        node,
+    outputs = node.run_on_towers(
         operands,
         *layouts,
         shapes=factors.shapes(inputs),
@@ -68,9 +65,9 @@ def divided(
     )
     if factors.needs_rows:
         for output in outputs:
-            output.local = _without_a_row(partition, output, layout)
-    if _has_short_rows(partition, node, inputs, outputs):
-        partition.has_gathered = True
+            output.local = _drop_padding(partitioner, output, layout)
+    if _should_gather_rows(node, inputs, outputs):
+        partitioner.has_gathered = True
         (output,) = outputs
         output.whole_from = WholeFrom(
             node.operation, 0, list(inputs), gathers=True
@@ -78,17 +75,21 @@ def divided(
     return outputs
 
 
-def _has_short_rows(
-    partition: Converter, node: Node, inputs: Values, outputs: Values
-) -> bool:
-    """Whether a sum over rows is so much larger that the rows are gathered.
+def _should_gather_rows(node: Node, inputs: Values, outputs: Values) -> bool:
+    """Whether to gather the rows of a product, because its sum is larger.
 
-    Such is the gradient of a large matrix, the product of a layer's inputs and
-    of gradients. Both are gathered, as in Xie et al., "Distributed
-    Machine Learning via Sufficient Factor Broadcasting" (arXiv 1511.08486).
+    The gradient of a large matrix is such a sum, over the examples, of products
+    of a layer's inputs and output gradients. Gathering both is known as
+    sufficient factor broadcasting (Xie et al., arXiv 1511.08486).
     """
-    ratio = partition.gather_ratio
-    if ratio is None or len(outputs) != 1 or not outputs[0].is_partial:
+    partitioner = node.partitioner
+    ratio = partitioner.options.gather_ratio
+    if (
+        ratio is None
+        or not partitioner.can_exchange
+        or len(outputs) != 1
+        or not outputs[0].is_partial
+    ):
         return False
     if not all(value.sharded for value in inputs):
         return False
@@ -98,27 +99,27 @@ def _has_short_rows(
         others = [s for a, s in enumerate(value.sizes) if a != layout.axis]
         if not all(isinstance(size, int) for size in others):
             return False
-        entries += layout.count * math.prod(others)
+        entries += layout.rows_per_unit * math.prod(others)
     size = node.shapes[0].num_elements()
     return size is not None and size >= ratio * entries
 
 
-def _common_input(
-    partition: Converter, index: int, value: Value, factors: Factors
+def _replicated_operand(
+    partitioner: Converter, index: int, value: Value, factors: Factors
 ) -> Tensor:
-    """What all towers are given for an input."""
+    """Return the operand of an input that is not divided."""
     if index in factors.entries:
-        return partition.vector_like(value, factors.entries[index])
-    return partition.replicated(value)
+        return partitioner.size_vector_like(value, factors.entries[index])
+    return partitioner.replicate(value)
 
 
-def _chosen(
-    partition: Converter,
+def _choose_axis(
+    partitioner: Converter,
     inputs: Values,
     labels_of_inputs: Sequence[Labels],
     factors: Factors,
 ) -> tuple[Any, Sharded] | None:
-    """The axis by which an operation is divided, and how it is, or None."""
+    """Return the label of the axis to divide and its layout, or None."""
     pairs = list(zip(inputs, labels_of_inputs, strict=True))
     for value, labels in pairs:
         layout = value.sharded
@@ -126,41 +127,43 @@ def _chosen(
             return labels[layout.axis], layout
     if all(value.sharded is None for value in inputs):
         return None
-    # Something has to be gathered; the rest may be divided nevertheless.
+    # No sharded input fits, so one has to be gathered. Look for another axis
+    # that has rows.
     for value, labels in pairs:
         sizes = zip(value.shape or (), labels, strict=True)
         for axis, (size, label) in enumerate(sizes):
             if not isinstance(size, Size) or not factors.may_divide(label):
                 continue
-            layout = Sharded(axis, partition.unit)
-            rows = layout.units_in(size)
+            layout = Sharded(axis, partitioner.unit)
+            rows = layout.rows_per_unit_in(size)
             if rows:
                 return label, dataclasses.replace(layout, rows=rows)
     return None
 
 
-def _linear(
-    partition: Converter, node: Node, inputs: Values, factors: Factors
-) -> Values:
-    """What is linear leaves parts of a sum parts of a sum."""
+def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
+    """Apply a linear operation to each tower's partial sum."""
+    partitioner = node.partitioner
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
     require(parts and groups and not any(value.sharded for value in inputs))
+    for k, value in enumerate(inputs):
+        require(k in groups[0] or _is_finite_factor(node, k, value))
     operands = [
-        partition.partial(value)
+        partitioner.to_partial(value)
         if k in groups[0]
-        else _common_input(partition, k, value, factors)
+        else _replicated_operand(partitioner, k, value, factors)
         for k, value in enumerate(inputs)
     ]
-    outputs = partition.on_towers(
-        node,
+    outputs = node.run_on_towers(
         operands,
         *[PARTIAL] * node.num_outputs,
         shapes=factors.shapes(inputs),
     )
     for index, output in enumerate(outputs):
-        if len(parts) == 1 and _keeps_size(node, index, *parts):
-            # What it follows from is needed elsewhere, or is no more.
+        if len(parts) == 1 and _has_size_of(node, index, *parts):
+            # The input is no larger, so it can be exchanged in place of the
+            # output, which saves an exchange if the input is exchanged anyway.
             output.whole_from = WholeFrom(
                 node.operation,
                 index,
@@ -170,39 +173,89 @@ def _linear(
     return outputs
 
 
-def _keeps_size(node: Node, index: int, part: int) -> bool:
-    """Whether an output is as large as an input, and of the same dtype."""
+# Operations whose outputs are finite or NaN, and operations whose outputs are
+# infinite only if an input is.
+_BOUNDED = """
+    Tanh Sigmoid Softmax Sign Sin Cos Erf Relu6 OneHot OnesLike ZerosLike
+"""
+_MOVES = """
+    Identity StopGradient Reshape ExpandDims Squeeze Transpose BroadcastTo Tile
+    Fill Pack ConcatV2 StridedSlice Slice Neg Abs Select SelectV2
+"""
+_QUOTIENTS = ("RealDiv", "Div")
+
+
+def _is_finite_factor(node: Node, index: int, value: Value) -> bool:
+    """Whether a partial sum may be multiplied before it is added up.
+
+    It may not if the factor can be infinite: a tower's term may be 0 although
+    the sum is not, and 0 times infinity is NaN. The same holds for division by
+    0.
+    """
+    tensor = node.operation.inputs[index]
+    if node.type not in _QUOTIENTS:
+        return node.type == "DivNoNan" or not _may_be_infinite(tensor)
+    known = value.known
+    if known is None:
+        known = tf.get_static_value(tensor)
+    return known is not None and not any(map(_may_be_zero, np.ravel(known)))
+
+
+def _may_be_zero(number: Any) -> bool:
+    return number is UNKNOWN or is_data_dependent(number) or number == 0
+
+
+def _may_be_infinite(tensor: Any) -> bool:
+    """Whether a traced tensor may have an infinite entry."""
+    operation, dtype = tensor.op, tensor.dtype
+    if not (dtype.is_floating or dtype.is_complex):
+        return False
+    if operation.type == "Const":
+        return bool(np.isinf(tf.get_static_value(tensor)).any())
+    if operation.type == "Cast":
+        (before,) = operation.inputs
+        narrows = before.dtype.is_floating and before.dtype.size > dtype.size
+        return narrows or dtype.size < 4 or _may_be_infinite(before)
+    return operation.type not in _BOUNDED.split() and (
+        operation.type not in _MOVES.split()
+        or any(map(_may_be_infinite, operation.inputs))
+    )
+
+
+def _has_size_of(node: Node, index: int, part: int) -> bool:
+    """Whether an output has the size and the dtype of an input."""
     before, after = node.operation.inputs[part], node.operation.outputs[index]
     size = before.shape.num_elements()
     is_as_large = size is not None and size == after.shape.num_elements()
     return is_as_large and before.dtype == after.dtype
 
 
-def _with_a_row(
-    partition: Converter, tensor: Tensor, layout: Sharded
+def _pad_empty_tower(
+    partitioner: Converter, tensor: Tensor, layout: Sharded
 ) -> Tensor:
-    """Return rows, and where there are none a row of zeros for one unit."""
-    build, rank, count = partition.builder, tensor.shape.rank, layout.unit.count
-    least = build.op("Maximum", [count, 1], (), is_repeated=True)
-    more = build.op("Sub", [least, count], (), is_repeated=True)
-    more = partition.times(layout.count, more)
-    ends = [[0] * rank, partition.along(layout.axis, rank, more, 0)]
-    widths = build.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    # OneDNN would fuse "Pad" with a convolution, and pad no images.
-    zero = build.constant(0, tensor.dtype)
-    return build.op("PadV2", [tensor, widths, zero], tensor.shape)
+    """Append rows of zeros for one unit if the tower has none."""
+    rank, count = tensor.shape.rank, layout.unit.count
+    least = partitioner.compute_size("Maximum", count, 1)
+    more = partitioner.compute_size("Sub", least, count)
+    more = partitioner.scaled_size(layout.rows_per_unit, more)
+    ends = [[0] * rank, partitioner.size_at_axis(layout.axis, rank, more, 0)]
+    widths = partitioner.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+    # OneDNN would fuse "Pad" with a convolution, without padding.
+    zero = partitioner.constant(0, tensor.dtype)
+    return partitioner.op("PadV2", [tensor, widths, zero], tensor.shape)
 
 
-def _without_a_row(
-    partition: Converter, output: Value, divided_by: Sharded
+def _drop_padding(
+    partitioner: Converter, output: Value, divided_by: Sharded
 ) -> Tensor:
-    """Return what was computed of rows that are there."""
-    build, layout, tensor = partition.builder, output.sharded, output.local
+    """Drop the output for rows that ``_pad_empty_tower`` has appended."""
+    layout, tensor = output.sharded, output.local
     assert tensor is not None
-    count = divided_by.unit.count
     if layout is not None:
-        length = partition.times(layout.count, count)
-        return partition.sliced(tensor, output.sizes, layout.axis, 0, length)
-    some = build.op("Greater", [count, 0], ())
-    zeros = build.op("ZerosLike", [tensor], tensor.shape)
-    return build.op("SelectV2", [some, tensor, zeros], tensor.shape)
+        count = partitioner.local_rows(layout)
+        return partitioner.slice_rows(
+            tensor, output.sizes, layout.axis, 0, count
+        )
+    some = partitioner.op("Greater", [divided_by.unit.count, 0], ())
+    zeros = partitioner.op("ZerosLike", [tensor], tensor.shape)
+    return partitioner.op("SelectV2", [some, tensor, zeros], tensor.shape)

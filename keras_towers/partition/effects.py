@@ -1,22 +1,19 @@
-"""What is computed once, for all towers, and in which order effects happen."""
+"""Operations that are computed once, and the order of side effects."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder, attribute, dtypes_of
-from keras_towers.partition.conversions import is_small
+from keras_towers.partition.builder import Builder
+from keras_towers.partition.conversions import Converter, is_small
 from keras_towers.partition.layouts import REPLICATED, Value, Values, require
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node
-
-if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
 
 _READS = (
     "ReadVariableOp",
@@ -25,13 +22,13 @@ _READS = (
     "VarIsInitializedOp",
     "VariableShape",
 )
-# XLA draws other numbers than TensorFlow's kernels, from the same seed.
+# XLA draws other numbers from the same seed than TensorFlow's kernels.
 _DRAWN_BY_XLA = (
     "StatelessRandomUniformV2",
     "StatelessRandomNormalV2",
     "StatelessTruncatedNormalV2",
 )
-# They fail, or do nothing.
+# They fail, or have no effect.
 _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
     dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
@@ -42,38 +39,38 @@ _BY_REFERENCE = tuple(
 
 
 class Effect(enum.IntEnum):
-    """What an operation does, the strongest last.
+    """The effect of an operation, from the weakest to the strongest.
 
     Attributes:
-        NONE: nothing, or it reads variables.
-        ALIKE: what every process does with the same result: it writes
-            variables, or makes what belongs to a process.
-        OUTSIDE: what is to happen once: it draws, prints, calls Python, or uses
-            tables, queues or files.
+        NONE: none, or it reads variables.
+        PER_PROCESS: every process has the same effect: a write to variables, or
+            a new object that belongs to the process.
+        EXTERNAL: an effect that must happen once: draws from a generator,
+            output, calls of Python, and the use of tables, queues or files.
     """
 
     NONE = 0
-    ALIKE = 1
-    OUTSIDE = 2
+    PER_PROCESS = 1
+    EXTERNAL = 2
 
 
 def effect_of(operation: Any) -> Effect:
-    """Return what an operation does, with the functions that it calls."""
+    """Return the effect of an operation, including the functions it calls."""
     if not operation.op_def.is_stateful or operation.type in _READS:
         return Effect.NONE
     if any(a.type in _BY_REFERENCE for a in operation.op_def.output_arg):
-        return Effect.ALIKE
-    graphs = _graphs_called(operation)
+        return Effect.PER_PROCESS
+    graphs = _called_graphs(operation)
     if None in graphs:
-        return Effect.OUTSIDE
+        return Effect.EXTERNAL
     if graphs:
         operations = [o for graph in graphs for o in graph.get_operations()]
         return max((effect_of(o) for o in operations), default=Effect.NONE)
     if operation.type in _CHECKS:
-        return Effect.ALIKE
+        return Effect.PER_PROCESS
     resources = [t for t in operation.inputs if t.dtype == tf.resource]
     only_variables = resources and all(is_variable(t) for t in resources)
-    return Effect.ALIKE if only_variables else Effect.OUTSIDE
+    return Effect.PER_PROCESS if only_variables else Effect.EXTERNAL
 
 
 def is_variable(handle: Any) -> bool:
@@ -83,7 +80,7 @@ def is_variable(handle: Any) -> bool:
 
 
 def written(operation: Any) -> list[int]:
-    """Return which inputs are handles of variables that it may write."""
+    """Return the indices of inputs that are variables it may write."""
     _, writes = compat.resources_of(operation)
     return [
         index
@@ -98,14 +95,14 @@ def _draws_in_xla(operation: Any) -> bool:
     """Whether an operation, or a function that it calls, draws in XLA."""
     return operation.type in _DRAWN_BY_XLA or any(
         _draws_in_xla(inner)
-        for graph in _graphs_called(operation)
+        for graph in _called_graphs(operation)
         if graph is not None
         for inner in graph.get_operations()
     )
 
 
-def _graphs_called(operation: Any) -> list[Any]:
-    """The graphs of the functions that an operation calls; None: unknown."""
+def _called_graphs(operation: Any) -> list[Any]:
+    """The graphs of called functions; None for one that is unknown."""
     names = []
     if compat.op_definition(operation.type) is None:
         names.append(operation.type)
@@ -117,17 +114,18 @@ def _graphs_called(operation: Any) -> list[Any]:
     return [compat.graph_of_function(graph, name) for name in names]
 
 
-# ---- their order -------------------------------------------------------------
+# ---- order -------------------------------------------------------------------
 
 
 class ResourceOrder:
-    """The times from which on resources may be read, and written.
+    """The times after which resources may be read and written.
 
-    A time is twice the level, and one more for what towers do in it: what is
-    computed once comes first.
+    A time is twice the level, plus one for the operations of towers, as a level
+    begins with the operations that are computed once.
 
     Attributes:
-        copies: of the towers' own handles of variables the common ones.
+        copies: the common handles of mirrored variables, by the towers'
+            handles.
     """
 
     def __init__(self) -> None:
@@ -136,12 +134,12 @@ class ResourceOrder:
         self._least = (0, 0)
 
     def after(self, node: Node, operands: Sequence[Tensor], reads: bool) -> int:
-        """Return the level from which on an operation finds its resources.
+        """Return the minimal level of an operation that uses resources.
 
         Args:
             node: the operation.
             operands: its inputs.
-            reads: whether it reads resources only.
+            reads: whether it only reads resources.
         """
         ready = [
             self._ready.get(key, self._least)
@@ -150,21 +148,22 @@ class ResourceOrder:
         time = max(
             (times[0] if reads else times[1] for times in ready), default=0
         )
-        return (time + 1 - _on_towers(operands)) // 2
+        return (time + 1 - _tower_phase(operands)) // 2
 
     def use(self, node: Node, operands: Sequence[Tensor], reads: bool) -> int:
-        """Have what uses the same resources later come behind an operation.
-
-        Return the level from which on the operation finds its resources.
+        """Order later users of the same resources after an operation.
 
         Args:
-            node: the operation that uses them.
+            node: the operation.
             operands: its inputs.
-            reads: whether it reads resources only.
+            reads: whether it only reads resources.
+
+        Returns:
+            The minimal level of the operation.
         """
         least = self.after(node, operands, reads)
         level = max([least, *(tensor.level for tensor in operands)])
-        time = 2 * level + _on_towers(operands)
+        time = 2 * level + _tower_phase(operands)
         for key in self._keys(node, operands):
             to_read, to_write = self._ready.get(key, self._least)
             to_read = to_read if reads else max(to_read, time)
@@ -174,29 +173,30 @@ class ResourceOrder:
     def update(
         self, handles: list[Any] | None, operands: Sequence[Tensor]
     ) -> int:
-        """Note an update of variables; return the level at whose end it is.
+        """Order an update of variables; return the level at whose end it is.
 
         Args:
-            handles: those of the variables; None: it may be any.
-            operands: the tensors that it is given.
+            handles: the handles of the variables; None: it may use any
+                variable.
+            operands: the inputs of the update.
         """
         keys = list(self._ready) if handles is None else handles
-        # Behind what towers do in the level, and behind what may fail: a step
-        # whose assertion fails updates nothing.
+        # After the operations of towers in the level, and after operations that
+        # may fail: a step whose assertion fails updates nothing.
         before = [
             self._ready.get(key, self._least)[1] // 2 for key in (*keys, None)
         ]
         level = max(
             [*before, *(tensor.level for tensor in operands)], default=0
         )
-        behind = 2 * (level + 1), 2 * (level + 1)
-        self._ready.update(dict.fromkeys(keys, behind))
+        ready = 2 * (level + 1), 2 * (level + 1)
+        self._ready.update(dict.fromkeys(keys, ready))
         if handles is None:
-            self._least = behind
+            self._least = ready
         return level
 
     def _keys(self, node: Node, operands: Sequence[Tensor]) -> list[Any]:
-        """The resources that an operation uses; None: what has no name."""
+        """The resources of an operation; None: a resource without a handle."""
         keys: list[Any] = [
             self.copies.get(t, t) for t in operands if t.dtype == tf.resource
         ]
@@ -204,87 +204,85 @@ class ResourceOrder:
         return keys or ([None] if is_stateful else [])
 
 
-def _on_towers(operands: Sequence[Tensor]) -> int:
-    """The part of a level in which an operation is done."""
+def _tower_phase(operands: Sequence[Tensor]) -> int:
+    """1 for the operations of towers, 0 for the earlier ones computed once."""
     return int(any(tensor.on_towers for tensor in operands))
 
 
-# ---- what is computed once ---------------------------------------------------
+# ---- operations computed once ------------------------------------------------
 
 
-def computed_once(partition: Partitioner, node: Node, inputs: Values) -> Values:
-    """Compute an operation as one device does, for all towers."""
+def compute_once(node: Node, inputs: Values) -> Values:
+    """Compute an operation as one device does, and share the result."""
+    partitioner = node.partitioner
     if any(not v.is_replicated and not v.is_partial for v in inputs):
-        partition.once.append(node.operation)
+        partitioner.once.append(node.operation)
     effect = effect_of(node.operation)
     if effect:
-        return _with_effect(partition, node, inputs, effect)
-    if not _is_on_towers(node, inputs):
-        operands = [partition.whole(value) for value in inputs]
-        outputs = _done(partition, node, operands)
+        return _add_effect(node, inputs, effect)
+    if not _should_run_on_towers(node, inputs):
+        operands = [partitioner.assemble(value) for value in inputs]
+        outputs = _add_in_order(node, operands)
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
-    order = partition.order
-    locals_ = [partition.replicated(value) for value in inputs]
-    wholes = [value.whole for value in inputs if value.whole is not None]
-    is_there = len(wholes) == len(locals_) and (
-        order.after(node, wholes, True) <= order.after(node, locals_, True)
+    order = partitioner.order
+    local_operands = [partitioner.replicate(value) for value in inputs]
+    whole_operands = [
+        value.whole for value in inputs if value.whole is not None
+    ]
+    is_there = len(whole_operands) == len(local_operands) and (
+        order.after(node, whole_operands, True)
+        <= order.after(node, local_operands, True)
     )
-    results = [Value(REPLICATED, t) for t in _done(partition, node, locals_)]
+    results = [
+        Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
+    ]
     if is_there:
-        # What is computed once may need it, too.
-        outputs = _done(partition, node, wholes)
+        # Operations that are computed once may use it, too.
+        outputs = _add_in_order(node, whole_operands)
         for value, whole in zip(results, outputs, strict=True):
             value.whole = whole
     return results
 
 
-def _with_effect(
-    partition: Partitioner, node: Node, inputs: Values, effect: Effect
-) -> Values:
-    """Do what has an effect as often as one device does, for all.
+def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
+    """Add an operation that has an effect, for all towers.
 
-    In a loop or a branch, all of that is done once.
+    Inside of a function nothing is done: the whole function is computed once.
     """
-    require(partition.builder.meets)
+    partitioner = node.partitioner
+    require(partitioner.can_exchange)
     variables = written(node.operation)
-    mirrored = [k for k in variables if _has_local(inputs[k])]
-    if effect is Effect.ALIKE and variables and mirrored == variables:
-        # Each tower writes its own copies.
-        locals_ = [partition.replicated(value) for value in inputs]
-        made = _done(partition, node, locals_, reads=False)
-        return [Value(REPLICATED, local) for local in made]
-    at_root = partition.ranks and effect is Effect.OUTSIDE
-    wholes = [partition.whole(value) for value in inputs]
-    results = _done(partition, node, wholes, reads=False, at_root=at_root)
+    mirrored = [k for k in variables if _is_on_every_tower(inputs[k])]
+    if effect is Effect.PER_PROCESS and variables and mirrored == variables:
+        # Each tower writes to its copies.
+        local_operands = [partitioner.replicate(value) for value in inputs]
+        outputs = _add_in_order(node, local_operands, reads=False)
+        return [Value(REPLICATED, local) for local in outputs]
+    at_root = partitioner.options.ranks and effect is Effect.EXTERNAL
+    whole_operands = [partitioner.assemble(value) for value in inputs]
+    results = _add_in_order(node, whole_operands, reads=False, at_root=at_root)
     if at_root:
-        results = [_from_root(partition, whole) for whole in results]
+        results = [
+            _broadcast_from_root(partitioner, whole) for whole in results
+        ]
     for index in variables if at_root else mirrored:
-        _copy_to_all(partition, node, index, inputs[index], at_root)
+        _assign_everywhere(node, index, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
 
 
-def _done(
-    partition: Partitioner,
+def _add_in_order(
     node: Node,
     operands: Sequence[Tensor],
     reads: bool = True,
     at_root: bool = False,
 ) -> list[Tensor]:
-    """Add an operation behind what uses the same resources.
-
-    Args:
-        partition: makes the operations.
-        node: the operation.
-        operands: its inputs.
-        reads: whether it reads resources only.
-        at_root: whether of several processes only the first does it.
-    """
-    least = partition.order.use(node, operands, reads)
-    is_common = partition.builder.meets and not _on_towers(operands)
-    if partition.xla and is_common and _draws_in_xla(node.operation):
-        return _done_by_xla(partition, node, operands, least)
-    return partition.builder.copy(
-        node.operation,
+    """Add an operation after earlier users of the same resources."""
+    partitioner = node.partitioner
+    least = partitioner.order.use(node, operands, reads)
+    is_common = partitioner.can_exchange and not _tower_phase(operands)
+    if partitioner.options.xla and is_common and _draws_in_xla(node.operation):
+        return _add_xla_function(node, operands, least)
+    return node.copy(
         operands,
         least=least,
         has_effect=not reads,
@@ -292,22 +290,22 @@ def _done(
     )
 
 
-def _done_by_xla(
-    partition: Partitioner, node: Node, operands: Sequence[Tensor], least: int
+def _add_xla_function(
+    node: Node, operands: Sequence[Tensor], least: int
 ) -> list[Tensor]:
-    """Add an operation as a function of its own, which XLA compiles."""
-    body = Builder(meets=False)
+    """Add an operation as a function that XLA compiles."""
+    body = Builder(can_exchange=False)
     inputs = [
         Tensor(t.dtype, t.shape, t.on_towers, handle=t.handle) for t in operands
     ]
     outputs = body.copy(node.operation, inputs)
-    return partition.builder.add(
+    return node.partitioner.add(
         "StatefulPartitionedCall",
         operands,
         {
-            "Tin": dtypes_of(inputs),
-            "Tout": dtypes_of(outputs),
-            "_XlaMustCompile": attribute(True),
+            "Tin": [tensor.dtype for tensor in inputs],
+            "Tout": [tensor.dtype for tensor in outputs],
+            "_XlaMustCompile": True,
         },
         [(tensor.dtype, tensor.shape) for tensor in outputs],
         least=least,
@@ -316,80 +314,74 @@ def _done_by_xla(
     )
 
 
-def _from_root(partition: Partitioner, whole: Tensor) -> Tensor:
-    """Return for all processes what the first has computed."""
-    build = partition.builder
+def _broadcast_from_root(partitioner: Converter, whole: Tensor) -> Tensor:
+    """Return the result of the first process on all processes."""
     if whole.dtype == tf.resource:
-        # Loops return the handles that they are given.
+        # Loops return the handles that they take.
         return whole
     if whole.dtype != tf.variant:
-        return build.exchange("root", whole)
-    # A list of tensors travels as a text.
-    (text,) = build.add(
-        "SerializeTensor",
-        [whole],
-        {"T": attribute(tf.variant)},
-        [(tf.string, tf.TensorShape(()))],
-        at_root=True,
-    )
-    text_of_root = build.exchange("root", text)
-    return build.op(
-        "ParseTensor", [text_of_root], whole.shape, out_type=tf.variant
+        return partitioner.exchange("root", whole)
+    # Processes exchange a list of tensors as a string.
+    text = partitioner.op("SerializeTensor", [whole], (), at_root=True)
+    text = partitioner.exchange("root", text)
+    return partitioner.op(
+        "ParseTensor", [text], whole.shape, out_type=tf.variant
     )
 
 
-def _copy_to_all(
-    partition: Partitioner,
+def _assign_everywhere(
     node: Node,
     index: int,
     variable: Value,
     at_root: bool,
 ) -> None:
-    """Have all write what was written once to a variable.
+    """Assign the new value of a variable to all of its copies.
 
     Args:
-        partition: makes the operations.
-        node: what has written it.
-        index: which of its inputs the variable's handle is.
-        variable: the handle.
+        node: the operation that has written it.
+        index: the index of the variable's handle among the inputs.
+        variable: the value of the handle.
         at_root: whether only the first process has written it.
     """
-    build, order = partition.builder, partition.order
-    handle = partition.whole(variable)
+    partitioner = node.partitioner
+    order = partitioner.order
+    handle = partitioner.assemble(variable)
     (spec,) = compat.get_resource_handle_data(
         node.operation.inputs[index]
     ).shape_and_type
-    value = build.read(
+    value = partitioner.read(
         handle,
         tf.as_dtype(spec.dtype),
         tf.TensorShape(spec.shape),
         order.after(node, [handle], True),
     )
     if at_root:
-        value = build.exchange("root", value)
-    operands = [partition.replicated(variable), value]
-    build.add(
+        value = partitioner.exchange("root", value)
+    operands = [partitioner.replicate(variable), value]
+    partitioner.add(
         "AssignVariableOp",
         operands,
-        {"dtype": attribute(value.dtype), "validate_shape": attribute(False)},
+        {"dtype": value.dtype, "validate_shape": False},
         [],
         least=order.use(node, operands, False),
         has_effect=True,
     )
 
 
-def _is_on_towers(node: Node, inputs: Values) -> bool:
-    """Whether all towers have what an operation needs.
+def _should_run_on_towers(node: Node, inputs: Values) -> bool:
+    """Whether towers compute an operation on replicated values themselves.
 
-    What little they have is not worth an exchange, and what they have of
-    mirrored variables nobody has to send them.
+    Small values are cheaper to recompute than to exchange, and towers have
+    their own copies of mirrored variables.
     """
     if not all(value.is_replicated for value in inputs):
         return False
     pairs = list(zip(inputs, node.operation.inputs, strict=True))
-    if any(t.dtype == tf.resource and not _has_local(v) for v, t in pairs):
+    if any(
+        t.dtype == tf.resource and not _is_on_every_tower(v) for v, t in pairs
+    ):
         return False
-    at_towers = [(v, t.shape) for v, t in pairs if _has_local(v)]
+    at_towers = [(v, t.shape) for v, t in pairs if _is_on_every_tower(v)]
     small = all(is_small(shape) for shape in node.shapes)
     if small and any(value.whole is None for value, _ in at_towers):
         return True
@@ -397,16 +389,17 @@ def _is_on_towers(node: Node, inputs: Values) -> bool:
         value.whole is not None or not is_small(shape)
         for value, shape in at_towers
     ) and all(
-        _has_local(v) or is_small(t.shape) or _is_repeated(v) for v, t in pairs
+        _is_on_every_tower(v) or is_small(t.shape) or _is_repeated(v)
+        for v, t in pairs
     )
 
 
-def _has_local(value: Value) -> bool:
-    """Whether each tower has the value of one device itself."""
+def _is_on_every_tower(value: Value) -> bool:
+    """Whether every tower has the whole value, without an exchange."""
     return value.layout == REPLICATED and value.local is not None
 
 
 def _is_repeated(value: Value) -> bool:
-    """Whether every function that needs a value makes it anew."""
+    """Whether every function that uses a value computes it again."""
     operation = None if value.whole is None else value.whole.operation
     return operation is not None and operation.is_repeated

@@ -1,4 +1,4 @@
-"""Makes TensorFlow's operations of a program's, many at a time."""
+"""Adds the operations of a program to a TensorFlow graph."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def emit(
 ) -> list[Any]:
     """Add operations to the current graph; return the tensors wanted.
 
-    Operations have the names that they have in the trace, as far as these are
-    free. Those that are repeated are added where they are needed.
+    Operations keep their traced names, with a suffix if a name is taken.
+    Repeated operations are added where they are used.
 
     Args:
-        operations: the operations, in their order.
-        given: TensorFlow's tensors, by the tensors of the program that the
-            operations use but do not make.
-        wanted: N tensors that they make, or that are given.
-        graphs: the graphs whose functions they call.
-        after: TensorFlow's tensors for which what has effects waits.
-        checks: gets TensorFlow's operations that have effects and use no
-            variable, such as assertions.
+        operations: the operations, in order.
+        given: graph tensors, by the tensors of the program that the operations
+            use but do not compute.
+        wanted: N tensors that are computed or given.
+        graphs: the graphs whose functions are called.
+        after: graph tensors for which operations with effects wait.
+        checks: a list to which graph operations are added that have an effect
+            but use no variable, such as assertions.
     """
     here = compat.get_default_graph()
     for graph in graphs:
@@ -66,14 +66,14 @@ def emit(
                 known[tensor] = f"_given{len(known)}"
                 inputs[known[tensor]] = given[tensor]
             return known[tensor]
-        assert operation is not None, "a tensor that nobody makes"
+        assert operation is not None, "a tensor without a source"
         if id(operation) not in names:
             assert operation.is_repeated, operation.type
             add(operation)
         return f"{names[id(operation)]}:{tensor.index}"
 
     def add(operation: Operation) -> None:
-        # What is repeated may need others that are.
+        # A repeated operation may use more of them.
         sources = [name_of(tensor) for tensor in operation.inputs]
         node = definition.node.add()
         node.name = names[id(operation)] = free_name(operation)
@@ -109,7 +109,7 @@ def emit(
         and operation.has_effect
         and all(tensor.dtype != tf.resource for tensor in operation.inputs)
     ]
-    # TensorFlow cannot import within a block of control dependencies.
+    # TensorFlow cannot import a graph inside of control dependencies.
     with tf.control_dependencies(None):
         made = tf.graph_util.import_graph_def(
             definition,
@@ -137,7 +137,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     graph = compat.FuncGraph("towers")
     with graph.as_default():
         given = {tensor: _placeholder(tensor) for tensor in function.inputs}
-        # What uses the same variables happens in its order.
+        # Keep the order of operations that use the same variables.
         with compat.AutomaticControlDependencies() as ordered:
             outputs = emit(function.operations, given, function.outputs, graphs)
     graph.control_outputs.extend(ordered.ops_which_must_run)
@@ -148,7 +148,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
 
 
 def _placeholder(tensor: Tensor) -> Any:
-    """Return what a function is given for a tensor."""
+    """Return a placeholder for a tensor."""
     result = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
     if tensor.handle is not None:
         compat.set_handle_data(result, tensor.handle)

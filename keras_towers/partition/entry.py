@@ -1,4 +1,4 @@
-"""Lays out a traced graph whose inputs towers have rows of."""
+"""Lays out a traced graph, given the layouts of its inputs."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.builder import SIZE, Builder
+from keras_towers.partition.builder import SIZE
 from keras_towers.partition.called_functions import has_control_flow_v1
-from keras_towers.partition.conversions import CannotGather, local_shape
+from keras_towers.partition.conversions import CannotGather, Options
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
+    RaggedSplits,
     RowSplits,
     Sharded,
     SparseIndices,
     SparseShape,
-    Splits,
     Unit,
     Value,
+    local_shape,
+    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner, UpdateInfo
 from keras_towers.partition.program import (
     Inputs,
     Program,
     Tensor,
-    delayed,
-    needed,
+    delay_operations,
+    prune,
 )
-from keras_towers.partition.rules.places import indices_of
+from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.sizes import (
     EXAMPLES,
     ONE_MORE,
     UNKNOWN,
     Size,
-    name_of,
     symbol,
+    symbol_name,
 )
 
 
 def partition_graph(*arguments: Any, **options: Any) -> Program:
-    """Lay out a graph as ``lay_out`` does; return the program only."""
+    """Call ``lay_out``; return the program only."""
     program, _ = lay_out(*arguments, **options)
     return program
 
@@ -57,29 +59,22 @@ def lay_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
-    ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
-    xla: bool = False,
-    gather_ratio: float | None = None,
-    lists: bool = True,
+    **options: Any,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph over towers.
 
     Args:
-        graph: the trace of what one device does.
-        layouts: how its N inputs are laid out.
-        wanted: the tensors of the graph whose wholes the program returns.
+        graph: the trace of the one-device step.
+        layouts: the layouts of its N inputs.
+        wanted: the tensors of the graph that the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
-        ranks: whether several processes run the program.
-        mirrored: for each of the N inputs: whether it is the handle of a
-            variable of which each tower has its own copy, and all have the
-            same; None: there are none.
-        xla: whether XLA compiles what towers compute.
-        gather_ratio: as of ``Converter``.
-        lists: whether lists of rows may be divided.
+        mirrored: for each of the N inputs, whether it is the handle of a
+            variable that is mirrored on every tower; None: no input is.
+        **options: the attributes of ``Options``.
 
     Returns:
-        The program, and what is known of the graph's tensors by their names.
+        The program, and the values of the graph's tensors by their names.
     """
     if has_control_flow_v1(graph):
         raise TowerError(
@@ -87,7 +82,22 @@ def lay_out(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    builder = Builder()
+    given = graph, layouts, wanted, updates, mirrored or [False] * len(layouts)
+    try:
+        return _laid_out(*given, Options(**options))
+    except CannotGather:
+        # An operation without a rule takes a list of rows.
+        return _laid_out(*given, Options(**options, lists=False))
+
+
+def _laid_out(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    updates: Mapping[str, UpdateInfo],
+    mirrored: Sequence[bool],
+    options: Options,
+) -> tuple[Program, dict[str, Value]]:
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)
     total = Tensor(SIZE, number, on_towers=False)
@@ -98,111 +108,92 @@ def lay_out(
         )
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
-    # Of data without rows all is done once: whatever a tower has.
-    unit = Unit(_examples(graph, layouts), total, start, total)
-    partition = Partitioner(
-        unit, is_first, builder, lists, ranks, xla, gather_ratio
-    )
-    count = _examples_of_tower(partition, tensors, layouts)
-    partition.unit = unit = dataclasses.replace(unit, count=count)
-    partition.sizes[name_of(EXAMPLES)] = total
-    partition.update_infos = updates
-    copies = {
-        index: dataclasses.replace(tensor, on_towers=True)
-        for index, tensor in enumerate(tensors)
-        if mirrored is not None and mirrored[index]
-    }
-    partition.order.copies = {copy: tensors[k] for k, copy in copies.items()}
+    # Without rows in the inputs, everything is computed once, and the number of
+    # examples of a tower does not matter.
+    unit = Unit(EXAMPLES, total, start, total)
+    partitioner = Partitioner(unit, is_first, options)
+    size, count = _examples(partitioner, graph.inputs, tensors, layouts)
+    partitioner.unit = dataclasses.replace(unit, size=size, count=count)
+    partitioner.sizes[symbol_name(EXAMPLES)] = total
+    partitioner.update_infos = updates
     sizes: dict[str, Tensor] = {}
     values = [
-        _value(index, traced, tensor, layout, partition, sizes)
+        _value(index, traced, tensor, layout, partitioner, sizes)
         for index, (traced, tensor, layout) in enumerate(
             zip(graph.inputs, tensors, layouts, strict=True)
         )
     ]
-    for index, copy in copies.items():
-        values[index].local = copy
-    partition.sizes.update(sizes)
-    try:
-        by_name = partition.run(graph, values)
-        results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
-    except CannotGather:
-        # An operation without a rule needs a list of rows.
-        return lay_out(
-            graph,
-            layouts,
-            wanted,
-            updates,
-            ranks,
-            mirrored,
-            xla,
-            gather_ratio,
-            lists=False,
-        )
-    ends = [*results, *(t for u in partition.updates for t in u.given)]
-    operations, exchanges = needed(builder.operations, builder.exchanges, ends)
-    delayed(operations, exchanges, partition.updates, results)
+    partitioner.sizes.update(sizes)
+    copies: dict[int, Tensor] = {}
+    for index, is_mirrored in enumerate(mirrored):
+        if is_mirrored:
+            copy = dataclasses.replace(tensors[index], on_towers=True)
+            copies[index] = values[index].local = copy
+            partitioner.order.copies[copy] = tensors[index]
+    by_name = partitioner.run(graph, values)
+    results = [partitioner.assemble(by_name[tensor.name]) for tensor in wanted]
+    ends = [*results, *(t for u in partitioner.updates for t in u.given)]
+    operations, exchanges = prune(
+        partitioner.operations, partitioner.exchanges, ends
+    )
+    delay_operations(operations, exchanges, partitioner.updates, results)
     sources = {id(operation.source) for operation in operations}
     program = Program(
         Inputs(tensors, start, total, is_first, sizes, copies),
         operations,
         exchanges,
-        partition.updates,
+        partitioner.updates,
         results,
-        partition.graphs,
-        [o for o in partition.once if id(o) in sources],
-        partition.has_gathered,
+        partitioner.graphs,
+        [o for o in partitioner.once if id(o) in sources],
+        partitioner.has_gathered,
     )
     return program, by_name
 
 
 def _handle(tensor: Any) -> Any:
-    """What TensorFlow says of the variable of a handle, if it is one."""
+    """The handle data of a variable, or None."""
     is_handle = tensor.dtype == tf.resource and is_variable(tensor)
     return compat.get_resource_handle_data(tensor) if is_handle else None
 
 
 def _shape(tensor: Any, layout: InputLayout) -> tf.TensorShape:
-    """The shape of what a tower is given."""
+    """The local shape of an input."""
     if isinstance(layout, (RowSplits, SparseIndices)):
         return local_shape(tensor.shape, Sharded(0))
     return local_shape(tensor.shape, layout)
 
 
-def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:
-    """The number of examples, if the trace knows it, or its symbol."""
-    for tensor, layout in zip(graph.inputs, layouts, strict=True):
-        if isinstance(layout, Sharded) and layout.unit is None:
-            size = tensor.shape[layout.axis]
-            return EXAMPLES if size is None else size // layout.count
-    return EXAMPLES
-
-
-def _examples_of_tower(
-    partition: Partitioner,
+def _examples(
+    partitioner: Partitioner,
+    traced: Sequence[Any],
     tensors: Sequence[Tensor],
     layouts: Sequence[InputLayout],
-) -> Tensor:
-    """The number of examples of a tower."""
-    for tensor, layout in zip(tensors, layouts, strict=True):
+) -> tuple[Any, Tensor]:
+    """Return the global and the local number of examples."""
+    for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
         if isinstance(layout, Sharded) and layout.unit is None:
-            return _units(partition, tensor, layout)
+            size = tensor.shape[layout.axis]
+            count = _units(partitioner, own, layout)
+            return (
+                EXAMPLES if size is None else size // layout.rows_per_unit,
+                count,
+            )
+    for own, layout in zip(tensors, layouts, strict=True):
         if isinstance(layout, RowSplits):
-            ends = partition.length(tensor)
-            return partition.builder.op("Sub", [ends, 1], (), is_repeated=True)
+            ends = partitioner.axis_size(own)
+            return EXAMPLES, partitioner.compute_size("Sub", ends, 1)
         if isinstance(layout, SparseShape):
-            return partition.entry(tensor, 0)
-    return partition.unit.total
+            return EXAMPLES, partitioner.vector_entry(own, 0)
+    return EXAMPLES, partitioner.unit.total
 
 
-def _units(partition: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
-    """The number of units of a tower, from its rows."""
-    rows = partition.length(tensor, layout.axis)
-    if layout.count == 1:
+def _units(partitioner: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
+    """Return the local number of units of sharded rows."""
+    rows = partitioner.axis_size(tensor, layout.axis)
+    if layout.rows_per_unit == 1:
         return rows
-    return partition.builder.op(
-        "FloorDiv", [rows, layout.count], (), is_repeated=True
-    )
+    return partitioner.compute_size("FloorDiv", rows, layout.rows_per_unit)
 
 
 def _value(
@@ -210,30 +201,30 @@ def _value(
     traced: Any,
     tensor: Tensor,
     layout: InputLayout,
-    partition: Partitioner,
+    partitioner: Partitioner,
     sizes: dict[str, Tensor],
 ) -> Value:
-    """What is known of an input, of which some sizes are symbols."""
+    """Return the value of an input, with symbols for unknown sizes."""
     if isinstance(layout, SparseIndices):
-        return _sparse_indices(partition, tensor, layout)
+        return _sparse_indices(partitioner, tensor, layout)
     if isinstance(layout, SparseShape):
-        return _sparse_shape(partition, tensor, layout)
+        return _sparse_shape(partitioner, tensor, layout)
     if isinstance(layout, RowSplits):
-        return _row_splits(partition, tensor, layout)
+        return _row_splits(partitioner, tensor, layout)
     if isinstance(layout, Sharded):
-        unit: Any = partition.unit
+        unit: Any = partitioner.unit
         if layout.unit is not None:
-            count = _units(partition, tensor, layout)
-            unit = partition.data_dependent_unit(layout.unit, count)
+            count = _units(partitioner, tensor, layout)
+            unit = partitioner.data_dependent_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
     shape: Any = None
     if traced.shape.rank is not None:
-        shape = list(traced.shape)
+        shape = list(sizes_of(traced.shape))
         for axis, size in enumerate(shape):
             name = f"{index}.{axis}"
             if isinstance(layout, Sharded) and axis == layout.axis:
                 shape[axis] = layout.size
-            elif size is None and tensor.on_towers:
+            elif size is UNKNOWN and tensor.on_towers:
                 shape[axis] = symbol(name)
                 sizes[name] = Tensor(SIZE, tf.TensorShape(()), on_towers=False)
         shape = tuple(shape)
@@ -246,47 +237,47 @@ def _value(
 
 
 def _sparse_indices(
-    partition: Partitioner, own: Tensor, layout: SparseIndices
+    partitioner: Partitioner, own: Tensor, layout: SparseIndices
 ) -> Value:
-    """Where sparse rows have entries."""
-    unit = partition.data_dependent_unit(layout.unit, partition.length(own))
-    rows, of = Sharded(0, unit), Sharded(0, partition.unit)
-    return indices_of(partition, own, rows, of, int(own.shape[1] or 0))
+    """Return the value of the indices of a sparse tensor."""
+    unit = partitioner.data_dependent_unit(
+        layout.unit, partitioner.axis_size(own)
+    )
+    rows, of = Sharded(0, unit), Sharded(0, partitioner.unit)
+    return index_value(partitioner, own, rows, of, int(own.shape[1] or 0))
 
 
 def _sparse_shape(
-    partition: Partitioner, own: Tensor, layout: SparseShape
+    partitioner: Partitioner, own: Tensor, layout: SparseShape
 ) -> Value:
-    """The shape of sparse rows."""
-    build, rank = partition.builder, 1 + len(layout.sizes)
-    # Behind the first, all towers have the same sizes.
-    behind = build.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
-    behind = build.exchange("first", behind)
-    ahead = partition.vector([partition.unit.total], SIZE)
-    whole = build.op("ConcatV2", [ahead, behind, 0], (rank,))
-    sizes = [UNKNOWN if size is None else size for size in layout.sizes]
-    known = np.array([partition.unit.size, *sizes], object)
+    """Return the value of the dense shape of a sparse tensor."""
+    rank = 1 + len(layout.sizes)
+    # The sizes after the first are the same on all towers.
+    rest = partitioner.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
+    rest = partitioner.exchange("first", rest)
+    total = partitioner.size_vector([partitioner.unit.total], SIZE)
+    whole = partitioner.op("ConcatV2", [total, rest, 0], (rank,))
+    known = np.array([partitioner.unit.size, *sizes_of(layout.sizes)], object)
     return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
 
 
 def _row_splits(
-    partition: Partitioner, own: Tensor, layout: RowSplits
+    partitioner: Partitioner, own: Tensor, layout: RowSplits
 ) -> Value:
-    """Where ragged rows begin and end."""
-    build = partition.builder
-    last = build.op("Max", [own, [0]], ())
-    unit = partition.data_dependent_unit(
-        layout.unit, partition.cast(last, SIZE)
+    """Return the value of the row splits of a ragged tensor."""
+    last = partitioner.op("Max", [own, [0]], ())
+    unit = partitioner.data_dependent_unit(
+        layout.unit, partitioner.cast(last, SIZE)
     )
-    ends = build.op("Slice", [own, [1], [-1]], (None,))
-    start = partition.cast(unit.start, own.dtype)
-    ends = build.op("AddV2", [ends, start], (None,))
-    ends = build.exchange("gather", ends, 0, partition.unit.size)
-    whole = build.op("ConcatV2", [[0], ends, 0], (None,))
-    partition.sizes[name_of(ONE_MORE)] = build.op(
-        "AddV2", [partition.unit.total, 1], ()
+    ends = partitioner.op("Slice", [own, [1], [-1]], (None,))
+    start = partitioner.cast(unit.start, own.dtype)
+    ends = partitioner.op("AddV2", [ends, start], (None,))
+    ends = partitioner.exchange("gather", ends, 0, partitioner.unit.size)
+    whole = partitioner.op("ConcatV2", [[0], ends, 0], (None,))
+    partitioner.sizes[symbol_name(ONE_MORE)] = partitioner.op(
+        "AddV2", [partitioner.unit.total, 1], ()
     )
-    examples = partition.unit.size
+    examples = partitioner.unit.size
     size = ONE_MORE if isinstance(examples, Size) else examples + 1
-    splits = Splits(own, unit)
-    return Value(REPLICATED, whole=whole, shape=(size,), numbers=splits)
+    splits = RaggedSplits(own, unit)
+    return Value(REPLICATED, whole=whole, shape=(size,), meaning=splits)

@@ -1,8 +1,8 @@
-"""Which axes of an operation's inputs and outputs are the same.
+"""The axes that the inputs and outputs of an operation share.
 
-An operation that does to each entry along an axis what it does to all can be
-divided by that axis. The axes are labelled, as those of an einsum: one label,
-one axis that may be divided. Shardy's rules name such factors, too.
+An operation can be divided along an axis if it treats all entries along it
+independently. The axes are labelled as in an einsum: a label stands for one
+axis that may be divided. Shardy calls them factors, too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Values
-from keras_towers.partition.sizes import longer
+from keras_towers.partition.sizes import UNKNOWN, broadcast_size
 
-# The label of an output's axis of size 1.
+# The label of an output axis of size 1.
 ONE = "1"
-# None: an axis that cannot be divided.
+# None: the axis cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
 
 
@@ -25,18 +25,17 @@ class Factors:
     """The axes of an operation.
 
     Attributes:
-        inputs: the labels of the axes of N inputs; None: an input that all
-            towers have.
-        outputs: those of its outputs.
-        linear: groups of inputs; the operation is linear in those of a group
-            together, if the others are what they are.
-        summed: labels over which it sums: the sum of the results for some of
-            the entries each is the result for all.
-        needs_rows: whether TensorFlow refuses it, or makes nothing sensible of
-            it, if there are no rows.
-        attributes: those that are others on towers.
-        entries: of vectors that towers are given in place of those of one
-            device; None: an entry that is the same.
+        inputs: the labels of the axes of each input; None: the input is
+            replicated.
+        outputs: the labels of the axes of each output.
+        linear: groups of inputs. The operation is linear in the inputs of a
+            group taken together, for fixed values of the remaining inputs.
+        summed: labels of axes that the operation sums over. Applied to
+            slices of the axis, its outputs add up to the full output.
+        needs_rows: whether TensorFlow fails or returns garbage for 0 rows.
+        attributes: the attributes that differ on towers.
+        entries: new entries of vectors among the inputs, by the index of the
+            input; None: the entry is unchanged.
     """
 
     inputs: Sequence[Labels | None]
@@ -50,16 +49,16 @@ class Factors:
     )
 
     def may_divide(self, label: Hashable | None) -> bool:
-        """Whether the operation may be divided by an axis."""
+        """Whether the operation may be divided along an axis."""
         if label is None:
             return False
         kept = [label in output for output in self.outputs]
         return all(kept) or (label in self.summed and not any(kept))
 
     def labels(self, inputs: Values) -> list[Labels]:
-        """Return the labels of inputs; None for axes that are repeated.
+        """Return the labels of inputs, None for axes that are broadcast.
 
-        An axis of size 1 is repeated where others are longer.
+        An axis of size 1 is broadcast if an axis with the same label is longer.
         """
         sizes = self._sizes(inputs)
         labels_of_inputs: list[Labels] = []
@@ -79,7 +78,7 @@ class Factors:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(sizes.get(label) for label in labels)
+            tuple(sizes.get(label, UNKNOWN) for label in labels)
             for labels in self.outputs
         ]
 
@@ -90,36 +89,36 @@ class Factors:
                 labels or (), value.shape or (), strict=False
             ):
                 if label is not None:
-                    sizes[label] = longer(sizes.get(label, 1), size)
+                    sizes[label] = broadcast_size(sizes.get(label, 1), size)
         return sizes
 
 
 def elementwise(
     inputs: Values, linear: Sequence[Collection[int]] = ()
 ) -> Factors:
-    """Return the axes of an operation whose inputs are broadcast."""
+    """Return the axes of an elementwise operation with broadcasting."""
     rank = max(value.rank for value in inputs)
     labels = [range(rank - value.rank, rank) for value in inputs]
     return Factors(labels, [range(rank)], linear)
 
 
-def along(
-    gone: Collection[int],
+def along_axes(
+    reduced: Collection[int],
     inputs: Values,
     outputs: int = 1,
     linear: Sequence[Collection[int]] = (),
     keeps: bool = True,
 ) -> Factors:
-    """Return the axes of an operation that works along some of the first's.
+    """Return the axes of an operation that works along axes of its first input.
 
     Args:
-        gone: the axes that it works along.
-        inputs: its inputs; all but the first are options.
-        outputs: the number of its outputs.
-        linear: as of ``Factors``.
-        keeps: whether the axes are there in the outputs, too.
+        reduced: the axes that it works along.
+        inputs: its inputs; all but the first are replicated.
+        outputs: the number of outputs.
+        linear: as in ``Factors``.
+        keeps: whether the outputs have these axes, too.
     """
-    labels = [None if a in gone else a for a in range(inputs[0].rank)]
+    labels = [None if a in reduced else a for a in range(inputs[0].rank)]
     left = labels if keeps else [a for a in labels if a is not None]
     options = [None] * (len(inputs) - 1)
     return Factors([labels, *options], [left] * outputs, linear)

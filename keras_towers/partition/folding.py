@@ -1,4 +1,4 @@
-"""Computing what is known before a step runs: sizes, axes and other numbers."""
+"""Folds what is known before a step runs: sizes, axes and numbers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Fold: TypeAlias = Callable[..., Any]
 
 
 def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
-    """Return the entries of an operation's outputs, of known ones; or None.
+    """Return the known entries of an operation's outputs, or None.
 
-    Computed are integers and truths, and what is made of integers. Where an
-    integer would wrap around, the operation is left to TensorFlow.
+    Integers and truth values are folded, and floats that are cast from them.
+    Integers that would overflow are left to TensorFlow.
 
     Args:
         node: the operation.
-        inputs: the entries of its N inputs; None: they are not known.
+        inputs: the entries of its N inputs; None: unknown.
     """
     fold = _FOLDS.get(node.type)
     if fold is None or any(entries is None for entries in inputs):
@@ -52,11 +52,10 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def _fits(entries: Any, dtype: tf.DType) -> bool:
-    """Whether a dtype has room for entries.
+    """Whether a dtype can represent entries.
 
-    A multiple of a symbol is the size of an array, or of a part of it, so that
-    it has room for it if it has for the multiple: TensorFlow itself counts with
-    the dtype.
+    A multiple of a symbol is the size of an array or of a part of it.
+    TensorFlow counts these with the same dtype, so only the number is checked.
     """
     if not dtype.is_integer:
         return True
@@ -69,9 +68,9 @@ def _fits(entries: Any, dtype: tf.DType) -> bool:
 
 
 def constant(operation: Any) -> Any:
-    """Return the entries of a constant, if they are few numbers; or None.
+    """Return the entries of a small constant, or None.
 
-    They are an array of objects.
+    The result is an array of objects.
     """
     proto = operation.get_attr("value")
     shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
@@ -98,7 +97,8 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
         is_wide = node.dtype(0).size == 8
 
         def compare_entries(a: Any, b: Any) -> Any:
-            # What a step compares may choose a branch, whatever it multiplied.
+            # The result may select a branch, so the operands must not have
+            # overflowed.
             is_exact = is_wide or a == b or not _are_multiples(a, b)
             return compared(compare, a, b) if is_exact else UNKNOWN
 
@@ -108,7 +108,7 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
 
 
 def _are_multiples(*entries: Any) -> bool:
-    """Whether some are more than a symbol, and may wrap around in int32."""
+    """Whether an entry may overflow int32, as a product of a symbol may."""
     return any(
         entry.number != 1 or [power for _, power in entry.powers] != [1]
         for entry in entries
@@ -124,7 +124,7 @@ def _extreme(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     return extreme
 
 
-def _chosen(condition: Any, a: Any, b: Any) -> Any:
+def _chosen_(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, bool | np.bool_):
         return a if condition else b
     return a if a == b else UNKNOWN
@@ -143,10 +143,10 @@ def _one_of(a: Any, b: Any) -> Any:
 
 
 def _unless_zero(divide: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def divided(a: Any, b: Any) -> Any:
+    def checked(a: Any, b: Any) -> Any:
         return UNKNOWN if not isinstance(b, Size) and not b else divide(a, b)
 
-    return divided
+    return checked
 
 
 def _cast_or_copy(node: Node, array: Any) -> Any:
@@ -155,15 +155,7 @@ def _cast_or_copy(node: Node, array: Any) -> Any:
     return array
 
 
-def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
-    taken = [
-        slice(int(b), None if s == -1 else int(b + s))
-        for b, s in zip(begin, size, strict=True)
-    ]
-    return array[tuple(taken)]
-
-
-def _strided(node: Node, array: Any, *ends: Any) -> Any:
+def _sliced(node: Node, array: Any, *ends: Any) -> Any:
     index: list[Any] = []
     for span in spans(node, array.shape, *ends):
         if span.dropped:
@@ -199,15 +191,15 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     return array
 
 
-def _gathered(node: Node, array: Any, places: Any, axis: Any) -> Any:
+def _gathered(node: Node, array: Any, indices: Any, axis: Any) -> Any:
     if node.attr("batch_dims"):
         raise ValueError("not needed of sizes")
-    return np.take(array, places.astype(int), int(axis))
+    return np.take(array, indices.astype(int), int(axis))
 
 
-def _scattered(node: Node, places: Any, entries: Any, shape: Any) -> Any:
+def _scattered(node: Node, indices: Any, entries: Any, shape: Any) -> Any:
     result = np.zeros(_ints(shape), object)
-    np.add.at(result, tuple(places.T.astype(int)), entries)
+    np.add.at(result, tuple(indices.T.astype(int)), entries)
     return result
 
 
@@ -218,9 +210,9 @@ def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
 
 def _stitched(node: Node, *arrays: Any) -> Any:
     half = len(arrays) // 2
-    places = [np.ravel(array).astype(int) for array in arrays[:half]]
-    result = np.zeros(1 + max(at.max(initial=-1) for at in places), object)
-    for at, entries in zip(places, arrays[half:], strict=True):
+    indices = [np.ravel(array).astype(int) for array in arrays[:half]]
+    result = np.zeros(1 + max(at.max(initial=-1) for at in indices), object)
+    for at, entries in zip(indices, arrays[half:], strict=True):
         result[at] = np.ravel(entries)
     return result
 
@@ -237,24 +229,24 @@ def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
 
 def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     rank = max(len(a), len(b))
-    wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
+    padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
     over: list[list[int]] = [[], []]
-    if list(a) == list(b) and UNKNOWN not in wide[0]:
+    if list(a) == list(b) and UNKNOWN not in padded[0]:
         return [np.array(axes, object) for axes in over]
-    for axis, (d, e) in enumerate(zip(*wide, strict=True)):
+    for axis, (d, e) in enumerate(zip(*padded, strict=True)):
         if d != e and 1 not in (d, e):
             raise ValueError("one of the sizes may be 1")
         for which, this, that, shape in ((0, d, e, a), (1, e, d, b)):
             missing = axis < rank - len(shape)
             if missing or (this == 1 and that != 1) or (d == 1 and e == 1):
                 over[which].append(axis)
-    if UNKNOWN in wide[0] or UNKNOWN in wide[1]:
+    if UNKNOWN in padded[0] or UNKNOWN in padded[1]:
         raise ValueError("a size that is not known")
     return [np.array(axes, object) for axes in over]
 
 
 def _ints(array: Any) -> list[int]:
-    """The entries of a vector, if all of them are numbers."""
+    """The entries of a vector, all of which have to be integers."""
     return [int(entry) for entry in array]
 
 
@@ -281,7 +273,7 @@ _FOLDS: dict[str, Fold] = {
     "LogicalAnd": _elementwise(_both),
     "LogicalOr": _elementwise(_one_of),
     "LogicalNot": _elementwise(lambda a: UNKNOWN if a is UNKNOWN else not a),
-    **dict.fromkeys(("Select", "SelectV2"), _elementwise(_chosen)),
+    **dict.fromkeys(("Select", "SelectV2"), _elementwise(_chosen_)),
     "ZerosLike": _elementwise(lambda a: 0),
     "OnesLike": _elementwise(lambda a: 1),
     **dict.fromkeys(("Prod", "Sum", "Max", "Min", "All", "Any"), _reduced),
@@ -290,8 +282,7 @@ _FOLDS: dict[str, Fold] = {
         np.moveaxis(array, node.attr("axis"), 0)
     ),
     "ConcatV2": lambda _, *arrays: np.concatenate(arrays[:-1], int(arrays[-1])),
-    "StridedSlice": _strided,
-    "Slice": _slice,
+    **dict.fromkeys(("StridedSlice", "Slice"), _sliced),
     "Split": lambda node, axis, array: np.split(
         array, node.num_outputs, int(axis)
     ),

@@ -1,24 +1,28 @@
-"""How a value of one device's step is laid out over towers.
+"""How a value of the one-device step is laid out over towers.
 
-* Replicated: all towers have the value that one device has.
-* Sharded: each tower has its own rows along an axis, such as those of its
-  examples. The towers' rows together are those of one device.
-* Partial: each tower has a part of a sum.
+* Replicated: every tower has the value of one device.
+* Sharded: every tower has its own rows along an axis, such as its examples.
+  Concatenated in the order of the towers, they are the value of one device.
+* Partial: every tower has one term of a sum. The sum is the value of one
+  device.
 
-GSPMD (arXiv 2105.04663) calls them replicated, tiled and partial, PyTorch's
-DTensor Replicate, Shard and Partial. Here towers may have different numbers of
-rows, or none.
+GSPMD (arXiv 2105.04663) calls these replicated, tiled and partial; PyTorch's
+DTensor calls them Replicate, Shard and Partial. Unlike there, shards may differ
+in size or be empty.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+import tensorflow as tf
+
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import Size, times_in
+from keras_towers.partition.sizes import UNKNOWN, Size, multiple_of
 
 if TYPE_CHECKING:
     from keras_towers.partition.builder import Builder
@@ -28,7 +32,7 @@ Values: TypeAlias = "Sequence[Value]"
 
 
 class NotDivided(Exception):
-    """Towers cannot divide an operation in this way; there may be another."""
+    """This way of dividing an operation does not apply; another one may."""
 
 
 def require(condition: object) -> None:
@@ -39,14 +43,14 @@ def require(condition: object) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """What is divided over towers: the examples of a batch.
+    """The thing that is divided over towers: the examples of a batch.
 
     Attributes:
-        size: the number of units on one device: a symbol, or an int if the
-            trace knows it.
-        count: the number of units of a tower; each tower has its own.
-        start: the number of units of all towers before it.
-        total: the number of units of all towers.
+        size: the global number of units: a symbol, or an int if the trace knows
+            it.
+        count: the number of units of each tower.
+        start: for each tower, the number of units of all earlier towers.
+        total: the global number of units.
     """
 
     size: Any
@@ -57,14 +61,14 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataDependentUnit:
-    """A unit whose number follows from the data, such as what a mask leaves.
+    """A unit whose number depends on the data, such as the rows a mask keeps.
 
-    Towers exchange how many they have only where an operation needs it.
+    Its ``start`` and ``total`` need an exchange, which is added on first use.
 
     Attributes:
-        size: the symbol of the number of units on one device.
-        count: the number of units of a tower; each tower has its own.
-        builder: takes the exchanges.
+        size: the symbol of the global number of units.
+        count: the number of units of each tower.
+        builder: adds the exchanges.
     """
 
     size: Size
@@ -73,38 +77,38 @@ class DataDependentUnit:
 
     @functools.cached_property
     def start(self) -> Tensor:
-        """The number of units of all towers before it."""
+        """For each tower, the number of units of all earlier towers."""
         return self.builder.exchange("before", self.count)
 
     @functools.cached_property
     def total(self) -> Tensor:
-        """The number of units of all towers."""
+        """The global number of units."""
         return self.builder.exchange("sum", self.count)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """All towers have the value that one device has."""
+    """Every tower has the value of one device."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """Each tower has a part of a sum."""
+    """Every tower has one term of a sum."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Each tower has its own rows along an axis.
+    """Every tower has its own rows along an axis.
 
-    An index along the axis is (block, unit, row): there are some blocks, each
-    of all units, of which each has some rows.
+    An index along the axis is a triple (block, unit, row): a block contains all
+    units, and each unit has some rows in it.
 
     Attributes:
-        axis: the axis; of a list's elements -1: their place in the list.
-        unit: what is divided; of an input, where it is not yet known how many
-            a tower has, None: examples, or the name of what else it is.
+        axis: the axis; -1 for the elements of a list, if each element is a row.
+        unit: the unit that is divided. For an input of the graph, None stands
+            for examples, and a string names another unit.
         blocks: the number of blocks.
-        rows: the number of rows of each unit in a block.
+        rows: the number of rows of a unit in each block.
     """
 
     axis: int
@@ -112,30 +116,30 @@ class Sharded:
     blocks: int = 1
     rows: int = 1
 
-    def along(self, axis: int) -> Sharded:
-        """Return the same along another axis."""
+    def at_axis(self, axis: int) -> Sharded:
+        """Return the same layout at another axis."""
         return dataclasses.replace(self, axis=axis)
 
     @property
-    def count(self) -> int:
-        """How many rows there are of each unit."""
+    def rows_per_unit(self) -> int:
+        """The number of rows of a unit in all blocks."""
         return self.blocks * self.rows
 
     @property
     def size(self) -> Any:
-        """The size of the axis on one device."""
-        return self.count * self.unit.size
+        """The global size of the axis."""
+        return self.rows_per_unit * self.unit.size
 
-    def units_in(self, size: Any) -> int | None:
-        """Return how many rows of each unit an axis has, if it has such."""
+    def rows_per_unit_in(self, size: Any) -> int | None:
+        """Return the rows per unit in an axis; None: the size does not fit."""
         if isinstance(self.unit.size, Size):
-            return times_in(size, self.unit.size)
+            return multiple_of(size, self.unit.size)
         whole = isinstance(size, int) and not size % self.unit.size
         return size // self.unit.size if whole else None
 
     def blocks_in(self, size: Any) -> int | None:
-        """Return how many blocks of such rows an axis has, if it has such."""
-        count = self.units_in(size)
+        """Return the blocks in an axis; None: the size does not fit."""
+        count = self.rows_per_unit_in(size)
         return (
             None if count is None or count % self.rows else count // self.rows
         )
@@ -143,17 +147,17 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:
-    """A list of tensors, or of lists, each of which is laid out alike."""
+    """A list of tensors or lists that share a layout."""
 
     element: Sharded | Partial | ListOf
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseIndices:
-    """Of an input: where sparse rows have entries, from a tower's first row.
+    """An input: indices of a sparse tensor, counted from a tower's first row.
 
     Attributes:
-        unit: the name of the unit of the entries.
+        unit: the name of the unit of its entries.
     """
 
     unit: str
@@ -161,10 +165,10 @@ class SparseIndices:
 
 @dataclasses.dataclass(frozen=True)
 class SparseShape:
-    """Of an input: the shape of sparse rows, on a tower that of its own.
+    """An input: the dense shape of a sparse tensor, local to each tower.
 
     Attributes:
-        sizes: what is known of the sizes behind the first.
+        sizes: the sizes after the first, None where they are unknown.
     """
 
     sizes: tuple[int | None, ...]
@@ -172,10 +176,10 @@ class SparseShape:
 
 @dataclasses.dataclass(frozen=True)
 class RowSplits:
-    """Of an input: the splits of ragged rows, on a tower those of its own.
+    """An input: the row splits of a ragged tensor, local to each tower.
 
     Attributes:
-        unit: the name of the unit of the entries.
+        unit: the name of the unit of its entries.
     """
 
     unit: str
@@ -189,21 +193,21 @@ PARTIAL = Partial()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Places:
-    """Integers that number rows, of which each tower names only its own.
+class RowNumbers:
+    """Integers that are row numbers, and on every tower refer to its own rows.
 
-    One device counts all rows: its numbers are those of a tower and the number
-    of rows of the towers before it.
+    A global row number is the local one plus the number of rows of all earlier
+    towers.
 
     Attributes:
-        local: of each tower: the same integers, counted from its own first row.
-            They are at least 0 and less than the number of its rows.
-        layout: how these are laid out.
-        unit: of what the rows are.
-        rows: how many rows each unit has.
-        grain: what divides all of them.
-        is_first_column: whether only the first along the last axis are such,
-            and the others are those of one device.
+        local: the local row numbers: at least 0 and less than the number of
+            rows of the tower.
+        layout: the layout of these numbers.
+        unit: the unit of the rows that they refer to.
+        rows: the number of rows of a unit.
+        grain: a common divisor of the row numbers.
+        is_first_column: whether only column 0 of the last axis has row numbers;
+            the other columns are the same as on one device.
     """
 
     local: Tensor
@@ -214,42 +218,42 @@ class Places:
     is_first_column: bool = False
 
     @property
-    def target(self) -> Sharded:
-        """The layout of the rows, along a first axis."""
+    def row_layout(self) -> Sharded:
+        """The layout of the numbered rows along axis 0."""
         return Sharded(0, self.unit, 1, self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
-class Below:
+class BelowLimit:
     """Integers that are at least 0 and less than a limit."""
 
     limit: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Splits:
-    """Integers that say where ragged rows begin, where they end, or both.
+class RaggedSplits:
+    """The row splits of a ragged tensor, or a part of them.
 
     Attributes:
-        local: of each tower: the same, counted from its own first entry.
-        unit: of what the entries are.
-        part: ``begin``, ``end``, or both, which is one more.
+        local: the local splits, counted from the first entry of the tower.
+        unit: the unit of the entries.
+        kind: ``row_splits``, ``row_starts`` or ``row_limits``.
     """
 
     local: Tensor
     unit: DataDependentUnit
-    part: str = "both"
+    kind: str = "row_splits"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class WholeFrom:
-    """A value that is computed of the wholes of others, which are exchanged.
+    """How to compute a whole value from the whole values of its inputs.
 
     Attributes:
-        operation: what computes it.
-        index: which of its outputs it is.
-        inputs: its N inputs.
-        gathers: whether these are rows, which are gathered, not parts of sums.
+        operation: the operation that computes it.
+        index: the index of the output.
+        inputs: the inputs of the operation.
+        gathers: whether the inputs are rows to gather, not partial sums to add.
     """
 
     operation: Any
@@ -260,21 +264,22 @@ class WholeFrom:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """A tensor of one device's step, and what towers have of it.
+    """A tensor of the one-device step, and its local values on the towers.
 
     Attributes:
-        layout: how it is laid out.
-        local: the tensor that each tower has: its rows, or its part of a sum;
-            for a replicated value the whole, if each tower computed it.
-        whole: the tensor that one device has; None: no operation has needed it
-            so far.
-        shape: its shape on one device, in symbols; None: its rank is unknown.
-        known: its entries on one device that are known before the step runs: an
-            array of ints, bools, ``Size`` and ``UNKNOWN``; None: no entry is.
-        whole_from: of a part of a sum: how its whole is computed where it is
-            not the sum of the parts.
-        element: of a list: what is known of all its elements.
-        numbers: of integers: what they number, or where they end.
+        layout: its layout.
+        local: the tensor on each tower: its rows, or its partial sum. For a
+            replicated value, the whole, if every tower computes it.
+        whole: the tensor on one device; None: not computed yet.
+        shape: its global shape, of ints, ``Size`` and ``UNKNOWN``; None: its
+            rank is unknown.
+        known: its entries on one device, as far as they are known before the
+            step runs: an array of ints, bools, ``Size`` and ``UNKNOWN``; None:
+            no entry is known.
+        whole_from: for a partial sum, how to compute the whole if it is not the
+            sum of the local values.
+        elements: for a list, the facts that hold for all its elements.
+        meaning: for integers, the rows that they refer to, or their limit.
     """
 
     layout: Layout
@@ -283,12 +288,12 @@ class Value:
     shape: Shape | None = None
     known: Any = None
     whole_from: WholeFrom | None = None
-    element: Any = None
-    numbers: Places | Below | Splits | None = None
+    elements: Any = None
+    meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
 
     @property
     def rank(self) -> int:
-        """The number of its axes, if that is known."""
+        """The number of axes; 0 if it is unknown."""
         return len(self.shape or ())
 
     @property
@@ -296,43 +301,71 @@ class Value:
         """Its shape.
 
         Raises:
-            NotDivided: if not even its rank is known.
+            NotDivided: its rank is unknown.
         """
         require(self.shape is not None)
         return self.shape or ()
 
     def as_rows(self) -> tuple[Sharded, Tensor]:
-        """Return where its rows are, and those that each tower has.
+        """Return its layout and its local rows.
 
         Raises:
-            NotDivided: if it is not sharded.
+            NotDivided: it is not sharded.
         """
         require(self.sharded)
         return cast("Sharded", self.layout), cast("Tensor", self.local)
 
     @property
-    def places(self) -> Places | None:
-        """The rows that it numbers, if it does."""
-        return self.numbers if isinstance(self.numbers, Places) else None
+    def number(self) -> Any:
+        """Its only entry, or ``UNKNOWN``."""
+        if self.known is None or np.size(self.known) != 1:
+            return UNKNOWN
+        return np.ravel(self.known)[0]
+
+    @property
+    def row_numbers(self) -> RowNumbers | None:
+        """The row numbers that it has, or None."""
+        return self.meaning if isinstance(self.meaning, RowNumbers) else None
 
     @property
     def sharded(self) -> Sharded | None:
-        """Where its rows are, if it is sharded."""
+        """Its layout if it is sharded, or None."""
         return self.layout if isinstance(self.layout, Sharded) else None
 
     @property
     def is_replicated(self) -> bool:
-        """Whether all have it, or it was made to be so."""
+        """Whether its whole is available on every tower."""
         if isinstance(self.layout, Replicated):
             return True
         return isinstance(self.layout, Partial) and self.whole is not None
 
     @property
     def gathers(self) -> bool:
-        """Whether rows are gathered for its whole, not its parts added up."""
+        """Whether its whole is computed from gathered rows."""
         return self.whole_from is not None and self.whole_from.gathers
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is a part of a sum that nobody has summed yet."""
+        """Whether it is a partial sum that has not been added up."""
         return isinstance(self.layout, Partial) and self.whole is None
+
+
+def sizes_of(shape: Iterable[Any]) -> Shape:
+    """Return the sizes of a traced shape, with ``UNKNOWN`` for None."""
+    return tuple(UNKNOWN if size is None else size for size in shape)
+
+
+def static(shape: Any) -> tf.TensorShape:
+    """Return a shape as TensorFlow knows it: None for symbols."""
+    if isinstance(shape, tf.TensorShape):
+        return shape
+    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
+
+
+def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
+    """Return the shape that a traced tensor has on a tower."""
+    if shape.rank is None or not isinstance(layout, Sharded):
+        return shape
+    sizes = list(shape)
+    sizes[layout.axis] = None
+    return tf.TensorShape(sizes)

@@ -1,9 +1,8 @@
-"""Lists of tensors, and how they are laid out over towers.
+"""Lists of tensors, and the facts that hold for their elements.
 
-A list is laid out as its elements are: of each, every tower has its own rows or
-its part of a sum. If the elements themselves are the rows, such as one for each
-example, every tower has a list of its own elements. An optional value is a list
-that has one element, or none.
+A list has the layout of its elements: every tower has its rows, or its partial
+sum, of each. If each element is a row, such as an example, the list of a tower
+contains its own rows. An optional value is a list with one element or none.
 """
 
 from __future__ import annotations
@@ -35,93 +34,95 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """What is known of the elements of a list, as one device has it.
+    """The facts that hold for the elements of a list on one device.
 
     Attributes:
-        dtype: that of each.
-        declared: the shape that the list was declared to have: its entries, -1
-            where they may be any; None: it is not known.
-        length: how many they are, if that is known.
-        item: what is known of each that was set; None: none was set yet.
-        is_full: whether all were set.
-        are_places: whether each that was set is the number of its place.
-        is_optional: whether it is no list, but an optional value.
+        dtype: the dtype of the elements.
+        declared: the declared shape of elements, -1 for any size; None:
+            unknown.
+        length: the number of elements, or ``UNKNOWN``.
+        item: the facts shared by all elements that were set; None: none was.
+        is_full: whether all elements were set.
+        are_row_numbers: whether each element that was set is its own index.
+        is_optional: whether it is an optional value, not a list.
     """
 
     dtype: Any
     declared: Any = None
-    length: Any = None
+    length: Any = UNKNOWN
     item: Value | None = None
     is_full: bool = True
-    are_places: bool = True
+    are_row_numbers: bool = True
     is_optional: bool = False
 
     @property
     def shape(self) -> Shape | None:
-        """The shape of each that was set, as far as it is known."""
+        """The shape of the elements that were set, as far as it is known."""
         return None if self.item is None else self.item.shape
 
 
-# ---- what is known -----------------------------------------------------------
+# ---- facts -------------------------------------------------------------------
 
 
 def elements_of(value: Value) -> Elements:
-    """Return what is known of a list's elements.
+    """Return the facts about a list's elements.
 
     Raises:
-        NotDivided: if nothing is.
+        NotDivided: nothing is known about them.
     """
-    require(value.element is not None)
-    return cast("Elements", value.element)
+    require(value.elements is not None)
+    return cast("Elements", value.elements)
 
 
-def one_more(
+def with_item(
     elements: Elements | None, item: Value, is_place: bool = False
 ) -> Elements | None:
-    """Return what is known of elements if one of them is set."""
+    """Return the facts after an element was set."""
     if elements is None:
         return None
-    with_item = dataclasses.replace(elements, item=item, are_places=is_place)
-    return joined_elements(elements, with_item)
+    with_item = dataclasses.replace(
+        elements, item=item, are_row_numbers=is_place
+    )
+    return common_elements(elements, with_item)
 
 
-def in_common(a: Value, b: Value, layout: Layout = REPLICATED) -> Value:
-    """Return what is known of a value that is one of two."""
+def common_facts(a: Value, b: Value, layout: Layout = REPLICATED) -> Value:
+    """Return the facts that two values share."""
     return Value(
         layout,
-        shape=_joined_shapes(a.shape, b.shape),
-        known=_joined_entries(a.known, b.known),
-        element=joined_elements(a.element, b.element),
+        shape=_common_shape(a.shape, b.shape),
+        known=_common_entries(a.known, b.known),
+        elements=common_elements(a.elements, b.elements),
     )
 
 
-def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
-    """Return what is known of the elements of a list that is one of two."""
+def common_elements(a: Elements | None, b: Elements | None) -> Elements | None:
+    """Return the facts that the elements of two lists share."""
     if a is None or b is None:
         return None
     if (a.dtype, a.is_optional) != (b.dtype, b.is_optional):
         return None
-    # Of what there is none, everything is true.
+    # A list without elements satisfies any fact.
     items = [e.item for e in (a, b) if e.item is not None]
     return Elements(
         a.dtype,
         a.declared if a.declared == b.declared else None,
-        a.length if a.length == b.length else None,
-        in_common(items[0], items[-1]) if items else None,
+        a.length if a.length == b.length else UNKNOWN,
+        common_facts(items[0], items[-1]) if items else None,
         a.is_full and b.is_full,
-        a.are_places and b.are_places,
+        a.are_row_numbers and b.are_row_numbers,
         a.is_optional,
     )
 
 
-def _joined_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
+def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     if a is None or b is None or len(a) != len(b):
         return None
     pairs = zip(a, b, strict=True)
-    return tuple(one if one == other else None for one, other in pairs)
+    return tuple(one if one == other else UNKNOWN for one, other in pairs)
 
 
-def _joined_entries(a: Any, b: Any) -> Any:
+def _common_entries(a: Any, b: Any) -> Any:
     if a is None or b is None or np.shape(a) != np.shape(b):
         return None
     either = np.frompyfunc(lambda x, y: x if x == y else UNKNOWN, 2, 1)
@@ -130,15 +131,15 @@ def _joined_entries(a: Any, b: Any) -> Any:
     return entries
 
 
-def alike(a: Value, b: Value) -> bool:
-    """Whether two values are laid out alike, and as much is known of them."""
+def have_same_facts(a: Value, b: Value) -> bool:
+    """Whether two values have the same layout, and the same facts."""
     return bool(_facts(a) == _facts(b))
 
 
 def _facts(value: Value | None) -> Any:
     if value is None:
         return None
-    known, elements = value.known, value.element
+    known, elements = value.known, value.elements
     entries = None if known is None else (np.shape(known), known.tolist())
     facts = value.layout, value.shape, entries
     if elements is None:
@@ -150,121 +151,123 @@ def _facts(value: Value | None) -> Any:
 # ---- conversions -------------------------------------------------------------
 
 
-def list_on_tower(partition: Converter, value: Value, layout: ListOf) -> Tensor:
-    """Return what each tower has of a list.
+def local_list(partitioner: Converter, value: Value, layout: ListOf) -> Tensor:
+    """Return the local list of a list on every tower.
 
     Args:
-        partition: makes the operations.
+        partitioner: the partitioner of the program.
         value: the list.
-        layout: how it is to be laid out.
+        layout: the layout of the result.
 
     Raises:
-        NotDivided: if it has no such.
+        NotDivided: the list cannot have this layout.
     """
     if value.layout == layout:
         return cast("Tensor", value.local)
     require(value.is_replicated)
     elements, element = elements_of(value), layout.element
-    if _has_nothing(elements):
-        return partition.replicated(value)
-    declared = _declared_shape(partition, elements, element)
-    build, handle = partition.builder, partition.replicated(value)
+    if _is_empty_optional(elements):
+        return partitioner.replicate(value)
+    declared = _declared_shape(partitioner, elements, element)
+    handle = partitioner.replicate(value)
     if elements.item is None:
         if isinstance(element, Sharded) and element.axis < 0:
-            length = partition.cast(element.unit.count, tf.int32)
+            length = partitioner.cast(element.unit.count, tf.int32)
         else:
-            length = build.op("TensorListLength", [handle], ())
+            length = partitioner.op("TensorListLength", [handle], ())
         dtype = elements.dtype
-        return build.op(
+        return partitioner.op(
             "TensorListReserve", [declared, length], (), element_dtype=dtype
         )
     require(elements.is_full and not isinstance(element, ListOf))
-    sizes = shape_on_tower(partition, elements.shape)
-    stacked = build.op(
+    sizes = local_element_shape(partitioner, elements.shape)
+    stacked = partitioner.op(
         "TensorListStack", [handle, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
     whole = Value(REPLICATED, whole=stacked, shape=shape)
     if isinstance(element, Partial):
-        rows = partition.partial(whole)
+        rows = partitioner.to_partial(whole)
     else:
-        rows = partition.rows(whole, behind(element))
-    return build.op("TensorListFromTensor", [rows, declared], ())
+        rows = partitioner.shard(whole, stacked_layout(element))
+    return partitioner.op("TensorListFromTensor", [rows, declared], ())
 
 
-def _has_nothing(elements: Elements) -> bool:
-    """Whether all there is are optional values that are not there."""
+def _is_empty_optional(elements: Elements) -> bool:
+    """Whether it is an optional value without an element."""
     if elements.item is None:
         return elements.is_optional
-    inner = elements.item.element
-    return inner is not None and _has_nothing(inner)
+    inner = elements.item.elements
+    return inner is not None and _is_empty_optional(inner)
 
 
-def whole_list(partition: Converter, value: Value) -> Tensor:
-    """Return the list of one device, which all have.
+def gather_list(partitioner: Converter, value: Value) -> Tensor:
+    """Return the whole list, gathered from all towers.
 
     Raises:
-        NotDivided: if it cannot be gathered.
+        NotDivided: the facts do not suffice to gather it.
     """
     elements, element = elements_of(value), cast("ListOf", value.layout).element
     require(not isinstance(element, ListOf))
-    # Its shape is known whole, as a tower may have no elements.
-    sizes = shape_on_tower(partition, elements.shape, element)
-    declared = _declared_shape(partition, elements, PARTIAL)
-    stacked = partition.builder.op(
+    # TensorFlow needs the full shape if a tower has no elements.
+    sizes = local_element_shape(partitioner, elements.shape, element)
+    declared = _declared_shape(partitioner, elements, PARTIAL)
+    stacked = partitioner.op(
         "TensorListStack", [value.local, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
-    whole = partition.whole(Value(behind(element), stacked, shape=shape))
-    return partition.builder.op("TensorListFromTensor", [whole, declared], ())
+    whole = partitioner.assemble(
+        Value(stacked_layout(element), stacked, shape=shape)
+    )
+    return partitioner.op("TensorListFromTensor", [whole, declared], ())
 
 
-def are_rows(element: Layout) -> bool:
-    """Whether the elements of a list are rows, of which each tower has some."""
+def is_row_per_element(element: Layout) -> bool:
+    """Whether each element of a list is a row."""
     return isinstance(element, Sharded) and element.axis < 0
 
 
-def behind(element: Any) -> Any:
-    """Return how elements of a list are laid out if they are stacked."""
+def stacked_layout(element: Any) -> Any:
+    """Return the layout of a stack of elements."""
     if isinstance(element, Sharded):
-        return element.along(element.axis + 1)
+        return element.at_axis(element.axis + 1)
     return element
 
 
-def shape_on_tower(
-    partition: Converter, shape: Sequence[Any] | None, layout: Any = None
+def local_element_shape(
+    partitioner: Converter, shape: Sequence[Any] | None, layout: Any = None
 ) -> Tensor:
-    """Return the shape of a tower's elements.
+    """Return the local shape of elements.
 
     Args:
-        partition: makes the operations.
-        shape: that of one device.
-        layout: how they are laid out.
+        partitioner: the partitioner of the program.
+        shape: the global shape.
+        layout: the layout of the elements.
 
     Raises:
-        NotDivided: if it is not known whole.
+        NotDivided: the shape is not known completely.
     """
     require(shape is not None)
-    sizes = [partition.size(size) for size in shape or ()]
+    sizes = [partitioner.global_size(size) for size in shape or ()]
     if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
-        sizes[layout.axis] = partition.times(layout.count, layout.unit.count)
+        sizes[layout.axis] = partitioner.local_rows(layout)
     require(None not in sizes)
-    return partition.vector(cast("list[Tensor]", sizes), tf.int32)
+    return partitioner.size_vector(cast("list[Tensor]", sizes), tf.int32)
 
 
 def _declared_shape(
-    partition: Converter, elements: Elements, layout: Any
+    partitioner: Converter, elements: Elements, layout: Any
 ) -> Tensor:
-    """What a tower's list is declared to have as the shape of its elements."""
+    """Return the shape that the local list declares for its elements."""
     declared = elements.declared
     if declared is not None and not np.ndim(declared):
-        return partition.builder.constant(-1, tf.int32)
+        return partitioner.constant(-1, tf.int32)
     has_rows = isinstance(layout, Sharded) and layout.axis >= 0
     if declared and has_rows:
-        require(fits(declared[layout.axis], layout))
-    return shape_on_tower(partition, declared, layout)
+        require(may_hold_rows(declared[layout.axis], layout))
+    return local_element_shape(partitioner, declared, layout)
 
 
-def fits(size: Any, layout: Sharded) -> bool:
-    """Whether an axis of a declared shape may have rows."""
+def may_hold_rows(size: Any, layout: Sharded) -> bool:
+    """Whether a size of a declared shape admits rows."""
     return size is not UNKNOWN and size in (-1, layout.size)

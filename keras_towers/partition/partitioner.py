@@ -1,9 +1,10 @@
-"""Lays out the trace of one device's step over towers, in one pass.
+"""Lays out the trace of the one-device step over towers, in one pass.
 
-Every operation keeps its meaning, forward and backward alike. Its rule says how
-its outputs are laid out if its inputs are so. Where it has none, or the rule
-does not fit, its inputs are gathered or summed, and it is computed once, as on
-one device. A rule that is missing costs time; it does not change a result.
+Forward and backward operations are treated the same. The rule of an operation
+derives the layouts of its outputs from the layouts of its inputs. If an
+operation has no rule, or no rule applies, its inputs are gathered or summed,
+and it is computed once, as on one device. So a missing rule costs time, but
+never changes a result.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder
-from keras_towers.partition.conversions import Converter
-from keras_towers.partition.division import divided
-from keras_towers.partition.effects import ResourceOrder, computed_once
+from keras_towers.partition.conversions import Converter, Options
+from keras_towers.partition.division import divide
+from keras_towers.partition.effects import ResourceOrder, compute_once
 from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -27,19 +27,21 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    sizes_of,
 )
 from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
+from keras_towers.partition.sizes import UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UpdateInfo:
-    """What an operation that stands for an optimizer's update means.
+    """How to treat an operation that stands for an update by an optimizer.
 
     Attributes:
-        sparse: which of its inputs are values and indices of one gradient.
-        uses: the inputs of the graph that are variables of the update; None:
-            it may use any.
+        sparse: pairs of inputs that are the values and indices of a gradient.
+        uses: the inputs of the graph that are variables of the update; None: it
+            may use any variable.
     """
 
     sparse: Sequence[tuple[int, int]]
@@ -47,63 +49,48 @@ class UpdateInfo:
 
 
 class Partitioner(Converter):
-    """Lays out graphs, and collects the operations of a program.
+    """Lays out graphs and builds the program.
 
     Args:
-        unit: what the rows of a batch are divided by: examples.
-        is_first: whether a tower is the first.
-        builder: takes the operations.
-        lists: whether lists may be divided.
-        ranks: whether several processes run the program.
-        xla: whether XLA compiles what towers compute.
-        gather_ratio: as of ``Converter``.
+        unit: the unit of the batch: examples.
+        is_first: a tensor: whether a tower is the first.
+        options: the options of the layout.
+        around: for the body of a function, the partitioner of its caller.
 
     Attributes:
-        once: the operations that take rows, but are computed once.
+        once: the traced operations that take rows, but are computed once.
         graphs: the graphs that were laid out.
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
-        values: the values of the graph that is being laid out, by the names of
-            their tensors.
+        values: the values of the current graph, by the names of its tensors.
         order: the order of operations that use the same resources.
-        variances: variances that were computed together with their means, by
-            the names of their operations.
     """
 
     def __init__(
         self,
         unit: Unit,
         is_first: Tensor,
-        builder: Builder,
-        lists: bool = True,
-        ranks: bool = False,
-        xla: bool = False,
-        gather_ratio: float | None = None,
+        options: Options,
+        around: Partitioner | None = None,
     ):
-        super().__init__(unit, is_first, builder, gather_ratio)
-        self.lists = lists
-        self.ranks = ranks
-        self.xla = xla
+        super().__init__(unit, is_first, options, can_exchange=around is None)
         self.once: list[Any] = []
         self.graphs: list[Any] = []
+        if around is not None:
+            self.sizes, self.units = around.sizes, around.units
+            self._unit_by_key = around._unit_by_key
+            self.graphs, self.once = around.graphs, around.once
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.variances: dict[str, Value] = {}
         self.order = ResourceOrder()
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
-        builder = Builder(meets=False)
-        result = Partitioner(
-            self.unit, self.is_first, builder, self.lists, xla=self.xla
-        )
-        result.sizes, result.units = self.sizes, self.units
-        result.graphs, result.once = self.graphs, self.once
-        return result
+        return Partitioner(self.unit, self.is_first, self.options, self)
 
     def run(self, graph: Any, inputs: Values) -> dict[str, Value]:
-        """Lay out a graph; return the values of its tensors, by their names.
+        """Lay out a graph; return the values of its tensors by their names.
 
         Args:
             graph: the graph of the step, or of a function.
@@ -115,25 +102,23 @@ class Partitioner(Converter):
         values: dict[str, Value] = {}
         for tensor, value in zip(graph.inputs, inputs, strict=True):
             if value.shape is None and tensor.shape.rank is not None:
-                value.shape = tuple(tensor.shape)
+                value.shape = sizes_of(tensor.shape)
             values[tensor.name] = value
         before, self.values = self.values, values
         try:
-            for operation in topologically_sorted(
-                graph.get_operations(), values
-            ):
+            for operation in sort_topologically(graph.get_operations(), values):
                 self._lay_out(operation, values)
         finally:
             self.values = before
         return values
 
     def _lay_out(self, operation: Any, values: dict[str, Value]) -> None:
-        """Add an operation, and the values of its outputs."""
+        """Lay out an operation."""
         if operation.outputs and operation.outputs[0].name in values:
             return
         operands = [values[tensor.name] for tensor in operation.inputs]
-        self.builder.name = operation.name
-        outputs = self._outputs(Node(operation), operands)
+        self.name = operation.name
+        outputs = self.lay_out_node(Node(operation, self), operands)
         for tensor, value in zip(operation.outputs, outputs, strict=True):
             values[tensor.name] = value
 
@@ -142,45 +127,46 @@ class Partitioner(Converter):
         values = self.run(graph, inputs)
         return [values[tensor.name] for tensor in graph.outputs]
 
-    def _outputs(self, node: Node, inputs: list[Value]) -> Values:
+    def lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
+        """Lay out an operation; return the values of its outputs."""
         if node.type == "Const":
             return [self._constant(node)]
         if node.operation.name in self.update_infos:
             self._update(node, inputs)
             return inputs
         try:
-            outputs = self.by_rule(node, inputs)
+            outputs = self.apply_rules(node, inputs)
         except NotDivided:
-            outputs = computed_once(self, node, inputs)
+            outputs = compute_once(node, inputs)
         for note in NOTES.get(node.type, ()):
             try:
-                note(self, node, inputs, outputs)
+                note(node, inputs, outputs)
             except NotDivided:
                 continue
         self._complete(node, inputs, outputs)
         return outputs
 
     def _update(self, node: Node, inputs: list[Value]) -> None:
-        """Update weights; what comes behind uses them afterwards."""
+        """Add an update, and order later users of its variables after it."""
         info = self.update_infos[node.operation.name]
         local_parts = [
-            self.partial(value)
+            self.to_partial(value)
             if value.is_partial and not value.gathers
             else None
             for value in inputs
         ]
         rows: list[Tensor] = []
         for pair in info.sparse:
-            entries, places = (inputs[k] for k in pair)
-            if entries.sharded and entries.layout == places.layout:
+            entries, indices = (inputs[k] for k in pair)
+            if entries.sharded and entries.layout == indices.layout:
                 for k in pair:
                     local_parts[k] = inputs[k].local
                     rows.append(cast("Tensor", local_parts[k]))
             else:
                 for k in pair:
-                    local_parts[k] = self.whole(inputs[k])
+                    local_parts[k] = self.assemble(inputs[k])
         tensors = [
-            self.whole(value) if part is None else part
+            self.assemble(value) if part is None else part
             for value, part in zip(inputs, local_parts, strict=True)
         ]
         keys: list[Any] | None = None
@@ -190,32 +176,32 @@ class Partitioner(Converter):
         self.updates.append(Update(node.operation.name, tensors, level, rows))
 
     def _constant(self, node: Node) -> Value:
-        (whole,) = self.builder.copy(node.operation, (), is_repeated=True)
+        (whole,) = self.copy(node.operation, (), is_repeated=True)
         shape, known = tuple(node.shapes[0]), constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 
-    def by_rule(self, node: Node, inputs: Values) -> Values:
-        """Divide an operation.
+    def apply_rules(self, node: Node, inputs: Values) -> Values:
+        """Divide an operation by its rules or its axes.
 
         Raises:
-            NotDivided: if it has to be computed once.
+            NotDivided: it has to be computed once.
         """
         if any(v.shape is None for v in inputs if v.sharded is not None):
             raise NotDivided
-        # A function is called by an operation that is named after it.
+        # The type of a legacy call is the name of the function.
         is_call = compat.op_definition(node.type) is None
         for rule in RULES.get("PartitionedCall" if is_call else node.type, ()):
             try:
-                return rule(self, node, *inputs)
+                return rule(node, *inputs)
             except NotDivided:
                 continue
         if node.type not in AXES or all(v.is_replicated for v in inputs):
             raise NotDivided
         require(all(value.shape is not None for value in inputs))
-        return divided(self, node, inputs, AXES[node.type](node, *inputs))
+        return divide(node, inputs, AXES[node.type](node, *inputs))
 
     def _complete(self, node: Node, inputs: Values, outputs: Values) -> None:
-        """Add what the trace knows of shapes, and entries that are known."""
+        """Add the traced shapes and the foldable entries of outputs."""
         entries = folded(node, [value.known for value in inputs])
         shapes = _symbolic_shapes(node, inputs)
         for index, value in enumerate(outputs):
@@ -225,11 +211,11 @@ class Partitioner(Converter):
                 value.known = entries[index]
             if node.shapes[index].rank is None:
                 continue
-            sizes: list[Any] = list(node.shapes[index])
+            sizes = list(sizes_of(node.shapes[index]))
             for shape in (value.shape, shapes[index]):
                 if shape is not None and len(shape) == len(sizes):
                     sizes = [
-                        known if size is None else size
+                        known if size is UNKNOWN else size
                         for size, known in zip(sizes, shape, strict=True)
                     ]
             if value.sharded is not None:
@@ -238,7 +224,7 @@ class Partitioner(Converter):
 
 
 def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
-    """The shapes of outputs, where the trace does not know them."""
+    """Derive the global shapes of outputs with unknown sizes."""
     unknown = [None] * node.num_outputs
     if all(shape.is_fully_defined() for shape in node.shapes):
         return unknown
@@ -252,12 +238,12 @@ def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     return unknown
 
 
-def topologically_sorted(
+def sort_topologically(
     operations: Sequence[Any], known: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """Yield operations, each after those whose outputs it takes.
+    """Yield operations in topological order.
 
-    The bodies of loops are not always built in this order.
+    In the bodies of some loops they are created in another order.
     """
     done: set[str] = set()
     for operation in operations:
@@ -267,13 +253,13 @@ def topologically_sorted(
             if last.name in done:
                 waiting.pop()
                 continue
-            ahead = [
+            pending = [
                 tensor.op
                 for tensor in last.inputs
                 if tensor.op.name not in done and tensor.name not in known
             ]
-            if ahead:
-                waiting += ahead
+            if pending:
+                waiting += pending
                 continue
             done.add(waiting.pop().name)
             yield last

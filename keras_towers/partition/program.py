@@ -1,9 +1,8 @@
 """A step over towers as data: operations, and exchanges between them.
 
-What does not belong to a tower is computed once, for all. Every exchange ends a
-level: what needs its result belongs to the next one. A level is therefore what
-is computed once, then one function that each tower calls, then the exchanges
-that follow from it.
+Every exchange ends a level: the users of its result belong to later levels. A
+level consists of operations that are computed once, then a function that every
+tower runs, and then the exchanges of their results.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ class Tensor:
 
     Attributes:
         dtype: its dtype.
-        shape: what is known of its shape, on a tower that of its rows.
-        on_towers: whether each tower has its own.
-        level: the number of exchanges that come before it.
-        operation: the operation whose output it is; None: it is an input of the
+        shape: its shape, as far as it is known; on towers, the local shape.
+        on_towers: whether every tower has its own value.
+        level: its level.
+        operation: the operation that computes it; None: it is an input of the
             program, or the result of an exchange.
-        index: which of the operation's outputs it is.
-        handle: of what variable it is a handle, as TensorFlow says it.
+        index: its index among the outputs of the operation.
+        handle: the handle data, if it is the handle of a variable.
     """
 
     dtype: Any
@@ -48,19 +47,19 @@ class Operation:
     Attributes:
         type: its type.
         inputs: its N inputs.
-        attributes: its attributes, as in a graph.
+        attributes: its attributes, as ``AttrValue``.
         outputs: its outputs.
-        level: the number of exchanges that come before it.
-        on_towers: whether each tower does it.
-        has_effect: whether it is done even if nobody needs its outputs.
-        is_repeated: whether every function that needs it has its own, as a
-            constant, from which TensorFlow infers shapes.
-        functions: functions that it calls, by the attributes that name them,
-            one or several.
-        source: the operation of the trace that it stands for, if for one.
-        at_root: whether of several processes only the first does it.
-        name: that of the operation of the trace because of which it is done:
-            TensorFlow's errors show it. It may be that of others, too.
+        level: its level.
+        on_towers: whether every tower runs it.
+        has_effect: whether it is kept even if its outputs are unused.
+        is_repeated: whether every function that uses it adds it again, as it
+            does constants, from which TensorFlow infers shapes.
+        functions: the functions that it calls, by the attributes that name
+            them: one function or several.
+        source: the traced operation that it stands for, if any.
+        at_root: whether only the first of several processes runs it.
+        name: the name of the traced operation for which it was added, which
+            TensorFlow shows in errors. Several operations may share it.
     """
 
     type: str
@@ -81,18 +80,19 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Exchange:
-    """What towers exchange.
+    """An exchange between towers.
 
     Attributes:
-        kind: ``sum``: the sum of all; ``gather``: all joined along an axis, in
-            the order of the towers; ``first``: that of the first tower, as all
-            have the same; ``before``: for each tower the sum of those before;
-            ``root``: what the first of several processes has computed once.
-        given: what each tower gives, or what is computed once.
-        result: what comes of it.
-        axis: the axis along which they are joined.
-        size: the size of that axis of the result, in symbols; None: each tower
-            gives as much.
+        kind: ``sum``: the sum over all towers; ``gather``: a concatenation in
+            the order of the towers; ``first``: the value of the first tower, as
+            all are the same; ``before``: for each tower, the sum over all
+            earlier towers; ``root``: the value of the first of several
+            processes.
+        given: the tensor that every tower contributes, or one computed once.
+        result: the result.
+        axis: the axis of a concatenation.
+        size: the global size of that axis, in symbols; None: each tower
+            contributes the same size.
     """
 
     kind: Literal["sum", "gather", "first", "before", "root"]
@@ -104,12 +104,12 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """A function that operations call: the body of a loop, or a branch.
+    """The body of a loop, its condition, or a branch.
 
     Attributes:
         inputs: its N inputs.
-        outputs: its outputs, among them maybe inputs.
-        operations: its operations, in their order.
+        outputs: its outputs, which may include inputs.
+        operations: its operations, in order.
     """
 
     inputs: Sequence[Tensor]
@@ -119,14 +119,13 @@ class Function:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Update:
-    """An optimizer updates its weights: what comes behind finds them changed.
+    """An update of weights by an optimizer.
 
     Attributes:
-        name: that of the operation of the trace that stands for it.
-        given: what it is given, such as the parts of a gradient that towers
-            have, which it sums.
-        level: the level at whose end it happens.
-        rows: those of ``given`` that are rows of towers, which it joins.
+        name: the name of the traced operation that stands for it.
+        given: its inputs, such as the partial sums of a gradient.
+        level: the level at whose end it is applied.
+        rows: the tensors among ``given`` that are rows to be concatenated.
     """
 
     name: str
@@ -137,19 +136,18 @@ class Update:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
-    """What a program is given.
+    """The inputs of a program.
 
     Attributes:
-        of_graph: for each of the N inputs of the graph: a tensor of the towers,
-            their rows, or one for all.
-        start: of each tower: the number of examples of those before it.
-        total: the number of examples of all.
-        is_first: of each tower: whether it is the first.
-        sizes: other sizes of rows, which all have: that of axis a of input k by
-            ``k.a``.
-        copies: for some of the inputs, which are handles of variables, by their
-            numbers: of each tower: the handle of its own copy. The common
-            handle is that of the first tower's.
+        of_graph: for each of the N inputs of the graph, a tensor of towers or a
+            common one.
+        start: for each tower, the number of examples of all earlier towers.
+        total: the global number of examples.
+        is_first: for each tower, whether it is the first.
+        sizes: further sizes, equal on all towers: the size of axis a of input k
+            is named ``k.a``.
+        copies: the handles of mirrored variables on towers, by the index of the
+            input. The common handle is the first tower's.
     """
 
     of_graph: Sequence[Tensor]
@@ -165,16 +163,15 @@ class Program:
     """A step over towers.
 
     Attributes:
-        inputs: what it is given.
-        operations: all operations that are needed, in their order.
-        exchanges: all exchanges that are needed.
-        updates: all updates, in their order.
-        results: what was asked for, in the order in which it was.
-        graphs: the graphs whose functions are called as they are.
-        once: the operations of the trace that take rows, but are computed
-            once, for all towers.
-        has_gathered: whether rows are gathered instead of larger sums, which
-            is slow if there are many more than was expected.
+        inputs: its inputs.
+        operations: its operations, in order.
+        exchanges: its exchanges.
+        updates: its updates, in order.
+        results: its results, in the order in which they were requested.
+        graphs: the graphs whose functions are called unchanged.
+        once: the traced operations that take rows, but are computed once.
+        has_gathered: whether rows are gathered in place of larger sums, which
+            is slow for batches larger than expected.
     """
 
     inputs: Inputs
@@ -195,12 +192,12 @@ class Program:
         return 1 + max(last, default=0)
 
 
-def needed(
+def prune(
     operations: Sequence[Operation],
     exchanges: Iterable[Exchange],
     results: Iterable[Tensor],
 ) -> tuple[list[Operation], list[Exchange]]:
-    """Leave out the operations and exchanges that nobody needs."""
+    """Return the operations and exchanges that contribute to results."""
     exchanged = {exchange.result: exchange for exchange in exchanges}
     waiting = [*results]
     waiting += [t for o in operations if o.has_effect for t in o.inputs]
@@ -222,23 +219,23 @@ def needed(
     )
 
 
-def delayed(
+def delay_operations(
     operations: Sequence[Operation],
     exchanges: Iterable[Exchange],
     updates: Iterable[Update],
     results: Iterable[Tensor],
 ) -> None:
-    """Move operations of towers to the levels that need them.
+    """Delay operations of towers to the levels that use their outputs.
 
-    The backward pass begins with what it makes of values of the forward pass,
-    such as their distance from a mean. Made where these are, it would be kept
-    for each layer beside them.
+    The first operations of the backward pass depend on the forward pass only,
+    as does a layer's centered input. If they ran as early as possible, their
+    outputs would be kept for every layer.
 
     Args:
-        operations: the operations, in their order.
-        exchanges: the exchanges, which stay where they are.
-        updates: the updates, whose gradients are there as soon as possible.
-        results: what was asked for.
+        operations: the operations, in order; their levels are changed.
+        exchanges: the exchanges, which are not delayed.
+        updates: the updates; their gradients are not delayed.
+        results: the results of the program.
     """
     uses: dict[Tensor, set[int]] = {}
 
@@ -266,7 +263,7 @@ def delayed(
 def _may_wait(
     operation: Operation, level: int, uses: dict[Tensor, set[int]]
 ) -> bool:
-    """Whether an operation may be done later without keeping more for it."""
+    """Whether a delay of the operation keeps no additional inputs in memory."""
     definition = compat.op_definition(operation.type)
     if (
         not operation.on_towers

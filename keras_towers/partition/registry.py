@@ -1,47 +1,65 @@
-"""The rules of operations by their types, and operations as rules see them."""
+"""Operations as rules see them, and the rules of each type of operation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Shape, Values
+from keras_towers.partition.layouts import (
+    Layout,
+    Shape,
+    Sharded,
+    Value,
+    Values,
+    local_shape,
+    static,
+)
+from keras_towers.partition.program import Tensor
 
-# Takes the partitioner, the operation and the values of its inputs, and returns
-# those of its outputs. What raises ``NotDivided`` does not fit: the next is
-# asked, then the axes; then the operation is computed once.
+if TYPE_CHECKING:
+    from keras_towers.partition.partitioner import Partitioner
+
+# A rule takes a node and the values of its inputs, and returns the values of
+# its outputs. If it raises ``NotDivided``, the next rule of the type is tried,
+# then its axes. If these fail, too, the operation is computed once.
 Rule: TypeAlias = "Callable[..., Values]"
-# Takes the operation and the values of its inputs, whose ranks are known, and
-# returns its axes.
+# Takes a node and the values of its inputs, whose ranks are known.
 Axes: TypeAlias = "Callable[..., Factors]"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 RULES: dict[str, list[Rule]] = {}
 AXES: dict[str, Axes] = {}
-# Functions that return the shape that all outputs have on one device.
+# Functions that return the global shape of all outputs.
 SHAPES: dict[str, Callable[..., Shape]] = {}
-# Functions that note on outputs what is known of their entries.
+# Functions that note facts about the entries of the outputs.
 NOTES: dict[str, list[Callable[..., None]]] = {}
 
 
 class Node:
-    """One operation of a traced graph."""
+    """An operation of the traced graph that is being laid out.
 
-    def __init__(self, operation: Any):
+    Attributes:
+        operation: the operation.
+        partitioner: the partitioner of the graph, which adds operations.
+        type: the type of the operation.
+    """
+
+    def __init__(self, operation: Any, partitioner: Partitioner):
         self.operation = operation
+        self.partitioner = partitioner
         self.type: str = operation.type
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs."""
+        """The number of outputs."""
         return len(self.operation.outputs)
 
     @property
     def shapes(self) -> list[tf.TensorShape]:
-        """The shapes of its outputs, as far as the trace knows them."""
+        """The traced shapes of the outputs."""
         return [tensor.shape for tensor in self.operation.outputs]
 
     def attr(self, name: str) -> Any:
@@ -56,27 +74,94 @@ class Node:
         """Return the dtype of an output."""
         return self.operation.outputs[index].dtype
 
+    def copy(
+        self,
+        operands: Sequence[Tensor],
+        shapes: Sequence[tf.TensorShape] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[Tensor]:
+        """Add the operation with other inputs, as ``Builder.copy`` does."""
+        return self.partitioner.copy(
+            self.operation, operands, shapes, attributes, **options
+        )
+
+    def run_on_towers(
+        self,
+        operands: Sequence[Tensor],
+        *layouts: Layout,
+        shapes: Sequence[Sequence[Any] | None] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Values:
+        """Run the operation on every tower; return its N outputs.
+
+        Args:
+            operands: the local inputs.
+            *layouts: the layouts of the N outputs.
+            shapes: the global shapes of the N outputs; None: as traced.
+            attributes: the attributes that differ from the trace.
+        """
+        sizes = shapes or [None] * len(layouts)
+        specs = []
+        for traced, size, layout in zip(
+            self.shapes, sizes, layouts, strict=True
+        ):
+            if size is not None:
+                traced = traced.merge_with(static(size))
+            specs.append(local_shape(traced, layout))
+        outputs = self.copy(operands, specs, attributes)
+        return [
+            Value(layout, local, shape=None if size is None else tuple(size))
+            for layout, local, size in zip(layouts, outputs, sizes, strict=True)
+        ]
+
+    def run_with_shape(
+        self,
+        inputs: Values,
+        target: int,
+        sizes: Sequence[Any],
+        layout: Sharded,
+    ) -> Values:
+        """Run an operation that takes a shape on every tower.
+
+        Args:
+            inputs: its inputs. The sharded ones are passed on as local rows.
+            target: the index of the input that is the shape.
+            sizes: the entries of the global shape.
+            layout: the layout of the output.
+        """
+        partitioner = self.partitioner
+        operands = [
+            cast("Tensor", value.local)
+            if value.sharded
+            else partitioner.replicate(value)
+            for value in inputs
+        ]
+        operands[target] = partitioner.local_target(
+            inputs[target], sizes, layout
+        )
+        return self.run_on_towers(operands, layout, shapes=[sizes])
+
 
 def rule(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a rule; of several for a type the first is asked first."""
+    """Register a rule. The rules of a type are tried in this order."""
     return _added_to(RULES, types)
 
 
 def axes(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that names the axes that operations share."""
+    """Register a function that names the shared axes of operations."""
     return _set_in(AXES, types)
 
 
 def shape_of(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that returns the shape of operations' outputs."""
+    """Register a function that returns the shape of the outputs."""
     return _set_in(SHAPES, types)
 
 
 def notes(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that notes what is known of outputs' entries.
+    """Register a function that notes facts about the entries of outputs.
 
-    It takes the partitioner, the operation and the values of its inputs and
-    outputs.
+    It takes a node and the values of its inputs and outputs.
     """
     return _added_to(NOTES, types)
 

@@ -1,8 +1,8 @@
-"""Sizes in terms of the number of examples, computed exactly.
+"""Sizes as exact expressions in the number of examples.
 
-The shape of a traced tensor is known but for the number of examples, and
-perhaps other sizes, such as the length of the longest text of a batch. What a
-step computes from shapes is computed here from symbols.
+The shapes of a trace are known except for the number of examples, and sizes
+such as the length of the longest text of a batch. They are represented by
+symbols, and everything a step computes from shapes is computed symbolically.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 
 
 class Unknown:
-    """A size, number or truth that is not known before the step runs."""
+    """A number or truth value that is not known before the step runs.
+
+    Like NaN it is equal to nothing, not even to itself.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
 
     def _unknown(self, *_: object) -> Unknown:
         return self
@@ -34,11 +42,11 @@ UNKNOWN = Unknown()
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A number times powers of symbols.
+    """A product of a number and powers of symbols.
 
     Attributes:
         number: the number.
-        powers: symbols and their powers, in the order of the symbols.
+        powers: the symbols and their powers, sorted by symbol.
     """
 
     number: Any
@@ -111,41 +119,41 @@ class Size:
 
 Dimension: TypeAlias = "int | bool | float | Fraction | Size | Unknown"
 
-# The number of examples of a tower.
+# The global number of examples.
 EXAMPLES = Size(1, (("n", 1),))
 _OWN = "*"
-# The number of ends of a tower's ragged rows, which is one more.
+# The length of the row splits of a ragged batch.
 ONE_MORE = Size(1, ((f"{_OWN}ends", 1),))
 
 
 def symbol(name: str) -> Size:
-    """Return a size that is the same on all towers, but not known."""
+    """Return a symbol for a size that is the same on all towers."""
     return Size(1, ((name, 1),))
 
 
-def name_of(size: Size) -> str:
+def symbol_name(size: Size) -> str:
     """Return the name of a symbol."""
     ((name, _),) = size.powers
     return name
 
 
-def own_symbol(name: str) -> Size:
-    """Return a size that follows from what a tower's examples hold.
+def data_dependent_symbol(name: str) -> Size:
+    """Return a symbol for a size that depends on the data of a tower.
 
-    That of one device is the sum of those of the towers.
+    The global size is the sum of the local ones.
     """
     return Size(1, ((_OWN + name, 1),))
 
 
-def is_own(size: Any) -> bool:
-    """Whether a size follows from what a tower's examples hold."""
+def is_data_dependent(size: Any) -> bool:
+    """Whether a size depends on the data of a tower."""
     return isinstance(size, Size) and any(
         symbol.startswith(_OWN) for symbol, _ in size.powers
     )
 
 
-def times_in(size: Any, unit: Size) -> int | None:
-    """Return m for a size of m times another, or None."""
+def multiple_of(size: Any, unit: Size) -> int | None:
+    """Return m if a size is m times a symbol, or None."""
     if isinstance(size, Size) and size.powers == unit.powers:
         return size.number if isinstance(size.number, int) else None
     return None
@@ -167,7 +175,7 @@ def _inverse(size: Any) -> Any:
 
 
 def _whole(size: Any) -> Any:
-    """What has no remainder whatever its symbols are, else unknown."""
+    """Return a size that is an integer for all symbols, or ``UNKNOWN``."""
     number = size.number if isinstance(size, Size) else size
     powers = size.powers if isinstance(size, Size) else ()
     if not isinstance(number, int) or any(p < 0 for _, p in powers):
@@ -178,10 +186,9 @@ def _whole(size: Any) -> Any:
 def compared(
     compare: Callable[[Any, Any], bool], a: Any, b: Any
 ) -> bool | Unknown:
-    """Compare sizes by an operator, such as ``operator.lt``.
+    """Compare sizes with an operator, such as ``operator.lt``.
 
-    A symbol is 1 or more, or 0 if it is a tower's own, and nothing else is
-    known of it.
+    A symbol may be any number from 1, or from 0 if it depends on the data.
     """
     if UNKNOWN in (a, b):
         return UNKNOWN
@@ -197,28 +204,29 @@ def compared(
 
 
 def _ends(size: Any) -> tuple[Any, Any]:
-    """The smallest and the largest value of a size."""
+    """The smallest and the largest possible value of a size."""
     if not isinstance(size, Size):
         return size, size
     if any(power < 0 for _, power in size.powers):
         return -math.inf, math.inf
-    return 0 if is_own(size) else size.number, size.number * math.inf
+    return 0 if is_data_dependent(size) else size.number, size.number * math.inf
 
 
 def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-    """Return the shape of an elementwise operation on two shapes."""
+    """Return the shape of a broadcast of two shapes."""
     rank = max(len(a), len(b))
-    wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
-    return [longer(d, e) for d, e in zip(*wide, strict=True)]
+    padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
+    return [broadcast_size(d, e) for d, e in zip(*padded, strict=True)]
 
 
-def longer(d: Any, e: Any) -> Any:
-    """Return the size of an axis along which one of two may be repeated.
+def broadcast_size(d: Any, e: Any) -> Any:
+    """Return the size of a broadcast of two axes.
 
-    It is None if that is not known: any symbol may be 1 when the step runs.
+    It is unknown for two different symbols, as either may be 1 when the step
+    runs.
     """
     if d == e or e == 1:
         return d
     if d == 1:
         return e
-    return next((size for size in (d, e) if isinstance(size, int)), None)
+    return next((size for size in (d, e) if isinstance(size, int)), UNKNOWN)

@@ -1,4 +1,4 @@
-"""The indices of a strided slice."""
+"""The range of each axis that a slice selects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, compared
 
-# Ends that mean "to the end", as functions of Keras write them.
+# Stops that Keras uses for "to the end".
 _FAR = (2**31 - 1, 2**63 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """What a slice takes of one axis.
+    """The range of an axis that a slice selects.
 
     Attributes:
-        axis: the axis of the whole tensor; None for an axis that is new.
+        axis: the axis of the sliced tensor; None for a new axis.
         begin: the first index.
-        size: the number of entries; None for all.
-        stride: the distance of two entries.
-        dropped: whether one entry is taken, without its axis.
+        size: the number of entries; None: all entries.
+        stride: the distance between entries.
+        dropped: whether a single entry is selected, and the axis is dropped.
     """
 
     axis: int | None
@@ -34,19 +34,30 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it takes all of an axis."""
+        """Whether all of an axis is selected."""
         return self.axis is not None and self.size is None
 
 
-def spans(
-    node: Node, shape: Sequence[Any], begin: Any, end: Any, strides: Any
-) -> list[Span]:
-    """Return what a slice of a tensor takes, axis by axis."""
+def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
+    """Return the spans of a slice, axis by axis.
+
+    Args:
+        node: a slice, a strided slice, or the gradient of one.
+        shape: the shape of the sliced tensor.
+        *ends: the known entries of its begin and size, or of its begin, end and
+            strides.
+    """
+    if node.type == "Slice":
+        return [
+            _span_of_size(*given)
+            for given in zip(range(len(shape)), shape, *ends, strict=True)
+        ]
+    begin, end, strides = ends
     masks = {
         name: node.attr(f"{name}_mask")
         for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
     }
-    # Each entry is the ellipsis, a new axis, or what is taken of an axis.
+    # An entry is the ellipsis, a new axis, or the range of an axis.
     others = masks["ellipsis"] | masks["new_axis"]
     named = sum(not others >> k & 1 for k in range(len(strides)))
     taken: list[Span] = []
@@ -64,10 +75,16 @@ def spans(
             taken.append(Span(axis, begin[k], 1, dropped=True))
         else:
             first = None if masks["begin"] >> k & 1 else begin[k]
-            behind = None if masks["end"] >> k & 1 else end[k]
-            taken.append(_span(axis, shape[axis], first, behind, stride))
+            last = None if masks["end"] >> k & 1 else end[k]
+            taken.append(_span(axis, shape[axis], first, last, stride))
         axis += 1
     return taken + [Span(a) for a in range(axis, len(shape))]
+
+
+def _span_of_size(axis: int, whole: Any, begin: Any, size: Any) -> Span:
+    if begin == 0 and (size == -1 or size == whole):
+        return Span(axis)
+    return Span(axis, begin, whole - begin if size == -1 else size)
 
 
 def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
@@ -83,10 +100,10 @@ def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
             return Span(axis)
         return Span(axis, taken.start, len(taken), stride)
     begin = 0 if begin is None else begin
-    if end is None or end == size or end in _FAR:
-        end = size
-    if stride == 1 and begin == 0 and end == size:
+    is_last = end is None or end == size or end in _FAR
+    if stride == 1 and begin == 0 and is_last:
         return Span(axis)
+    end = size if is_last else end
     begin, end = _from_end(begin, size), _from_end(end, size)
     inside = [
         compared(operator.le, *pair) is True
@@ -98,14 +115,12 @@ def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
         length = end - begin
     else:
         starts = isinstance(begin, int) and begin < stride
-        length = size // stride if starts and end == size else UNKNOWN
+        length = size // stride if starts and is_last else UNKNOWN
     return Span(axis, begin, length, stride)
 
 
 def _from_end(end: Any, size: Any) -> Any:
-    """An index that may be counted from the end."""
-    if end is None or size is None:
-        return UNKNOWN
+    """Convert an index that may count from the end."""
     negative = compared(operator.lt, end, 0)
     if negative is UNKNOWN:
         return UNKNOWN

@@ -45,8 +45,8 @@ OPTIONS = {"SyncReplicasStrategy:1": {"replicas_to_aggregate": 1}}
 AT_THE_START = ("dies-at-the-start", "has-another-keras")
 
 
-class Tell(keras.callbacks.Callback):
-    """Tells of steps, between which it takes its time."""
+class Report(keras.callbacks.Callback):
+    """Reports steps, between which it takes its time."""
 
     steps = 0
 
@@ -69,7 +69,7 @@ def make():
 
 def fit(model, *callbacks):
     x = np.random.default_rng(0).normal(size=(640, 3)).astype("float32")
-    given = {"callbacks": [Tell(), *callbacks], "verbose": 0}
+    given = {"callbacks": [Report(), *callbacks], "verbose": 0}
     model.fit(x, x.sum(1, keepdims=True), epochs=10**6, **given)
 
 

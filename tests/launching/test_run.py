@@ -17,10 +17,11 @@ print(*map(os.environ.get, names), sys.argv[1:], repr(sys.stdin.read()),
 print("to stderr", file=sys.stderr)
 """
 
-# While a line of one stream is half there, the other one has a whole one.
+# While a line of one stream is half written, the other stream gets a whole one.
+# The null character is no answer of an agent.
 HALVES = """
 import pathlib, time
-print("a ", end="", flush=True)
+print("a\\0", end="", flush=True)
 print("to stderr", file=sys.stderr)
 own = pathlib.Path(f"logs/rank.{os.environ['HOROVOD_RANK']}.txt")
 while own.read_text().count("stderr") < 2:
@@ -51,7 +52,7 @@ def test_several_ranks(run, tmp_path):
     assert done.code == 0, done.err
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     shown = [f"{rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)]
-    halves = ["a line", "no end"]
+    halves = ["a\0line", "no end"]
     assert sorted(done.out.splitlines()) == [
         f"[{rank}] {line}"
         for rank in range(3)

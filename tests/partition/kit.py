@@ -15,7 +15,7 @@ from keras_towers.partition import lay_out
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Below,
+    BelowLimit,
     Partial,
     Sharded,
 )
@@ -64,7 +64,7 @@ class Input:
 
     def draw(self, count, generator):
         """Draw the input of one device for a number of examples."""
-        rows = getattr(self.layout, "count", 0) * count
+        rows = getattr(self.layout, "rows_per_unit", 0) * count
         shape = [rows if size == -1 else size for size in self.shape]
         return entries(generator, shape, self.dtype, self.low, self.high)
 
@@ -292,9 +292,9 @@ def _check_claims(graph, values, inputs, count):
                     power, actual / claimed.number
                 )
                 assert whole == actual, (tensor, claimed)
-        if isinstance(value.numbers, Below):
-            inside = (array >= 0) & (array < value.numbers.limit)
-            assert inside.all(), (tensor, value.numbers)
+        if isinstance(value.meaning, BelowLimit):
+            inside = (array >= 0) & (array < value.meaning.limit)
+            assert inside.all(), (tensor, value.meaning)
 
 
 def evaluated(claimed, count):

@@ -69,6 +69,44 @@ def test_a_count_of_nothing_makes_a_weight_infinite(limited):
     assert program.levels == 2
 
 
+# Half of the towers below have a partial sum of 0.
+_INFINITE = {
+    "product": lambda total, zeros: total * tf.math.log(zeros),
+    "quotient": lambda total, zeros: total / zeros,
+    "matrix product": lambda total, zeros: (
+        total[None] @ tf.math.log(tf.ones((3, 2)) * zeros[0])
+    ),
+    "gradient": lambda total, zeros: tf.gradients(
+        tf.sqrt(zeros), [zeros], [total]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _INFINITE)
+def test_a_sum_is_complete_before_it_meets_an_infinite_factor(name):
+    """On a tower without rows, 0 times infinity is NaN."""
+
+    def function(x, zeros):
+        found = _INFINITE[name](tf.reduce_sum(x, 0), zeros)
+        return tf.reduce_sum(found)
+
+    zeros = same(3, low=0, high=0)
+    check(function, rows(-1, 3, low=1.0), zeros, towers=((2, 0, 3), (0, 1)))
+
+
+def test_a_sum_is_scaled_before_it_is_complete():
+    """Sizes and constants are finite factors, which cost no exchange."""
+
+    def function(x):
+        size = tf.cast(tf.shape(x)[0], tf.float32)
+        mean = 0.5 * tf.reduce_sum(x, 0) / size
+        return tf.reduce_sum(tf.linalg.matvec(tf.fill((2, 3), 0.25), mean))
+
+    program = check(function, rows(-1, 3))
+    assert program.levels == 1
+    assert [e.given.shape.rank for e in program.exchanges] == [0]
+
+
 def _imported_loop(x):
     """Double x as long as the sum is below 100, by a loop of TensorFlow 1."""
     is_v2 = tf.compat.v1.control_flow_v2_enabled()
@@ -155,11 +193,11 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
 
 
 @pytest.mark.parametrize("hidden", [(), (1, 2)])
-def test_towers_without_images_convolve_none(hidden):
-    """OneDNN would return a tensor with the shape of its input."""
+def test_towers_without_images_convolve_and_pool_none(hidden):
+    """OneDNN returns another shape for them, or ends the process."""
 
     def function(x, w):
-        return tf.nn.conv2d(x, w, 1, "VALID")
+        return tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "VALID"), 2, 1, "SAME")
 
     given = rows(-1, 4, 4, 2, hidden=hidden), same(3, 3, 2, 5)
     check_divided(with_gradients(function), *given)

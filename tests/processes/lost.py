@@ -1,4 +1,4 @@
-"""A task of a job that loses some: trains slowly, and tells how far it is.
+"""A task of a job that loses some: trains slowly, and reports its progress.
 
 ``main`` is given the strategy, its options, the epochs of each ``fit``, and may
 be given the number of models, the seconds that a batch takes, which rank waits
@@ -24,8 +24,8 @@ X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 KILLED_IN = 3
 
 
-class Tell(keras.callbacks.Callback):
-    """Tells of epochs and steps, and takes its time for them."""
+class Report(keras.callbacks.Callback):
+    """Reports epochs and steps, and takes its time for them."""
 
     def __init__(self, pause_s=0.0, waits=False, dies_after=0):
         super().__init__()
@@ -92,7 +92,7 @@ def main(
     late_s=0,
     dies_within=0,
     waits=None,
-    **told,
+    **reported,
 ):
     """Run as a task of the job."""
     settings.LOST_S, settings.CHIEF_LOST_S = 6.0, 12.0
@@ -114,8 +114,8 @@ def main(
                 late = keras.callbacks.LambdaCallback(
                     on_epoch_end=lambda *_: time.sleep(late_s)
                 )
-                tell = Tell(waits=waits == strategy.rank, **told)
-                callbacks = [*backups(), tell]
+                report = Report(waits=waits == strategy.rank, **reported)
+                callbacks = [*backups(), report]
                 if not strategy.is_chief:
                     callbacks.insert(0, late)
                 train(model, fits, callbacks, shuffle=not backup)

@@ -120,7 +120,7 @@ def rounds_of_one_step_are_those_of_one_process():
 
 @rare_check
 def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
-    """Those that both ranks have summed count once in the epoch's logs."""
+    """Metrics that are summed over ranks count once in the epoch's logs."""
 
     def act(mine, name):
         batches = itertools.count()

@@ -40,8 +40,8 @@ def cluster(tasks):
     return make
 
 
-def told(task, word):
-    """What a task has told in lines that begin with a word."""
+def lines_of(task, word):
+    """The rest of the lines of a task that begin with a word."""
     whole = task.out.rpartition("\n")[0]
     return [
         line.partition(" ")[2]
@@ -52,11 +52,11 @@ def told(task, word):
 
 def go_on(*tasks, steps=5):
     """Wait until tasks have trained for some more steps."""
-    before = [len(told(task, "step")) for task in tasks]
+    before = [len(lines_of(task, "step")) for task in tasks]
     for task, known in zip(tasks, before, strict=True):
         assert wait_until(
             lambda task=task, known=known: (
-                len(told(task, "step")) >= known + steps
+                len(lines_of(task, "step")) >= known + steps
                 or task.process.poll() is not None
             )
         )
@@ -69,7 +69,7 @@ def ended(*tasks, code=0):
 
 
 def assert_values_of_one_device(task, *fits, **options):
-    (values,) = told(task, "values")
+    (values,) = lines_of(task, "values")
     wanted = lost.train(lost.make(), fits, **options).get_weights()
     for one, other in zip(json.loads(values), wanted, strict=True):
         close(one, other, 2e-5)
@@ -96,14 +96,14 @@ def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy, dies):
     ended(dead, code=-signal.SIGKILL)
     (again,) = start(strategy, fits, only=2, **arguments)
     ended(chief, again, server)
-    assert told(again, "epoch")[0] == told(dead, "epoch")[-1]
-    steps = [len(told(task, "step")) for task in (chief, dead, again)]
+    assert lines_of(again, "epoch")[0] == lines_of(dead, "epoch")[-1]
+    steps = [len(lines_of(task, "step")) for task in (chief, dead, again)]
     assert steps[:2] == [4 * 12, 12 + 18 - (dies == "dies_within")]
     assert steps[2] == 18
     if strategy == SYNC:
         assert "used by replica: 36 36; dropped: 0 0" in chief.output
     assert_values_of_one_device(chief, 1, 3)
-    assert told(chief, "values") == told(again, "values")
+    assert lines_of(chief, "values") == lines_of(again, "values")
 
 
 @pytest.mark.long
@@ -118,9 +118,9 @@ def test_an_asynchronous_worker_that_comes_back_goes_on_where_it_was(cluster):
     ended(dead, code=-signal.SIGKILL)
     (again,) = start(CACHED, [6], only=2, **arguments)
     ended(chief, again)
-    assert told(again, "epoch")[0] == told(dead, "epoch")[-1]
-    assert len(told(again, "step")) == 6 * 12 - 18
-    assert told(chief, "values") == told(again, "values")
+    assert lines_of(again, "epoch")[0] == lines_of(dead, "epoch")[-1]
+    assert len(lines_of(again, "step")) == 6 * 12 - 18
+    assert lines_of(chief, "values") == lines_of(again, "values")
 
 
 SERVER, CHIEF, WORKER = range(3)
@@ -136,7 +136,7 @@ NO_SERVER = "can no longer be reached. Start all tasks"
 
 
 @pytest.mark.parametrize(
-    "strategy, dies, tell, said",
+    "strategy, dies, witnesses, said",
     [
         (SYNC, WORKER, [CHIEF], STALLS),
         pytest.param(SYNC, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
@@ -147,7 +147,7 @@ NO_SERVER = "can no longer be reached. Start all tasks"
     ],
 )
 def test_a_task_that_does_not_come_back_ends_all(
-    cluster, strategy, dies, tell, said
+    cluster, strategy, dies, witnesses, said
 ):
     tasks = cluster(ps=1, worker=2)(
         strategy,
@@ -158,7 +158,7 @@ def test_a_task_that_does_not_come_back_ends_all(
     go_on(tasks[CHIEF], tasks[WORKER])
     tasks[dies].kill()
     ended(*(task for task in tasks if task is not tasks[dies]), code=1)
-    for task in tell:
+    for task in witnesses:
         assert said in tasks[task].output
 
 
@@ -173,14 +173,14 @@ def test_a_job_whose_server_is_killed_goes_on_from_its_backup(
     backup["late_s"] = 0.2
     server, *workers = start(SYNC, [8], pause_s=0.1, **backup)
     assert wait_until(
-        lambda: all("3" in told(worker, "epoch") for worker in workers)
+        lambda: all("3" in lines_of(worker, "epoch") for worker in workers)
     )
     server.kill()
     ended(*workers, code=1)
     server, *workers = start(SYNC, [8], **backup)
     ended(*workers, server)
     for worker in workers:
-        assert "1" not in told(worker, "epoch")
+        assert "1" not in lines_of(worker, "epoch")
         assert_values_of_one_device(worker, 8, shuffle=False)
 
 
@@ -189,7 +189,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
     start = cluster(ps=1, worker=2)
     arguments = {"models": 4, "pause_s": 0.1}
     *_, dies = start(SYNC, [8], **arguments)
-    assert wait_until(lambda: "3" in told(dies, "model"))
+    assert wait_until(lambda: "3" in lines_of(dies, "model"))
     dies.kill()
     (again,) = start(SYNC, [8], only=2, **arguments)
     ended(again, code=1)
@@ -214,19 +214,21 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
     }
     tasks = start("MultiWorkerTowerStrategy", [5], waits=victim, **arguments)
     # The victim waits to be killed, and the others wait for it.
-    assert wait_until(lambda: all("3" in told(task, "epoch") for task in tasks))
+    assert wait_until(
+        lambda: all("3" in lines_of(task, "epoch") for task in tasks)
+    )
     tasks[victim].process.send_signal(number)
     for task in tasks:
         if task is not tasks[victim]:
             ended(task)
-            assert f"rank {victim} (127.0.0.1:" in told(task, "lost:")[0]
-            assert told(task, "evaluated")
+            assert f"rank {victim} (127.0.0.1:" in lines_of(task, "lost:")[0]
+            assert lines_of(task, "evaluated")
     tasks[victim].kill()
     tasks = start("MultiWorkerTowerStrategy", [5], **arguments)
     ended(*tasks)
     for task in tasks:
-        assert "2" not in told(task, "epoch")
-        assert told(task, "values") == told(tasks[0], "values")
+        assert "2" not in lines_of(task, "epoch")
+        assert lines_of(task, "values") == lines_of(tasks[0], "values")
     assert_values_of_one_device(tasks[0], 5, shuffle=False)
 
 

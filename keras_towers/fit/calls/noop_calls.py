@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -49,7 +50,11 @@ class NoOpCalls(TowerCalls):
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
                 return run_alone(keras_call)
-        call = _NoOpCall(self._config.strategy, keras_call, self._logs)
+        has_data = arguments.get("x") is not None
+        strategy = self._config.strategy
+        call = _NoOpCall(strategy, keras_call, self._logs, has_data)
+        if keras_call.kind == "fit":
+            call.check_steps()
         optimizer = getattr(model, "optimizer", None)
         ends = {"finalize_variable_values": lambda variables: None}
         if optimizer is None or not keras_call.trains:
@@ -61,24 +66,18 @@ class NoOpCalls(TowerCalls):
             return run_alone(keras_call)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _NoOpCall:
     """Replaces Keras's steps during one call."""
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        keras_call: KerasCall,
-        logs: Mapping[str, float],
-    ):
-        self._strategy = strategy
-        self._keras_call = keras_call
-        self._logs = logs
-        arguments = keras_call.arguments
-        self._has_data = arguments.get("x") is not None
-        if keras_call.kind == "fit":
-            self._check_steps(arguments)
+    strategy: Strategy
+    keras_call: KerasCall
+    logs: Mapping[str, float]
+    has_data: bool
 
-    def _check_steps(self, arguments: dict[str, Any]) -> None:
+    def check_steps(self) -> None:
+        """Check the number of steps of ``fit``; without data, add some."""
+        arguments = self.keras_call.arguments
         for name in ("steps_per_epoch", "batch_size"):
             # Keras treats a negative number of steps as None.
             if (arguments.get(name) or 0) < 0:
@@ -86,7 +85,7 @@ class _NoOpCall:
                     f"{name}={arguments[name]!r} is not allowed: give a whole "
                     "number, 1 or more, or None."
                 )
-        if not self._has_data:
+        if not self.has_data:
             if not arguments.get("steps_per_epoch"):
                 raise TowerError(
                     "fit got neither data nor a number of steps: give "
@@ -97,12 +96,10 @@ class _NoOpCall:
 
     def shadows(self) -> dict[str, Any]:
         """Return the model attributes to shadow, by name."""
-        name = "train_function" if self._keras_call.trains else "test_function"
+        name = "train_function" if self.keras_call.trains else "test_function"
         return {
             # By it, fit's own call of evaluate comes back here.
-            "_distribute_strategy": call_lib.StrategyProxy(
-                self._strategy, self
-            ),
+            "_distribute_strategy": call_lib.StrategyProxy(self.strategy, self),
             "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
@@ -113,25 +110,25 @@ class _NoOpCall:
         return compat.TFEpochIterator(Undistributed, **kwargs)
 
     def _begin(self, iterator: Any = None, data_batch: Any = None) -> None:
-        kind, model = self._keras_call.kind, self._keras_call.model
+        kind, model = self.keras_call.kind, self.keras_call.model
         if iterator is not None:
             data_batch = iterator._distributed_dataset.element_spec
             batches = iterator.data_adapter.num_batches
-            if batches == 0 and self._keras_call.trains:
+            if batches == 0 and self.keras_call.trains:
                 call_lib.refuse_empty(kind, model)
             # Keras treats a negative number of steps as None.
             if batches is not None or (iterator.steps_per_epoch or 0) > 0:
                 _count_only(iterator, batches)
         # Callbacks may read the weights; nothing else is used.
-        trains = self._keras_call.trains and self._has_data
+        trains = self.keras_call.trains and self.has_data
         if trains and call_lib.needs_build(model, "predict"):
             call_lib.build(model, data_batch, kind)
 
     def _report(self, _: Any = None) -> dict[str, float]:
-        return dict(self._logs)
+        return dict(self.logs)
 
     def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
-        number = self._keras_call.model.steps_per_execution
+        number = self.keras_call.model.steps_per_execution
         if not sum(1 for _ in itertools.islice(iterator, number)):
             raise StopIteration
         return self._report()

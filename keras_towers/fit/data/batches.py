@@ -113,13 +113,13 @@ def split(
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
-    towers_here = range(first, first + (replicas if towers is None else towers))
+    last = first + (replicas if towers is None else towers)
     rows = rows or RowCheck()
     size = batch_size_of(batch)
     if not isinstance(size, int):
         with tf.control_dependencies(rows.check(batch)):
             size = tf.cast(tf.identity(size), tf.int64)
-    starts = _starts(size, replicas)[first : towers_here.stop + 1]
+    starts = _starts(size, replicas)[first : last + 1]
     pieces = _cut(batch, starts, rows.divided_leaves(batch))
     return TowerBatch(pieces, size, starts[0])
 
@@ -237,7 +237,7 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
 def mapped(
     dataset: tf.data.Dataset, function: Callable[[Any], Any]
 ) -> tf.data.Dataset:
-    """Return the results of a function of each whole element of a dataset."""
+    """Map a function over a dataset; it gets each element as one argument."""
     if isinstance(dataset.element_spec, tuple):
         return dataset.map(lambda *element: function(element))
     return dataset.map(function)

@@ -122,7 +122,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
 
     def _prefetched(self, dataset: tf.data.Dataset, whole: bool) -> Any:
-        """Prefetch batches for the towers; ``whole``: each is of one tower."""
+        """Prefetch batches for the towers.
+
+        Args:
+            dataset: the batches.
+            whole: whether each batch is for one tower.
+        """
         strategy, towers = self._config.strategy, self._config.num_towers
         if whole:
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))

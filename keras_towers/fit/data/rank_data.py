@@ -49,16 +49,13 @@ class ShuffleOrder:
 
     def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
-        draws_here = (
-            compat.global_seed(),
-            state,
-            random.SystemRandom().getrandbits(31),
-        )
-        draws_of_ranks = check.gather(peers, draws_here, "begins to shuffle")
-        self._seed = draws_of_ranks[0][2] if start is None else start.seed
-        seeds = {state[0] for state in draws_of_ranks}
-        self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
-        self._python_agrees = len({state[1] for state in draws_of_ranks}) == 1
+        drawn = random.SystemRandom().getrandbits(31)
+        mine = compat.global_seed(), state, drawn
+        ranks = check.gather(peers, mine, "begins to shuffle")
+        seeds, states, draws = zip(*ranks, strict=True)
+        self._seed = draws[0] if start is None else start.seed
+        self._tensorflow_agrees = len(set(seeds)) == 1 and None not in seeds
+        self._python_agrees = len(set(states)) == 1
         # The first iterator increments it.
         self._number = -1 if start is None else start.epoch - 1
         self._epoch: tf.Variable | None = None
@@ -103,7 +100,7 @@ def agree(
     unseeded = same is not None and _shuffles_unseeded(same)
     plan = adapter.num_batches, sketch_rows(adapter), unseeded
     plans = check.gather(peers, plan, where)
-    numbers = [plan[0] for plan in plans]
+    numbers, sketches, are_unseeded = map(list, zip(*plans, strict=True))
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
@@ -111,10 +108,10 @@ def agree(
         raise _different(
             f"numbers of batches differ ({check.describe_ranks(counts)})"
         )
-    if any(plan[2] for plan in plans):
+    if any(are_unseeded):
         raise _different("every rank shuffles it without a seed")
-    if all(plan[1] for plan in plans):
-        odd = int(_first_other(tf.constant([plan[1] for plan in plans])))
+    if all(sketches):
+        odd = int(_first_other(tf.constant(sketches)))
         if odd:
             raise _different(f"rank {odd} has different examples than rank 0")
     return numbers

@@ -31,7 +31,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
+from keras_towers.partition.local_step import LocalStep, to_local_step
 from keras_towers.partition.program import Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import watch
@@ -199,7 +199,7 @@ class GlobalStep:
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
-        own_rows = of_own_rows(program) if self._is_of_several else None
+        own_rows = to_local_step(program) if self._is_of_several else None
         if own_rows is not None:
             program = own_rows.program
             if len(own_rows.parts) < len(program.updates):
@@ -317,7 +317,7 @@ class GlobalStep:
     def _update(
         self,
         traced: Trace,
-        own_rows: OfOwnRows | None,
+        own_rows: LocalStep | None,
         divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],

@@ -17,7 +17,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
-from keras_towers.partition.own_rows import OfOwnRows
+from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import Inputs
 
 
@@ -47,7 +47,7 @@ class DividedBatch:
         self,
         inputs: Inputs,
         is_first: bool,
-        own_rows: OfOwnRows | None = None,
+        own_rows: LocalStep | None = None,
         is_first_of_all: bool = False,
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
         """Return the inputs that all towers share, and the inputs of each part.
@@ -76,7 +76,7 @@ class DividedBatch:
         counts = counts_of(self.batch)
 
         def add_place(
-            of: Inputs | OfOwnRows, batch: TowerBatch, has_first: bool
+            of: Inputs | LocalStep, batch: TowerBatch, has_first: bool
         ) -> None:
             """Add where each part begins in a batch, and its total."""
             shared[of.total] = tf.cast(batch.total, tf.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -95,25 +96,24 @@ class KerasFunction(TowerFunction):
         if not looks or (of_dataset and not is_first):
             return self._run_once(data)
         spec = data.element_spec if of_dataset else None
-        number = self._model.steps_per_execution
-        batches = (
-            data
-            if isinstance(data, list)
-            else list(itertools.islice(data, number))
-        )
-        if not batches and not of_dataset:
-            raise StopIteration
+        batches: Any = data
+        if not isinstance(data, list):
+            number = self._model.steps_per_execution
+            batches = list(itertools.islice(data, number))
         if not batches:
-            # Keras's step begins, and finds that there is no more data.
-            return self._run_once(data)
+            if of_dataset:
+                # Keras's step begins, and finds that there is no more data.
+                return self._run_once(data)
+            raise StopIteration
         self._see_rows(batches)
+        again = functools.partial(_as_before, data, batches, spec)
         if not self._fits_memory:
             self._steps += 1
-            return self._run_once(_as_before(data, batches, spec))
+            return self._run_once(again())
         rows = max(self._rows_of(batch) for batch in batches)
         if not is_first and rows <= self._largest:
-            return self._run_once(_as_before(data, batches, spec))
-        result = self._run_in_memory(data, batches, spec, rows)
+            return self._run_once(again())
+        result = self._run_in_memory(again, rows)
         self._steps += 1
         self._largest = max(self._largest, rows)
         return result
@@ -136,15 +136,18 @@ class KerasFunction(TowerFunction):
         )
         self._make_anew()
 
-    def _run_in_memory(
-        self, data: Any, batches: Sequence[Any], spec: Any, rows: int
-    ) -> Any:
-        """Run steps, with more micro-batches whenever memory runs out."""
+    def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
+        """Run steps, with more micro-batches whenever memory runs out.
+
+        Args:
+            batches: returns their data, as Keras passed it.
+            rows: the largest number of rows that a tower has of a batch.
+        """
         cancelled = 0
         while True:
             self._variables.read()
             try:
-                return self._run_once(_as_before(data, batches, spec))
+                return self._run_once(batches())
             except tf.errors.ResourceExhaustedError:
                 self._variables.put_back()
                 if self._micro_batches >= rows:

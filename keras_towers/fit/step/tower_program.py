@@ -34,7 +34,7 @@ from keras_towers.transport.keys import next_key
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Level:
-    """The computations between two exchanges.
+    """The computations up to an exchange or an update, and these.
 
     Attributes:
         common: the operations computed once, by the first process at least.
@@ -42,6 +42,8 @@ class _Level:
         function: the function that each tower calls, or None.
         inputs: the tensors that it is given.
         outputs: those that it returns.
+        exchanges: the exchanges that follow.
+        updates: the updates that follow.
     """
 
     common: Sequence[Operation]
@@ -49,6 +51,8 @@ class _Level:
     function: Any
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
+    exchanges: Sequence[Exchange]
+    updates: Sequence[Update]
 
 
 class TowerProgram:
@@ -89,7 +93,11 @@ class TowerProgram:
         if of_towers:
             body = Function(inputs, outputs, of_towers)
             function = self._function(body, way)
-        return _Level(common, made, function, inputs, outputs)
+        exchanges = [e for e in program.exchanges if e.given.level == level]
+        updates = [u for u in program.updates if u.level == level]
+        return _Level(
+            common, made, function, inputs, outputs, exchanges, updates
+        )
 
     def _function(self, body: Function, way: Way) -> GraphFunction:
         graph = graph_of(body, self._program.graphs)
@@ -134,7 +142,7 @@ class TowerProgram:
             for k, device in enumerate(devices)
         ]
         checks: list[Any] = []
-        for index, level in enumerate(self._levels):
+        for level in self._levels:
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
@@ -150,16 +158,16 @@ class TowerProgram:
             if level.function is not None:
                 for tower in towers:
                     self._call(level, tower)
-            self._exchange(index, known, towers, transport, order)
-            for change in program.updates:
-                if change.level == index:
-                    gradients = [tower.gradients(change) for tower in towers]
-                    wholes = [
-                        None if t.on_towers else _value(t, known)
-                        for t in change.given
-                    ]
-                    with tf.control_dependencies(checks):
-                        update(change, gradients, wholes)
+            if level.exchanges:
+                _exchange(level.exchanges, known, towers, transport, order)
+            for change in level.updates:
+                gradients = [tower.gradients(change) for tower in towers]
+                wholes = [
+                    None if t.on_towers else _value(t, known)
+                    for t in change.given
+                ]
+                with tf.control_dependencies(checks):
+                    update(change, gradients, wholes)
         with tf.device(devices[0]):
             return [_value(t, known) for t in program.results]
 
@@ -185,42 +193,6 @@ class TowerProgram:
             f"{e.kind} {e.given.dtype.name} {_shape_across_towers(e)}"
             for e in self._program.exchanges
         ]
-
-    def _exchange(
-        self,
-        level: int,
-        known: dict[Tensor, Any],
-        towers: Sequence[_Tower],
-        transport: Transport,
-        order: StepOrder,
-    ) -> None:
-        exchanges = [
-            e for e in self._program.exchanges if e.given.level == level
-        ]
-        if not exchanges:
-            return
-        parts = [part for tower in towers for part in tower.parts]
-
-        def given(exchange: Exchange) -> list[Any]:
-            """What towers, or all their parts, give to an exchange."""
-            tensor = exchange.given
-            if _is_at_root(tensor) and transport.rank != 0:
-                return []
-            if exchange.kind == "sum":
-                return [tower.sum(tensor) for tower in towers]
-            return [_value(tensor, part) for part in parts]
-
-        with tf.device(towers[0].device):
-            results = order.exchange(
-                list(map(given, exchanges)),
-                lambda values: exchanged(exchanges, values, transport),
-            )
-        for exchange, result in zip(exchanges, results, strict=True):
-            if exchange.result.on_towers:
-                for part, value in zip(parts, result, strict=True):
-                    part[exchange.result] = value
-            else:
-                known[exchange.result] = result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -265,6 +237,38 @@ class _Tower:
                 else None
                 for t in update.given
             ]
+
+
+def _exchange(
+    exchanges: Sequence[Exchange],
+    known: dict[Tensor, Any],
+    towers: Sequence[_Tower],
+    transport: Transport,
+    order: StepOrder,
+) -> None:
+    """Exchange what towers have, and add the results to theirs."""
+    parts = [part for tower in towers for part in tower.parts]
+
+    def given(exchange: Exchange) -> list[Any]:
+        """What towers, or all their parts, give to an exchange."""
+        tensor = exchange.given
+        if _is_at_root(tensor) and transport.rank != 0:
+            return []
+        if exchange.kind == "sum":
+            return [tower.sum(tensor) for tower in towers]
+        return [_value(tensor, part) for part in parts]
+
+    with tf.device(towers[0].device):
+        results = order.exchange(
+            list(map(given, exchanges)),
+            lambda values: exchanged(exchanges, values, transport),
+        )
+    for exchange, result in zip(exchanges, results, strict=True):
+        if exchange.result.on_towers:
+            for part, value in zip(parts, result, strict=True):
+                part[exchange.result] = value
+        else:
+            known[exchange.result] = result
 
 
 def _behind(tensor: Any) -> Any:

@@ -192,8 +192,9 @@ def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
     for gradient in call.grads:
         found = list(itertools.islice(left, len(_components(gradient))))
         if len(found) == 2 and found[0] is not None:
+            values, indices = found
             shape = tf.constant(gradient.shape.as_list(), tf.int64)
-            grads.append(tf.IndexedSlices(*found, shape))
+            grads.append(tf.IndexedSlices(values, indices, shape))
         else:
             grads.append(found[0] if found else None)
     return grads

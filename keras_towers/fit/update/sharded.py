@@ -285,8 +285,8 @@ class OnAnotherRankError(TowerError, AttributeError):
 class _SlotOfRank:
     """A slot variable that one rank alone needs in steps.
 
-    On the other ranks it takes the place of the variable's value while steps
-    run. To read it there is an error, which says where the value is.
+    On the other ranks it replaces the variable's value while steps run. Reading
+    it there raises an error that says which rank has the value.
 
     Attributes:
         variable: the slot variable.

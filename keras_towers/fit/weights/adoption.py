@@ -203,9 +203,9 @@ class Adoption:
                 variable.assign(total)
 
     def leave_metrics_to_rank_0(self, model: keras.Model) -> None:
-        """Reset metrics that all ranks have summed, but those of rank 0.
+        """Reset metrics on all ranks but rank 0, which keeps the ranks' sums.
 
-        If ranks go on to train independently, they are summed again.
+        Ranks that train independently will sum their metrics again.
         """
         if self.ranks_train_apart and self._config.peers.rank > 0:
             for variable in state_lib.collect(model).metrics:

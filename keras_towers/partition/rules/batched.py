@@ -1,114 +1,80 @@
-"""Operations on each of a batch: on images, matrices and distributions."""
+"""Operations on each item of a batch: images, matrices, distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value, Values, require
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.layouts import Value, Values, require, sizes_of
 from keras_towers.partition.registry import Node, axes, rule
 
-# How many of their first inputs are images.
-_IMAGES = {
-    1: """
-        Conv2D Conv3D DepthwiseConv2dNative MaxPool AvgPool MaxPool3D AvgPool3D
-        MaxPoolV2 LRN Dilation2D ResizeBilinear ResizeNearestNeighbor
+# The axes of the batch: some of the first, or all but some of the last; the
+# number of inputs that have them, which are the first; and the groups of inputs
+# in which the operations are linear.
+_FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
+    (1, 1, ()): """
+        MaxPool MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor
         ResizeBicubic ResizeArea ScaleAndTranslate AdjustContrastv2 AdjustHue
-        AdjustSaturation RGBToHSV HSVToRGB SpaceToDepth DepthToSpace
-        ExtractImagePatches ExtractVolumePatches
+        AdjustSaturation RGBToHSV HSVToRGB ExtractImagePatches
+        ExtractVolumePatches
     """,
-    2: """
+    (1, 1, ((0,),)): """
+        Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
+        DepthToSpace ResizeBilinear
+    """,
+    (1, 2, ()): """
         ImageProjectiveTransformV2 ImageProjectiveTransformV3 ResizeBilinearGrad
-        ResizeBicubicGrad ScaleAndTranslateGrad
+        ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2
+        SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
     """,
-    3: "MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad",
-}
-_LINEAR_IMAGES = """
-    Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
-    DepthToSpace ResizeBilinear
-"""
-# Without an image TensorFlow refuses them, or returns uninitialized memory;
-# oneDNN's convolutions return a tensor with the shape of the input.
-_NEED_IMAGES = """
-    Conv2D Conv3D DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
-    MaxPool3DGradGrad
-"""
-# How many axes they work along, which are the last.
-_ALONG_LAST = {
-    1: "Softmax LogSoftmax TopK TopKV2",
-    2: """
+    (1, 3, ()): "MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad",
+    # The remaining entries of these matrices are inputs, and not 0.
+    (-1, 1, ()): """
+        Softmax LogSoftmax TopK TopKV2 NthElement MatrixDiagV2 MatrixDiagV3
+    """,
+    (-1, 1, ((0,),)): "MatrixDiag FFT IFFT RFFT IRFFT",
+    (-2, 1, ()): """
         MatrixInverse Cholesky Qr Svd Lu SelfAdjointEigV2 MatrixDeterminant
-        LogMatrixDeterminant MatrixSquareRoot MatrixExponential
+        LogMatrixDeterminant MatrixSquareRoot MatrixExponential MatrixDiagPartV2
+        MatrixDiagPartV3
     """,
-}
-_LINEAR_ALONG_LAST = {
-    1: "MatrixDiag MatrixDiagV2 MatrixDiagV3 FFT IFFT RFFT IRFFT",
-    2: """
-        MatrixBandPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 FFT2D
-        IFFT2D RFFT2D IRFFT2D
+    (-2, 1, ((0,),)): """
+        MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
     """,
-    3: "FFT3D IFFT3D RFFT3D IRFFT3D",
+    (-2, 2, ()): "MatrixSolve MatrixTriangularSolve MatrixSolveLs",
+    (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
+}
+# Without images, oneDNN's convolutions return a tensor with the shape of their
+# input, and its gradients of max-pooling end the process.
+_NEED_IMAGES = (
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative"),
+    *("MaxPoolGrad", "MaxPool3DGrad"),
+)
+_FAMILY_OF = {
+    type_: family
+    for family, types in _FAMILIES.items()
+    for type_ in types.split()
 }
 
 
-def _by_type(types_by_count: dict[int, str]) -> dict[str, int]:
-    return {
-        type_: count
-        for count, types in types_by_count.items()
-        for type_ in types.split()
-    }
-
-
-_COUNT_OF_IMAGES = _by_type(_IMAGES)
-_COUNT_OF_LAST = _by_type(_ALONG_LAST) | _by_type(_LINEAR_ALONG_LAST)
-
-
-def _axes_of_batch(
-    node: Node,
-    inputs: Values,
-    ahead: int,
-    count: int = 1,
-    linear: Sequence[Collection[int]] = (),
-    needs_rows: bool = False,
-) -> Factors:
-    """Return the axes of an operation on each of a batch.
-
-    Args:
-        node: the operation.
-        inputs: its inputs.
-        ahead: how many axes count the batch: the first of all.
-        count: how many of the inputs have them; the rest are options.
-        linear: as of ``Factors``.
-        needs_rows: as of ``Factors``.
-    """
+@axes(*_FAMILY_OF)
+def _each_of_batch(node: Node, *inputs: Value) -> Factors:
+    first, count, linear = _FAMILY_OF[node.type]
     require(all(shape.rank is not None for shape in node.shapes))
     ranks = [value.rank for value in inputs[:count]]
+    # Broadcast matrices have no axis of the batch.
+    require("Solve" not in node.type or ranks[0] == ranks[1])
+    batch_axes = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
-    labels = [[a if a < ahead else None for a in range(r)] for r in ranks]
+    labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
     options = [None] * (len(inputs) - count)
     return Factors(
         [*labels[:count], *options],
         labels[count:],
         linear,
-        needs_rows=needs_rows,
+        needs_rows=node.type in _NEED_IMAGES,
     )
 
 
-@axes(*_COUNT_OF_IMAGES)
-def _images(node: Node, *inputs: Value) -> Factors:
-    is_linear = node.type in _LINEAR_IMAGES.split()
-    return _axes_of_batch(
-        node,
-        inputs,
-        1,
-        _COUNT_OF_IMAGES[node.type],
-        [[0]] if is_linear else (),
-        node.type in _NEED_IMAGES.split(),
-    )
-
-
-# They are told the sizes of the images that they make.
 @rule(
     "Conv2DBackpropInput",
     "DepthwiseConv2dNativeBackpropInput",
@@ -116,23 +82,20 @@ def _images(node: Node, *inputs: Value) -> Factors:
     "AvgPoolGrad",
     "AvgPool3DGrad",
 )
-def _to_images(
-    partition: Partitioner, node: Node, size: Value, *rest: Value
-) -> Values:
+def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
+    """Lay out operations that take the shape of their output."""
     *kernel, gradient = rest
-    (layout, rows), traced = gradient.as_rows(), node.shapes[0]
+    (layout, _), traced = gradient.as_rows(), node.shapes[0]
     require(traced.rank is not None and not layout.axis)
     require(all(value.sharded is None for value in kernel))
-    sizes = [layout.size, *list(traced)[1:]]
+    sizes = [layout.size, *sizes_of(traced)[1:]]
     if size.known is not None:
-        # Others than those of the rows may be of the kernel.
+        # Trailing sizes may come from the kernel.
         require(len(size.known) == len(sizes))
         for axis, known in enumerate(size.known):
             if axis and isinstance(known, int):
                 sizes[axis] = known
-    target = partition.local_target(size, sizes, layout)
-    operands = [target, *map(partition.replicated, kernel), rows]
-    return partition.on_towers(node, operands, layout, shapes=[sizes])
+    return node.run_with_shape([size, *rest], 0, sizes, layout)
 
 
 @axes(
@@ -140,58 +103,23 @@ def _to_images(
     "DepthwiseConv2dNativeBackpropFilter",
     "Conv3DBackpropFilterV2",
 )
-def _to_kernel(
+def _filter_gradient(
     node: Node, images: Value, size: Value, gradient: Value
 ) -> Factors:
-    # All have as many axes.
+    # Images and gradients have the same rank.
     rest = [None] * (images.rank - 1)
     return Factors(
         [[0, *rest], None, [0, *rest]],
         [[None, *rest]],
         [[0], [2]],
         summed=[0],
-        needs_rows=node.type in _NEED_IMAGES.split(),
+        # Its kernel leaves the output uninitialized if there are no images.
+        needs_rows=node.type.startswith("Depthwise"),
     )
 
 
-@axes(*_COUNT_OF_LAST)
-def _along_last(node: Node, value: Value, *options: Value) -> Factors:
-    # Diagonals may be filled up with an entry.
-    is_filled = len(options) > 1 and node.type.startswith("MatrixDiag")
-    is_linear = node.type in _by_type(_LINEAR_ALONG_LAST) and not is_filled
-    ahead = value.rank - _COUNT_OF_LAST[node.type]
-    linear = [[0]] if is_linear else ()
-    return _axes_of_batch(node, [value, *options], ahead, linear=linear)
-
-
-@axes("NthElement", "InTopK")
-def _rows(node: Node, value: Value, *rest: Value) -> Factors:
-    return _axes_of_batch(node, [value, *rest], value.rank - 1, 1 + len(rest))
-
-
-@axes(
-    "InTopKV2",
-    "SoftmaxCrossEntropyWithLogits",
-    "SparseSoftmaxCrossEntropyWithLogits",
-)
-def _predictions(node: Node, *inputs: Value) -> Factors:
-    return _axes_of_batch(node, inputs, 1, 2)
-
-
-@axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
-def _solved(node: Node, *inputs: Value) -> Factors:
-    matrix, right = inputs[:2]
-    require(matrix.rank == right.rank)
-    return _axes_of_batch(node, inputs, matrix.rank - 2, 2, [[1]])
-
-
-@axes("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def _with_diagonal(node: Node, *inputs: Value) -> Factors:
-    return _axes_of_batch(node, inputs, inputs[0].rank - 2, 2, [[0, 1]])
-
-
 @axes("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _product(node: Node, a: Value, b: Value) -> Factors:
+def _matmul(node: Node, a: Value, b: Value) -> Factors:
     is_single = node.type == "MatMul"
     names = ("transpose_a", "transpose_b") if is_single else ("adj_x", "adj_y")
     most = max(a.rank, b.rank) - 2

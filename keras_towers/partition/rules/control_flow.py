@@ -1,4 +1,4 @@
-"""Calls of functions, branches, and loops whose rounds each tower does."""
+"""Calls of functions, branches, and loops that every tower runs."""
 
 from __future__ import annotations
 
@@ -8,121 +8,117 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import attribute, dtypes_of
 from keras_towers.partition.called_functions import (
-    Draft,
-    called,
-    closed,
-    graph_of,
-    joined,
-    looped,
-    source,
-    tensor_with_layout,
-    value_in_function,
-    with_parts_or_sums,
+    add_call,
+    add_loop,
+    bind_captures,
+    called_graph,
+    captured_value,
+    join_values,
+    settle,
+    skip_identities,
+    try_with_partial_sums,
 )
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
     NotDivided,
     Value,
     Values,
+    local_shape,
     require,
+    sizes_of,
 )
-from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node, rule
-from keras_towers.partition.rules.loops_over_rows import over_rows
+from keras_towers.partition.rules.loops_over_rows import divide_rounds
 from keras_towers.partition.rules.means import lay_out_own_mean
+from keras_towers.partition.sizes import UNKNOWN
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
-def _called(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    """The operations of a function take the place of its call."""
-    is_named = node.type.endswith("PartitionedCall")
-    graph = graph_of(node, node.attr("f").name if is_named else node.type)
-    means = lay_out_own_mean(partition, graph, inputs)
+def _inline_call(node: Node, *inputs: Value) -> Values:
+    partitioner = node.partitioner
+    has_name = node.type.endswith("PartitionedCall")
+    graph = called_graph(node, node.attr("f").name if has_name else node.type)
+    means = lay_out_own_mean(partitioner, graph, inputs)
     if means is not None:
         return [means]
-    # Gradients may have added outputs to the graph since it was called.
-    return partition.call(graph, inputs)[: node.num_outputs]
+    # A gradient may have added outputs to the graph after this call.
+    return partitioner.call(graph, inputs)[: node.num_outputs]
+
+
+def _require_towers_differ(partitioner: Partitioner, values: Values) -> None:
+    """Refuse to divide work that would be the same on all towers."""
+    is_same = all(value.is_replicated for value in values)
+    require(not (partitioner.can_exchange and is_same))
+
+
+# ---- branches ----------------------------------------------------------------
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase")
-def _branched(
-    partition: Partitioner, node: Node, chosen: Value, *inputs: Value
-) -> Values:
-    graphs = [graph_of(node, name, ahead=1) for name in _names(node)]
-    known = None if chosen.known is None else np.ravel(chosen.known)[0]
-    if isinstance(known, (bool, int)) and chosen.shape == ():
-        # The last branch is that of all other numbers.
-        at = int(known) if 0 <= known < len(graphs) else -1
-        return partition.call(graphs[at], inputs)[: node.num_outputs]
-    _require_worth(partition, [chosen, *inputs])
-    return with_parts_or_sums(
-        partition,
-        inputs,
-        functools.partial(_lay_out_branches, partition, node, graphs, chosen),
-    )
+def _branch(node: Node, index: Value, *inputs: Value) -> Values:
+    partitioner = node.partitioner
+    graphs = [called_graph(node, name, 1) for name in _branch_names(node)]
+    number = index.number
+    if isinstance(number, (bool, int)) and index.shape == ():
+        # An index that is out of range selects the last branch.
+        taken = int(number) if 0 <= number < len(graphs) else -1
+        return partitioner.call(graphs[taken], inputs)[: node.num_outputs]
+    _require_towers_differ(partitioner, [index, *inputs])
+    lay_out = functools.partial(_lay_out_branches, node, graphs, index)
+    return try_with_partial_sums(node, inputs, lay_out)
 
 
-def _require_worth(partition: Partitioner, values: Values) -> None:
-    """Have what all towers would do alike be done once."""
-    is_alike = all(value.is_replicated for value in values)
-    require(not (partition.builder.meets and is_alike))
-
-
-def _names(node: Node) -> list[str]:
+def _branch_names(node: Node) -> list[str]:
     if node.type.endswith("Case"):
         return [branch.name for branch in node.attr("branches")]
     return [node.attr(f"{name}_branch").name for name in ("else", "then")]
 
 
 def _lay_out_branches(
-    partition: Partitioner,
-    node: Node,
-    graphs: Sequence[Any],
-    chosen: Value,
-    inputs: Values,
+    node: Node, graphs: Sequence[Any], index: Value, inputs: Values
 ) -> Values:
-    # All towers go the same way.
-    way = partition.replicated(chosen)
-    branches = [partition.for_function() for _ in graphs]
-    ends = []
+    partitioner = node.partitioner
+    # All towers take the same branch.
+    local_index = partitioner.replicate(index)
+    branches = [partitioner.for_function() for _ in graphs]
+    outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
-        given = [value_in_function(partition, value) for value in inputs]
-        ends.append(branch.call(graph, given)[: node.num_outputs])
+        given = [captured_value(partitioner, value) for value in inputs]
+        outputs = branch.call(graph, given)
+        outputs_of_branches.append(outputs[: node.num_outputs])
     results = [
-        functools.reduce(joined, values, values[0])
-        for values in zip(*ends, strict=True)
+        functools.reduce(join_values, values, values[0])
+        for values in zip(*outputs_of_branches, strict=True)
     ]
-    _require_worth(partition, results)
-    layouts = [result.layout for result in results]
-    drafts = []
-    for branch, values in zip(branches, ends, strict=True):
-        outputs = [
-            tensor_with_layout(branch, value, layout)
-            for value, layout in zip(values, layouts, strict=True)
+    _require_towers_differ(partitioner, results)
+    functions = []
+    for branch, values in zip(branches, outputs_of_branches, strict=True):
+        tensors = [
+            branch.to_layout(value, result.layout)
+            for value, result in zip(values, results, strict=True)
         ]
-        drafts.append(Draft(branch.builder, (), outputs))
-    made, captures = closed(drafts)
-    dtypes = dtypes_of(node.operation.outputs)
-    attributes = {"Tin": dtypes_of(captures), "Tout": dtypes}
-    functions: dict[str, Any] = {"branches": made}
+        functions.append(Function((), tensors, branch.operations))
+    bound, captures = bind_captures(functions)
+    traced = node.operation.outputs
+    attributes: dict[str, Any] = {
+        "Tin": [tensor.dtype for tensor in captures],
+        "Tout": [tensor.dtype for tensor in traced],
+    }
+    by_name: dict[str, Any] = {"branches": bound}
     if not node.type.endswith("Case"):
-        functions = {"else_branch": made[0], "then_branch": made[1]}
-        attributes["Tcond"] = attribute(way.dtype)
+        by_name = dict(zip(("else_branch", "then_branch"), bound, strict=True))
+        attributes["Tcond"] = local_index.dtype
     specs = [
-        (tensor.dtype, local_shape(tensor.shape, layout))
-        for tensor, layout in zip(node.operation.outputs, layouts, strict=True)
+        (tensor.dtype, local_shape(tensor.shape, result.layout))
+        for tensor, result in zip(traced, results, strict=True)
     ]
-    tensors = called(
-        partition, node, [way, *captures], attributes, specs, functions
-    )
+    operands = [local_index, *captures]
+    tensors = add_call(node, operands, attributes, specs, by_name)
     for result, tensor in zip(results, tensors, strict=True):
         result.local = tensor
     return results
@@ -130,69 +126,64 @@ def _lay_out_branches(
 
 # ---- loops -------------------------------------------------------------------
 
-# More rounds of the pass change nothing, or a loop cannot be followed.
-_PASSES = 8
-
 
 @rule("While", "StatelessWhile")
-def _looped(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    _require_worth(partition, inputs)
-    body = graph_of(node, node.attr("body").name)
-    condition = graph_of(node, node.attr("cond").name)
+def _loop(node: Node, *inputs: Value) -> Values:
+    partitioner = node.partitioner
+    _require_towers_differ(partitioner, inputs)
+    body = called_graph(node, node.attr("body").name)
+    condition = called_graph(node, node.attr("cond").name)
     require(len(body.outputs) == len(inputs))
     with contextlib.suppress(NotDivided):
-        return over_rows(partition, node, body, condition, inputs)
-    return with_parts_or_sums(
-        partition,
-        inputs,
-        functools.partial(_lay_out_loop, partition, node, body, condition),
-    )
+        return divide_rounds(node, body, condition, inputs)
+    lay_out = functools.partial(_lay_out_loop, node, body, condition)
+    return try_with_partial_sums(node, inputs, lay_out)
 
 
 def _lay_out_loop(
-    partition: Partitioner,
-    node: Node,
-    body: Any,
-    condition: Any,
-    inputs: Values,
+    node: Node, body: Any, condition: Any, inputs: Values
 ) -> Values:
-    # What changes from one round to the next.
-    carried = [
+    partitioner = node.partitioner
+    loop_vars = [
         index
         for index, tensor in enumerate(body.outputs)
-        if source(tensor) is not body.inputs[index]
+        if skip_identities(tensor) is not body.inputs[index]
     ]
-    require(all(body.inputs[k].dtype != tf.resource for k in carried))
-    states = {k: joined(inputs[k], inputs[k]) for k in carried}
-    before = len(partition.once)
-    for _ in range(_PASSES):
-        # What is computed once in the last pass counts.
-        del partition.once[before:]
-        inner, tensors, ends = _round(partition, body, inputs, states)
-        joined_states = {k: joined(states[k], ends[k]) for k in carried}
-        if all(alike(states[k], joined_states[k]) for k in carried):
-            break
-        states = joined_states
-    else:
-        raise NotDivided
-    _require_worth(partition, [*states.values()])
+    require(all(body.inputs[k].dtype != tf.resource for k in loop_vars))
+    before = len(partitioner.once)
+
+    def lay_out_round(states: Mapping[int, Value]) -> Any:
+        # Only the last pass counts.
+        del partitioner.once[before:]
+        round_, tensors, ends = _lay_out_round(
+            partitioner, body, inputs, states
+        )
+        after = {k: join_values(states[k], ends[k]) for k in loop_vars}
+        return (round_, tensors, ends), after
+
+    (round_, tensors, ends), states = settle(
+        {k: join_values(inputs[k], inputs[k]) for k in loop_vars}, lay_out_round
+    )
+    _require_towers_differ(partitioner, [*states.values()])
     operands, outputs = [], []
     for k, state in states.items():
-        operands.append(tensor_with_layout(partition, inputs[k], state.layout))
-        outputs.append(tensor_with_layout(inner, ends[k], state.layout))
-    round_ = Draft(inner.builder, tensors, outputs)
-    inner, tensors, (end,) = _round(partition, condition, inputs, states)
-    goes_on = tensor_with_layout(inner, end, REPLICATED)
-    condition_ = Draft(inner.builder, tensors, [goes_on])
-    locals_ = looped(partition, node, operands, round_, condition_)
+        operands.append(partitioner.to_layout(inputs[k], state.layout))
+        outputs.append(round_.to_layout(ends[k], state.layout))
+    new_body = Function(tensors, outputs, round_.operations)
+    test, tensors, (end,) = _lay_out_round(
+        partitioner, condition, inputs, states
+    )
+    continues = test.to_layout(end, REPLICATED)
+    new_condition = Function(tensors, [continues], test.operations)
     results = list(inputs)
-    for k, tensor in zip(states, locals_, strict=False):
+    local_results = add_loop(node, operands, new_body, new_condition)
+    for k, tensor in zip(states, local_results, strict=False):
         results[k] = dataclasses.replace(states[k], local=tensor)
     return results
 
 
-def _round(
-    partition: Partitioner,
+def _lay_out_round(
+    partitioner: Partitioner,
     graph: Any,
     inputs: Values,
     states: Mapping[int, Value],
@@ -200,38 +191,39 @@ def _round(
     """Lay out the body of a loop, or its condition.
 
     Args:
-        partition: has the program around the loop.
+        partitioner: the partitioner of the loop.
         graph: the function.
-        inputs: what the loop is given.
-        states: those of them that change, as any round finds them.
+        inputs: the inputs of the loop.
+        states: the loop variables at the start of any round.
 
     Returns:
-        What has laid it out, the tensors that go round, and its outputs.
+        The partitioner of the function, its inputs that are loop variables,
+        and its outputs.
     """
-    inner = partition.for_function()
+    inner = partitioner.for_function()
     values = []
     tensors: list[Tensor] = []
     for index, value in enumerate(inputs):
         if index not in states:
-            values.append(value_in_function(partition, value))
+            values.append(captured_value(partitioner, value))
             continue
         like, state = graph.inputs[index], states[index]
         shape = local_shape(like.shape, state.layout)
         tensors.append(Tensor(like.dtype, shape, on_towers=True))
-        values.append(_value_in_round(state, tensors[-1], like.shape))
+        values.append(_loop_variable(state, tensors[-1], like.shape))
     return inner, tensors, inner.call(graph, values)
 
 
-def _value_in_round(
+def _loop_variable(
     state: Value, tensor: Tensor, shape: tf.TensorShape
 ) -> Value:
-    """What goes round, as a round finds it."""
+    """Return the value of a loop variable at the start of a round."""
     sizes = state.shape
     if shape.rank is not None:
         sizes = tuple(
-            static if size is None else size
-            for size, static in zip(
-                sizes or (None,) * shape.rank, shape, strict=True
+            traced if size is UNKNOWN else size
+            for size, traced in zip(
+                sizes or (UNKNOWN,) * shape.rank, sizes_of(shape), strict=True
             )
         )
     if state.layout == REPLICATED:

@@ -1,8 +1,8 @@
-"""Random numbers that follow from a seed: each tower draws its own rows.
+"""Random numbers from a seed: each tower draws the numbers of its rows.
 
 Philox (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
-makes each group of numbers of a key and a count. The numbers of some rows are
-those that begin at a later count.
+computes each group of numbers from a key and a counter. The numbers of later
+rows start at a larger counter.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE
-from keras_towers.partition.conversions import local_shape, static
 from keras_towers.partition.layouts import (
     NotDivided,
-    Shape,
     Value,
     Values,
+    local_shape,
     require,
+    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule, shape_of
-from keras_towers.partition.rules.shapes import rows_of_sizes, target_sizes
-from keras_towers.partition.sizes import Size
+from keras_towers.partition.rules.shapes import find_row_axis, requested_shape
+from keras_towers.partition.sizes import UNKNOWN, Size
 
 _DRAWS = (
     "StatelessRandomUniformV2",
@@ -34,31 +34,30 @@ _DRAWS = (
     "StatelessRandomUniformFullIntV2",
     "StatelessTruncatedNormalV2",
 )
-# How many numbers they take follows from what they draw.
+# The number of counters that they use depends on the numbers drawn.
 _OTHERS = (
     "StatelessRandomGammaV3",
     "StatelessRandomBinomial",
     "StatelessRandomPoisson",
     "StatelessParameterizedTruncatedNormal",
 )
-# They are drawn once, as they have a state of TensorFlow's own.
+# They have a hidden state, and are drawn once.
 _STATEFUL = (
     "RandomStandardNormal",
     "RandomUniform",
     "RandomUniformInt",
     "TruncatedNormal",
 )
-# TensorFlow's numbers of the algorithms that are Philox on a CPU or a GPU.
+# The ids of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)
-# A count gives 16 bytes of random numbers, but at most four numbers.
+# A counter yields 16 random bytes, but at most four numbers.
 _BYTES_PER_COUNT, _MOST_PER_COUNT = 16, 4
-# How many TensorFlow reserves for one that may be rejected.
+# The number of counters reserved for a number that may be rejected.
 _RESERVED = 256
 
 
 @rule(*_DRAWS)
-def _drawn(
-    partition: Partitioner,
+def _draw(
     node: Node,
     target: Value,
     key: Value,
@@ -66,64 +65,68 @@ def _drawn(
     algorithm: Value,
     *limits: Value,
 ) -> Values:
-    sizes = target_sizes(node, target)
-    layout = rows_of_sizes(partition, sizes)
-    require(not layout.axis and None not in sizes)
-    require(algorithm.known is not None)
-    require(algorithm.known.flat[0] in _PHILOX)
-    if partition.xla and node.type == "StatelessRandomNormalV2":
-        # XLA draws them in pairs, which may be of two rows.
-        partition.once.append(node.operation)
+    partitioner = node.partitioner
+    sizes = requested_shape(node, target)
+    layout = find_row_axis(partitioner, sizes)
+    require(not layout.axis and UNKNOWN not in sizes)
+    require(algorithm.number in _PHILOX)
+    if partitioner.options.xla and node.type == "StatelessRandomNormalV2":
+        # XLA draws pairs of numbers, which may belong to different rows.
+        partitioner.once.append(node.operation)
         raise NotDivided
-    build, dtype = partition.builder, node.output_dtype()
+    dtype = node.output_dtype()
     rest: Any = math.prod(sizes[1:]) * layout.rows
-    each = partition.size(rest)
-    require(each)
+    each = partitioner.global_size(rest)
+    if each is None:
+        raise NotDivided
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
-    if node.type == "StatelessTruncatedNormalV2" and not partition.xla:
+    if (
+        node.type == "StatelessTruncatedNormalV2"
+        and not partitioner.options.xla
+    ):
         counts = group * _RESERVED // _MOST_PER_COUNT
     of_all = [
-        partition.replicated(value) for value in (key, algorithm, *limits)
+        partitioner.replicate(value) for value in (key, algorithm, *limits)
     ]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
-        operands = [shape, of_all[0], _later(partition, counter, steps)]
+        operands = [shape, of_all[0], _advance(partitioner, counter, steps)]
         operands += of_all[1:]
-        (numbers,) = build.copy(node.operation, operands, [size])
+        (numbers,) = node.copy(operands, [size])
         return numbers
 
     size = local_shape(static(sizes), layout)
-    shape = partition.local_target(target, sizes, layout)
+    shape = partitioner.local_target(target, sizes, layout)
     start, count = layout.unit.start, layout.unit.count
     if not isinstance(rest, Size) and not rest % group:
-        steps = partition.times(rest // group * counts, start)
+        steps = partitioner.scaled_size(rest // group * counts, start)
         local = draw(shape, steps, size)
-        return [Value(layout, local, shape=tuple(sizes))]
+        return [Value(layout, local, shape=sizes)]
 
-    # The first of its numbers may be within a group.
-    begin = build.op("Mul", [start, each], ())
-    length = build.op("Mul", [count, each], (), is_repeated=True)
-    more = build.op("AddV2", [length, group], (), is_repeated=True)
+    # The first number may be in the middle of a group.
+    begin = partitioner.op("Mul", [start, each], ())
+    length = partitioner.size_product(count, each)
+    more = partitioner.compute_size("AddV2", length, group)
     drawn = draw(
-        partition.vector([more], shape.dtype),
-        partition.times(counts, build.op("FloorDiv", [begin, group], ())),
+        partitioner.size_vector([more], shape.dtype),
+        partitioner.scaled_size(
+            counts, partitioner.op("FloorDiv", [begin, group], ())
+        ),
         tf.TensorShape([None]),
     )
-    first = build.op("FloorMod", [begin, group], ())
-    ends = [partition.vector([end], SIZE) for end in (first, length)]
-    flat = build.op("Slice", [drawn, *ends], (None,))
-    local = build.op("Reshape", [flat, shape], size)
-    return [Value(layout, local, shape=tuple(sizes))]
+    first = partitioner.op("FloorMod", [begin, group], ())
+    ends = [partitioner.size_vector([end], SIZE) for end in (first, length)]
+    flat = partitioner.op("Slice", [drawn, *ends], (None,))
+    local = partitioner.op("Reshape", [flat, shape], size)
+    return [Value(layout, local, shape=sizes)]
 
 
-def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
+def _advance(partitioner: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
-    build, start = partition.builder, partition.replicated(counter)
-    more = partition.vector([steps, 0], start.dtype)
-    return build.op("AddV2", [start, more], start.shape)
+    start = partitioner.replicate(counter)
+    more = partitioner.size_vector([steps, 0], start.dtype)
+    return partitioner.op("AddV2", [start, more], start.shape)
 
 
-@shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
-def _shape_of_draw(node: Node, target: Value, *rest: Value) -> Shape:
-    return tuple(target_sizes(node, target))
+shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)(requested_shape)

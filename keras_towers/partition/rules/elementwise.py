@@ -1,4 +1,4 @@
-"""Operations on single entries: arithmetic, choices and functions."""
+"""Elementwise operations: arithmetic, choices and functions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import Factors, elementwise
-from keras_towers.partition.layouts import Value, Values, require
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.layouts import Value, Values, local_shape, require
 from keras_towers.partition.registry import Node, axes, rule
 
 Linear: TypeAlias = "Sequence[Collection[int]]"
@@ -23,7 +20,7 @@ _NUMBERS = """
     IgammaGradA Betainc Zeta NextAfter BesselI0 BesselI0e BesselI1 BesselI1e
     Bucketize Square Sqrt Rsqrt Reciprocal Inv Abs ComplexAbs Sign Angle Complex
     Mod FloorMod FloorDiv TruncateDiv TruncateMod Maximum Minimum ClipByValue
-    SquaredDifference Xlogy Xlog1py Xdivy Pow
+    SquaredDifference Xlogy Xlog1py Xdivy Pow SqrtGrad
 """
 _TRUTHS = """
     IsFinite IsNan IsInf LogicalNot LogicalAnd LogicalOr Less LessEqual Greater
@@ -38,20 +35,20 @@ _TEXTS = """
     AsString Substr StringToHashBucket StringToHashBucketFast
     StringToHashBucketStrong DecodeBase64 EncodeBase64 UnicodeTranscode
 """
-# Whoever finds what is not finite, all stop.
+# If the check fails on one tower, the step stops on all of them.
 _CHECKS = "CheckNumerics CheckNumericsV2"
 _COPIES = """
     PreventGradient DeepCopy Copy DebugIdentityV2 Neg Real Imag Conj ZerosLike
 """
-# The gradient is their first or second input.
+# Their first input is the gradient; below, it is their second.
 _GRADIENTS = """
     ReluGrad LeakyReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad
 """
 _GRADIENTS_SECOND = """
-    TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad
+    TanhGrad SigmoidGrad RsqrtGrad ReciprocalGrad InvGrad
 """
 _NOT_LINEAR = f"{_NUMBERS} {_TRUTHS} {_BITS} {_TEXTS} {_CHECKS} OnesLike"
-# In which inputs they are linear.
+# The groups of inputs in which they are linear.
 _LINEAR: dict[str, Linear] = {
     **dict.fromkeys(_NOT_LINEAR.split(), ()),
     **dict.fromkeys(_COPIES.split(), [[0]]),
@@ -59,44 +56,45 @@ _LINEAR: dict[str, Linear] = {
     **dict.fromkeys(_GRADIENTS_SECOND.split(), [[1]]),
     **dict.fromkeys(("AddV2", "Add", "Sub"), [[0, 1]]),
     "Mul": [[0], [1]],
-    # Parts that are not zero may have a sum that is.
+    # It is not linear in the second input: terms that are not 0 may add up to
+    # 0.
     "MulNoNan": [[0]],
     "SelectV2": [[1, 2]],
 }
 
 
 @axes(*_LINEAR)
-def _function(node: Node, *inputs: Value) -> Factors:
+def _elementwise(node: Node, *inputs: Value) -> Factors:
     return elementwise(inputs, _LINEAR[node.type])
 
 
 @axes("AddN")
-def _sum(node: Node, *inputs: Value) -> Factors:
+def _add_n(node: Node, *inputs: Value) -> Factors:
     return elementwise(inputs, [range(len(inputs))])
 
 
 @axes("RealDiv", "Div", "DivNoNan")
-def _quotient(node: Node, *inputs: Value) -> Factors:
+def _division(node: Node, *inputs: Value) -> Factors:
     return elementwise(inputs, [[0]] if node.dtype(0).is_floating else ())
 
 
 @axes("Cast")
 def _cast(node: Node, value: Value) -> Factors:
     before, after = node.dtype(0), node.output_dtype()
-    # Sums that are rounded are rounded once.
+    # Sums must be rounded once, not each term.
     is_wider = before.is_floating and after.is_floating
     is_wider = is_wider and after.size >= before.size
     return elementwise([value], [[0]] if is_wider else ())
 
 
 @axes("Bitcast")
-def _other_type(node: Node, value: Value) -> Factors:
+def _bitcast(node: Node, value: Value) -> Factors:
     require(node.shapes[0].rank == value.rank)
     return elementwise([value])
 
 
 @axes("BiasAdd", "BiasAddV1")
-def _bias(node: Node, value: Value, bias: Value) -> Factors:
+def _bias_add(node: Node, value: Value, bias: Value) -> Factors:
     first = node.type == "BiasAdd" and node.attr("data_format") == b"NCHW"
     at = 1 if first else value.rank - 1
     whole = range(value.rank)
@@ -104,22 +102,22 @@ def _bias(node: Node, value: Value, bias: Value) -> Factors:
 
 
 @axes("Select")
-def _choice_of_rows(node: Node, *inputs: Value) -> Factors:
+def _select(node: Node, *inputs: Value) -> Factors:
     whole = range(inputs[1].rank)
     chosen = whole[: inputs[0].rank]
     return Factors([chosen, whole, whole], [whole], [[1, 2]])
 
 
 @axes("EnsureShape", "PlaceholderWithDefault")
-def _shaped(node: Node, value: Value) -> Factors:
+def _ensure_shape(node: Node, value: Value) -> Factors:
     labels, attributes = range(value.rank), {}
     if value.sharded is not None:
-        # The number of rows that one device has is not that of a tower.
+        # The attribute has the global number of rows.
         shape = local_shape(tf.TensorShape(node.attr("shape")), value.layout)
-        attributes["shape"] = AttrValue(shape=shape.as_proto())
+        attributes["shape"] = shape
     return Factors([labels], [labels], [[0]], attributes=attributes)
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot")
-def _copy(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _identity(node: Node, *inputs: Value) -> Values:
     return list(inputs)

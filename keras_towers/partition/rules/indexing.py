@@ -1,7 +1,6 @@
-"""What takes rows, or puts them, by numbers: gathers, scatters and segments.
+"""Gathers, scatters, segments and sparse matrices.
 
-Where towers number only their own rows, each does it with its own numbers, the
-entries that belong to them, and the rows that they number.
+If the row numbers of a tower refer to its rows, it indexes them locally.
 """
 
 from __future__ import annotations
@@ -11,33 +10,33 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
-from keras_towers.partition.conversions import local_shape
-from keras_towers.partition.division import divided
+from keras_towers.partition.division import divide
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Below,
+    BelowLimit,
     NotDivided,
-    Places,
+    RowNumbers,
     Shape,
     Value,
     Values,
+    local_shape,
     require,
+    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
-from keras_towers.partition.rules.places import indices_of, source
-from keras_towers.partition.rules.ragged import repeated_rows
-from keras_towers.partition.rules.reductions import axes_of
-from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.rules.ragged import repeat_rows
+from keras_towers.partition.rules.reductions import known_axes
+from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
 
-# ---- rows that towers number themselves --------------------------------------
+# ---- local row numbers -------------------------------------------------------
 
-# What an input is: numbers of rows, or indices of which the first is one; an
-# entry for each number; the rows that are numbered; the shape that has them;
-# how many they are; or something that all have.
+# The role of an input: row numbers, or indices whose first column has them; one
+# entry for each number; the numbered rows; the shape of a tensor with these
+# rows; the number of rows; or a replicated input.
 Role: TypeAlias = Literal[
     "numbers", "indices", "entries", "rows", "shape", "count", "same"
 ]
@@ -62,60 +61,63 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 
 
 @rule(*_ROLES)
-def _of_own_rows(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    places, operands = _numbered(partition, inputs, _ROLES[node.type])
-    layout = places.layout if node.type == "GatherNd" else places.target
-    return partition.on_towers(node, operands, layout)
+def _index_locally(node: Node, *inputs: Value) -> Values:
+    numbers, operands = _local_operands(
+        node.partitioner, inputs, _ROLES[node.type]
+    )
+    layout = numbers.layout if node.type == "GatherNd" else numbers.row_layout
+    return node.run_on_towers(operands, layout)
 
 
-def _numbered(
-    partition: Partitioner, inputs: Values, roles: Sequence[Role]
-) -> tuple[Places, list[Tensor]]:
-    """Return the rows that towers number, and what each is given.
+def _local_operands(
+    partitioner: Partitioner, inputs: Values, roles: Sequence[Role]
+) -> tuple[RowNumbers, list[Tensor]]:
+    """Return the row numbers among the inputs, and the local operands.
 
     Args:
-        partition: lays out operations.
-        inputs: N of its inputs.
-        roles: what each is.
+        partitioner: the partitioner of the program.
+        inputs: the N first inputs of an operation.
+        roles: their roles.
 
     Raises:
-        NotDivided: if towers do not number their own rows.
+        NotDivided: the row numbers may refer to another tower's rows.
     """
     pairs = list(zip(inputs, roles, strict=True))
-    (places,) = (
-        _places_of(value, role)
+    (numbers,) = (
+        _row_numbers_of(value, role)
         for value, role in pairs
         if role in ("numbers", "indices")
     )
-    return places, [
-        _own(partition, value, role, places) for value, role in pairs
+    return numbers, [
+        _local_operand(partitioner, value, role, numbers)
+        for value, role in pairs
     ]
 
 
-def _places_of(value: Value, role: Role) -> Places:
-    """The rows that numbers, or indices along a last axis, are those of."""
-    places, shape = value.places, value.shape
-    if places is None or not shape:
+def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
+    """Return the row numbers of an input with this role."""
+    numbers, shape = value.row_numbers, value.shape
+    if numbers is None or not shape:
         raise NotDivided
     if role == "numbers":
-        require(not places.is_first_column)
+        require(not numbers.is_first_column)
     else:
-        require(places.is_first_column or shape[-1] == 1)
-        require(places.layout.axis < len(shape) - 1)
-    return places
+        require(numbers.is_first_column or shape[-1] == 1)
+        require(numbers.layout.axis < len(shape) - 1)
+    return numbers
 
 
-def _own(
-    partition: Partitioner, value: Value, role: Role, places: Places
+def _local_operand(
+    partitioner: Partitioner, value: Value, role: Role, numbers: RowNumbers
 ) -> Tensor:
-    """What each tower is given."""
-    target = places.target
+    """Return the local operand of an input."""
+    target = numbers.row_layout
     if role in ("numbers", "indices"):
-        return places.local
+        return numbers.local
     if role == "same" or (role == "entries" and value.shape == ()):
-        return partition.replicated(value)
+        return partitioner.replicate(value)
     if role == "entries":
-        return partition.rows(value, places.layout)
+        return partitioner.shard(value, numbers.layout)
     if role == "rows":
         layout, rows = value.as_rows()
         require(layout == target)
@@ -125,79 +127,83 @@ def _own(
     if known is None or known.flat[0] != target.size:
         raise NotDivided
     if role == "count":
-        count = partition.times(target.rows, target.unit.count)
-        return partition.cast(count, partition.replicated(value).dtype)
-    return partition.local_target(value, list(known), target)
+        count = partitioner.local_rows(target)
+        return partitioner.cast(count, partitioner.replicate(value).dtype)
+    return partitioner.local_target(value, list(known), target)
 
 
 @rule("SparseTensorDenseMatMul")
-def _product(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    """The product of a matrix that has own rows."""
+def _sparse_matmul(node: Node, *inputs: Value) -> Values:
+    """Multiply a sparse matrix that has rows."""
+    partitioner = node.partitioner
     *matrix, factor = inputs
-    places, operands = _numbered(partition, matrix, _MATRIX)
+    numbers, operands = _local_operands(partitioner, matrix, _MATRIX)
     if not node.attr("adjoint_a"):
-        operands.append(partition.replicated(factor))
-        return partition.on_towers(node, operands, places.target)
-    # Each row of the matrix meets one of the factor.
-    layout = places.target.along(int(node.attr("adjoint_b")))
-    rows = partition.rows(factor, layout)
-    return partition.on_towers(node, [*operands, rows], PARTIAL)
+        operands.append(partitioner.replicate(factor))
+        return node.run_on_towers(operands, numbers.row_layout)
+    # Each row of the matrix is multiplied with a row of the factor.
+    layout = numbers.row_layout.at_axis(int(node.attr("adjoint_b")))
+    rows = partitioner.shard(factor, layout)
+    return node.run_on_towers([*operands, rows], PARTIAL)
 
 
 @rule("SparseReorder")
-def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    """Rows stay in order, and so do the towers."""
-    places, operands = _numbered(partition, inputs, _MATRIX)
-    at, entries = partition.on_towers(node, operands, *[places.layout] * 2)
+def _sparse_reorder(node: Node, *inputs: Value) -> Values:
+    """Sort the entries of a sparse matrix by rows, tower by tower."""
+    partitioner = node.partitioner
+    numbers, operands = _local_operands(partitioner, inputs, _MATRIX)
+    at, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
     assert at.local is not None
     rank = len(inputs[2].known)
-    at = indices_of(partition, at.local, places.layout, places.target, rank)
+    at = index_value(
+        partitioner, at.local, numbers.layout, numbers.row_layout, rank
+    )
     return [at, entries]
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
-def _stitched(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    """Stitch rows together that were partitioned, if all parts are there."""
+def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
+    """Join all parts of a dynamic partition."""
     half = len(inputs) // 2
-    places = [v.places for v in inputs[:half] if v.places is not None]
-    require(len(places) == half and _are_all(places))
-    pairs = zip(inputs[half:], places, strict=True)
-    rows = [partition.rows(value, part.layout) for value, part in pairs]
-    numbers = [part.local for part in places]
-    return partition.on_towers(node, [*numbers, *rows], places[0].target)
+    parts = [v.row_numbers for v in inputs[:half] if v.row_numbers is not None]
+    require(len(parts) == half and _are_all_parts(parts))
+    pairs = zip(inputs[half:], parts, strict=True)
+    rows = [node.partitioner.shard(value, part.layout) for value, part in pairs]
+    numbers = [part.local for part in parts]
+    return node.run_on_towers([*numbers, *rows], parts[0].row_layout)
 
 
-def _are_all(places: Sequence[Places]) -> bool:
-    """Whether they are the parts of all rows, each of which is there once."""
-    parting = places[0].local.operation
+def _are_all_parts(parts: Sequence[RowNumbers]) -> bool:
+    """Whether these are all outputs of a partition of all row numbers."""
+    parting = parts[0].local.operation
     if parting is None or parting.type != "DynamicPartition":
         return False
-    parted = source(parting.inputs[0]).operation
+    parted = skip_reshapes(parting.inputs[0]).operation
     is_range = parted is not None and parted.type == "Range"
-    is_complete = [part.local for part in places] == parting.outputs
-    return is_range and is_complete and places[0].grain == 1
+    is_complete = [part.local for part in parts] == parting.outputs
+    return is_range and is_complete and parts[0].grain == 1
 
 
 # ---- gathers -----------------------------------------------------------------
 
 
 def _axis_and_batch(
-    node: Node, values: Value, places: Value, along: Value
+    node: Node, values: Value, indices: Value, along: Value
 ) -> tuple[int, int]:
-    """The axis from which is picked, and before how many both are alike."""
-    axis, *_ = axes_of(along, values.rank)
+    """Return the axis of a gather, and its number of batch axes."""
+    axis, *_ = known_axes(along, values.rank)
     batch = node.attr("batch_dims")
-    return axis, batch % len(places.sizes) if batch < 0 else batch
+    return axis, batch % len(indices.sizes) if batch < 0 else batch
 
 
 @axes("GatherV2")
-def _picked_axes(
-    node: Node, values: Value, places: Value, along: Value
+def _gather_axes(
+    node: Node, values: Value, indices: Value, along: Value
 ) -> Factors:
-    axis, batch = _axis_and_batch(node, values, places, along)
+    axis, batch = _axis_and_batch(node, values, indices, along)
     kept = [f"v{a}" for a in range(values.rank)]
-    picked = [f"p{a}" for a in range(places.rank)]
-    # Along these axes both have the same rows.
+    picked = [f"p{a}" for a in range(indices.rank)]
+    # The indices share the axes of the batch.
     picked[:batch] = kept[:batch]
     output = [*kept[:axis], *picked[batch:], *kept[axis + 1 :]]
     labels = [*kept[:axis], None, *kept[axis + 1 :]]
@@ -205,64 +211,61 @@ def _picked_axes(
 
 
 @rule("GatherV2")
-def _picked(
-    partition: Partitioner, node: Node, values: Value, places: Value, at: Value
-) -> Values:
-    """Rows by their numbers."""
+def _gather(node: Node, values: Value, indices: Value, at: Value) -> Values:
+    """Gather rows by their numbers."""
     with contextlib.suppress(NotDivided):
-        return [repeated_rows(partition, node)]
-    numbered = _places_of(places, "numbers")
-    axis, batch = _axis_and_batch(node, values, places, at)
+        return [repeat_rows(node)]
+    numbered = _row_numbers_of(indices, "numbers")
+    axis, batch = _axis_and_batch(node, values, indices, at)
     layout, rows = values.as_rows()
-    require(not batch and layout == numbered.target.along(axis))
-    operands = [rows, numbered.local, partition.replicated(at)]
-    layout = numbered.layout.along(axis + numbered.layout.axis)
-    return partition.on_towers(node, operands, layout)
+    require(not batch and layout == numbered.row_layout.at_axis(axis))
+    operands = [rows, numbered.local, node.partitioner.replicate(at)]
+    layout = numbered.layout.at_axis(axis + numbered.layout.axis)
+    return node.run_on_towers(operands, layout)
 
 
 @notes("GatherV2")
-def _picks(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
-    """What picks from an axis of each row is less than its size."""
-    values, places, at = inputs
-    axis, batch = _axis_and_batch(node, values, places, at)
+def _note_limit(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that indices are less than the size of the axis."""
+    values, indices, at = inputs
+    axis, batch = _axis_and_batch(node, values, indices, at)
     size = values.sizes[axis]
-    if axis == batch > 0 and isinstance(size, int) and not places.numbers:
-        places.numbers = Below(size)
+    if axis == batch > 0 and isinstance(size, int) and not indices.meaning:
+        indices.meaning = BelowLimit(size)
 
 
-def _labels_of_indices(places: Value) -> tuple[list[str], int]:
-    """Labels of all axes of indices but the last, and the last one's size."""
-    depth = places.shape[-1] if places.shape else None
+def _labels_of_indices(indices: Value) -> tuple[list[str], int]:
+    """Return labels of all axes of indices but the last, and its size."""
+    depth = indices.shape[-1] if indices.shape else None
     if not isinstance(depth, int):
         raise NotDivided
-    return [f"p{a}" for a in range(places.rank - 1)], depth
+    return [f"p{a}" for a in range(indices.rank - 1)], depth
 
 
 @axes("GatherNd")
-def _picked_at(node: Node, values: Value, places: Value) -> Factors:
-    picked, depth = _labels_of_indices(places)
-    behind = [f"v{a}" for a in range(depth, values.rank)]
+def _gather_nd(node: Node, values: Value, indices: Value) -> Factors:
+    picked, depth = _labels_of_indices(indices)
+    trailing = [f"v{a}" for a in range(depth, values.rank)]
     return Factors(
-        [[*[None] * depth, *behind], [*picked, None]],
-        [[*picked, *behind]],
+        [[*[None] * depth, *trailing], [*picked, None]],
+        [[*picked, *trailing]],
         [[0]],
         needs_rows=True,
     )
 
 
 @rule("ResourceGather")
-def _looked_up(
-    partition: Partitioner, node: Node, handle: Value, places: Value
-) -> Values:
-    (layout, own), build = places.as_rows(), partition.builder
+def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
+    partitioner = node.partitioner
+    layout, own = indices.as_rows()
     require(not node.attr("batch_dims"))
-    # The variable is read once, for all towers, or each reads its own copy.
-    variable = partition.replicated(handle)
-    least = partition.order.use(node, [variable], True)
-    table = build.read(variable, node.output_dtype(), UNKNOWN_SHAPE, least)
-    local = build.op(
+    # The variable is read once, or each tower reads its own copy.
+    variable = partitioner.replicate(handle)
+    least = partitioner.order.use(node, [variable], True)
+    table = partitioner.read(
+        variable, node.output_dtype(), UNKNOWN_SHAPE, least
+    )
+    local = partitioner.op(
         "GatherV2",
         [table, own, 0],
         local_shape(node.shapes[0], layout),
@@ -270,7 +273,7 @@ def _looked_up(
     )
     shape = None
     if node.shapes[0].rank is not None:
-        shape = (*places.sizes, *node.shapes[0][places.rank :])
+        shape = (*indices.sizes, *sizes_of(node.shapes[0][indices.rank :]))
     return [Value(layout, local, shape=shape)]
 
 
@@ -278,44 +281,44 @@ def _looked_up(
 
 
 @axes("ScatterNd")
-def _scattered(
-    node: Node, places: Value, rows: Value, target: Value
+def _scatter_nd(
+    node: Node, indices: Value, rows: Value, target: Value
 ) -> Factors:
-    picked, depth = _labels_of_indices(places)
-    behind = [f"v{a}" for a in range(rows.rank - len(picked))]
-    # The shape that is made is that of one device.
-    labels = [*picked, *[None] * len(behind)]
+    picked, depth = _labels_of_indices(indices)
+    trailing = [f"v{a}" for a in range(rows.rank - len(picked))]
+    # The trailing axes have the global shape that is given.
+    labels = [*picked, *[None] * len(trailing)]
     return Factors(
         [[*picked, None], labels, None],
-        [[*[None] * depth, *behind]],
+        [[*[None] * depth, *trailing]],
         [[1]],
         picked,
     )
 
 
 @rule("TensorScatterAdd", "TensorScatterSub")
-def _added_to(
-    partition: Partitioner, node: Node, values: Value, *inputs: Value
-) -> Values:
-    """Towers add their own rows to their parts of what is there."""
-    places, rows = inputs
+def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
+    """Add the rows of each tower to its partial sum."""
+    indices, rows = inputs
     require(rows.shape is not None and values.sharded is None)
-    scattered = _scattered(node, places, rows, values)
-    added = Value(REPLICATED, partition.partial(values), shape=values.shape)
+    scattered = _scatter_nd(node, indices, rows, values)
+    added = Value(
+        REPLICATED, node.partitioner.to_partial(values), shape=values.shape
+    )
     factors = Factors(
         [None, *scattered.inputs[:2]], scattered.outputs, (), scattered.summed
     )
-    return divided(partition, node, [added, places, rows], factors)
+    return divide(node, [added, indices, rows], factors)
 
 
 # ---- segments ----------------------------------------------------------------
 
 
 @shape_of(*_SEGMENTS)
-def _sizes(node: Node, values: Value, segments: Value, count: Value) -> Shape:
-    number = UNKNOWN if count.known is None else count.known.flat[0]
-    first = None if number is UNKNOWN else number
-    return (first, *values.sizes[len(segments.sizes) :])
+def _segment_shape(
+    node: Node, values: Value, segments: Value, count: Value
+) -> Shape:
+    return (count.number, *values.sizes[len(segments.sizes) :])
 
 
 @axes(*_SEGMENTS)
@@ -323,19 +326,18 @@ def _segment_axes(
     node: Node, values: Value, segments: Value, count: Value
 ) -> Factors:
     labels = range(values.rank)
-    of_segments, behind = labels[: segments.rank], labels[segments.rank :]
+    of_segments, trailing = labels[: segments.rank], labels[segments.rank :]
     is_sum = node.type == "UnsortedSegmentSum"
     return Factors(
         [labels, of_segments, None],
-        [[None, *behind]],
+        [[None, *trailing]],
         [[0]] if is_sum else (),
         of_segments if is_sum else (),
     )
 
 
 @rule(*_EXTREMES)
-def _extremes(
-    partition: Partitioner,
+def _segment_extreme(
     node: Node,
     values: Value,
     segments: Value,
@@ -343,31 +345,34 @@ def _extremes(
 ) -> Values:
     """Reduce segments on each tower, then reduce the towers' results.
 
-    Where a tower has no rows of a segment, it gives the neutral value.
+    For a segment without rows a tower contributes the neutral element.
     """
-    build, shape = partition.builder, node.shapes[0]
+    partitioner = node.partitioner
+    shape = node.shapes[0]
     layout, _ = (segments if segments.sharded else values).as_rows()
     require(layout.axis < segments.rank and shape.rank is not None)
-    rows = [partition.rows(value, layout) for value in (values, segments)]
-    operands = [*rows, partition.replicated(count)]
-    (extremes,) = build.copy(node.operation, operands)
-    extremes = build.op("ExpandDims", [extremes, 0], [1, *shape])
-    gathered = build.exchange("gather", extremes)
+    rows = [partitioner.shard(value, layout) for value in (values, segments)]
+    operands = [*rows, partitioner.replicate(count)]
+    (extremes,) = node.copy(operands)
+    extremes = partitioner.op("ExpandDims", [extremes, 0], [1, *shape])
+    gathered = partitioner.exchange("gather", extremes)
     kind = _EXTREMES[node.type]
-    whole = build.op(kind, [gathered, [0]], shape, keep_dims=False)
+    whole = partitioner.op(kind, [gathered, [0]], shape, keep_dims=False)
     return [Value(REPLICATED, whole=whole)]
 
 
 @axes("Bincount", "DenseBincount")
-def _counted(node: Node, values: Value, size: Value, weights: Value) -> Factors:
+def _bincount(
+    node: Node, values: Value, size: Value, weights: Value
+) -> Factors:
     labels: list[Any] = list(range(values.rank))
-    # Of a matrix the rows are counted, each for itself.
+    # The rows of a matrix are counted independently.
     is_dense = node.type == "DenseBincount"
     is_matrix = is_dense and values.rank == 2
     if is_matrix:
         labels[1] = None
     elif is_dense:
-        # What only says if there is any cannot be added up.
+        # Binary outputs cannot be added up.
         require(not node.attr("binary_output"))
     is_weighted = weights.shape != (0,)
     operands = [labels, None, labels if is_weighted else [None]]

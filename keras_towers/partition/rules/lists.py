@@ -1,4 +1,4 @@
-"""Lists of tensors, which loops use, and optional values, which branches do."""
+"""Lists of tensors in loops, and optional values in branches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import AttrValue, attribute
-from keras_towers.partition.called_functions import tensor_with_layout
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -21,25 +18,25 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    local_shape,
     require,
 )
 from keras_towers.partition.list_elements import (
     Elements,
-    are_rows,
-    behind,
+    common_elements,
     elements_of,
-    fits,
-    joined_elements,
-    one_more,
-    shape_on_tower,
+    is_row_per_element,
+    local_element_shape,
+    may_hold_rows,
+    stacked_layout,
+    with_item,
 )
-from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.sizes import UNKNOWN
 
-# What operations take and return: a list, an element of one, several along a
-# first axis, the shape of an element, and what all have.
+# The roles of inputs and outputs: a list, one of its elements, a stack of
+# elements, the shape of an element, or a replicated tensor.
 _ROLES = {
     "EmptyTensorList": ("shape same", "list"),
     "TensorListReserve": ("shape same", "list"),
@@ -60,7 +57,7 @@ _ROLES = {
     "OptionalGetValue": ("list", "item"),
     "OptionalHasValue": ("list", "same"),
 }
-# A tower may do these to lists of which the elements are rows.
+# Operations on lists of rows that a tower may run on its own rows.
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
@@ -76,68 +73,64 @@ def _roles(node: Node, inputs: Values) -> tuple[Sequence[str], Sequence[str]]:
 
 
 @notes("AddN", "ZerosLike")
-def _note_added(
-    partition: Partitioner, node: Node, values: Values, outputs: Values
-) -> None:
-    lists = [value.element for value in values]
-    elements = functools.reduce(joined_elements, lists)
+def _note_sum(node: Node, values: Values, outputs: Values) -> None:
+    lists = [value.elements for value in values]
+    elements = functools.reduce(common_elements, lists)
     if elements is None:
         return
     item = elements.item
-    # What is set in one of them is set in their sum.
-    outputs[0].element = dataclasses.replace(
+    # An element that is set in one list is set in the sum.
+    outputs[0].elements = dataclasses.replace(
         elements,
         item=item and dataclasses.replace(item, known=None),
         is_full=any(known is not None and known.is_full for known in lists),
-        are_places=item is None,
+        are_row_numbers=item is None,
     )
 
 
-# ---- on towers ---------------------------------------------------------------
+# ---- layouts -----------------------------------------------------------------
 
 
 @rule(*_ROLES, "AddN", "ZerosLike")
-def _list(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _list_operation(node: Node, *inputs: Value) -> Values:
+    partitioner = node.partitioner
     takes, gives = _roles(node, inputs)
-    require(partition.lists or node.type not in _ROLES)
+    require(partitioner.options.lists or node.type not in _ROLES)
     require(not all(value.is_replicated for value in inputs))
-    element = _element(takes, inputs)
-    elements = inputs[0].element
+    element = _element_layout(takes, inputs)
+    elements = inputs[0].elements
     if node.type == "TensorListElementShape":
-        return [_element_shape(partition, node, elements_of(inputs[0]))]
-    if node.type == "TensorListLength" and are_rows(element):
-        size = partition.size(elements_of(inputs[0]).length)
+        return [_declared_element_shape(node, elements_of(inputs[0]))]
+    if node.type == "TensorListLength" and is_row_per_element(element):
+        size = partitioner.global_size(elements_of(inputs[0]).length)
         if size is None:
             raise NotDivided
-        return [Value(REPLICATED, whole=partition.cast(size, tf.int32))]
-    require(node.type in _OF_ROWS or not are_rows(element))
+        return [Value(REPLICATED, whole=partitioner.cast(size, tf.int32))]
+    require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
-        # Of what is not set nobody knows how long it is.
+        # The sizes of elements that are not set are unknown.
         require(elements_of(inputs[0]).is_full)
         require(not isinstance(element, Sharded) or element.axis)
     operands = [
-        _shape_given(partition, node, value, element, elements)
+        _element_shape_operand(node, value, element, elements)
         if role == "shape"
-        else tensor_with_layout(partition, value, _layout(role, element))
+        else partitioner.to_layout(value, _layout_of_role(role, element))
         for role, value in zip(takes, inputs, strict=True)
     ]
-    layouts = [_layout(role, element) for role in gives]
-    attributes = {}
-    if node.type == "TensorListStack" and are_rows(element):
-        attributes["num_elements"] = attribute(-1)
+    layouts = [_layout_of_role(role, element) for role in gives]
+    attributes: dict[str, Any] = {}
+    if node.type == "TensorListStack" and is_row_per_element(element):
+        attributes["num_elements"] = -1
     if node.type == "OptionalGetValue":
-        pairs = zip(node.shapes, layouts, strict=True)
-        protos = [
-            local_shape(shape, layout).as_proto() for shape, layout in pairs
+        attributes["output_shapes"] = [
+            local_shape(shape, layout)
+            for shape, layout in zip(node.shapes, layouts, strict=True)
         ]
-        attributes["output_shapes"] = AttrValue(
-            list=AttrValue.ListValue(shape=protos)
-        )
-    return partition.on_towers(node, operands, *layouts, attributes=attributes)
+    return node.run_on_towers(operands, *layouts, attributes=attributes)
 
 
-def _element(takes: Sequence[str], inputs: Values) -> Any:
-    """How the elements of a list are laid out that operations take or make."""
+def _element_layout(takes: Sequence[str], inputs: Values) -> Any:
+    """Return the layout of the elements that an operation takes or returns."""
     pairs = list(zip(takes, inputs, strict=True))
     for role, value in pairs:
         if role == "list" and isinstance(value.layout, ListOf):
@@ -149,61 +142,59 @@ def _element(takes: Sequence[str], inputs: Values) -> Any:
         if role == "stack" and not value.is_replicated:
             if not isinstance(layout, Sharded):
                 return layout
-            if layout.axis > 0 or layout.count == 1:
-                return layout.along(layout.axis - 1)
+            if layout.axis > 0 or layout.rows_per_unit == 1:
+                return layout.at_axis(layout.axis - 1)
     raise NotDivided
 
 
-def _layout(role: str, element: Any) -> Any:
+def _layout_of_role(role: str, element: Any) -> Any:
     if role == "list":
         return ListOf(element)
     if role == "stack":
-        return behind(element)
+        return stacked_layout(element)
     return element if role == "item" else REPLICATED
 
 
-def _shape_given(
-    partition: Partitioner,
+def _element_shape_operand(
     node: Node,
     shape: Value,
     layout: Any,
     elements: Elements | None,
 ) -> Tensor:
-    """Return the shape of elements that an operation is given on towers.
+    """Return the local operand for the shape of elements.
 
     Args:
-        partition: makes the operations.
         node: the operation.
-        shape: what one device gives.
-        layout: how the elements are laid out.
-        elements: what is known of the list's elements.
+        shape: the global shape.
+        layout: the layout of the elements.
+        elements: the facts about the elements, if any are known.
 
     Raises:
-        NotDivided: if that is not certain.
+        NotDivided: the local shape is not certain.
     """
-    sizes = _entries(shape)
-    if are_rows(layout) and node.type == "TensorListStack":
-        # A tower may have no elements, and has to know their shape.
+    partitioner = node.partitioner
+    sizes = _known_entries(shape)
+    if is_row_per_element(layout) and node.type == "TensorListStack":
+        # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return shape_on_tower(partition, known)
+            return local_element_shape(partitioner, known)
         require(sizes is not None and -1 not in sizes)
-        return shape_on_tower(partition, sizes)
+        return local_element_shape(partitioner, sizes)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
-    if any_shape or are_rows(layout):
-        return tensor_with_layout(partition, shape, REPLICATED)
+    if any_shape or is_row_per_element(layout):
+        return partitioner.to_layout(shape, REPLICATED)
     if sizes is None or not shape.is_replicated:
         raise NotDivided
     size = sizes[layout.axis]
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
-    require(fits(size, layout) or (size is UNKNOWN and is_full))
-    entries = [None if size is UNKNOWN else size for size in sizes]
-    return partition.local_target(shape, entries, layout)
+    require(may_hold_rows(size, layout) or (size is UNKNOWN and is_full))
+    return partitioner.local_target(shape, sizes, layout)
 
 
-def _entries(shape: Value) -> list[Any] | None:
-    """The entries of a shape, unknown where they are not known."""
+def _known_entries(shape: Value) -> list[Any] | None:
+    """Return the entries of a shape, with ``UNKNOWN``; None: no vector."""
     if shape.known is not None:
         return list(shape.known) if np.ndim(shape.known) else None
     sizes = shape.shape
@@ -214,132 +205,126 @@ def _entries(shape: Value) -> list[Any] | None:
     return [UNKNOWN] * sizes[0]
 
 
-def _element_shape(
-    partition: Partitioner, node: Node, elements: Elements
-) -> Value:
-    """The shape that the list of one device was declared to hold."""
+def _declared_element_shape(node: Node, elements: Elements) -> Value:
+    """Return the declared shape of the elements of a list on one device."""
+    partitioner = node.partitioner
     require(elements.declared is not None)
-    whole = shape_on_tower(partition, list(np.ravel(elements.declared)))
+    whole = local_element_shape(partitioner, list(np.ravel(elements.declared)))
     if not np.ndim(elements.declared):
-        whole = partition.entry(whole, 0)
-    return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype()))
+        whole = partitioner.vector_entry(whole, 0)
+    return Value(REPLICATED, whole=partitioner.cast(whole, node.output_dtype()))
 
 
-# ---- what is known -----------------------------------------------------------
+# ---- facts -------------------------------------------------------------------
 
 
 @notes(*_ROLES)
-def _note(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
-    """Note what is known of lists, and of what is taken out of them."""
-    _roles(node, inputs)
+def _note(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note facts about lists, and about elements taken from them."""
+    takes, gives = _roles(node, inputs)
+    if gives[0] == "list":
+        outputs[0].elements = _facts_after(node, inputs)
+    if takes[:1] != ["list"]:
+        return
+    first, elements = outputs[0], elements_of(inputs[0])
+    match node.type.removeprefix("TensorList"):
+        case "PopBack" | "GetItem" | "OptionalGetValue":
+            _note_taken_element(outputs[-1], elements, inputs[-1])
+        case "Stack" | "Gather" as kind:
+            sizes = _shape_of(elements, inputs[-1])
+            count = (elements.length,) if kind == "Stack" else inputs[1].shape
+            if sizes is not None and count:
+                first.shape = (*count, *sizes)
+        case "ConcatV2" if elements.shape and elements.is_full:
+            first.shape = (UNKNOWN, *elements.shape[1:])
+        case "Length" if elements.length is not UNKNOWN:
+            first.known = np.asarray(elements.length, object)
+        case "ElementShape" if elements.declared is not None:
+            first.known = np.asarray(elements.declared, object)
+
+
+def _facts_after(node: Node, inputs: Values) -> Elements | None:
+    """Return the facts about the list that an operation returns."""
     kind = node.type.removeprefix("TensorList")
-    first = outputs[0]
-    if kind in ("EmptyTensorList", "Reserve", "FromTensor", "ScatterV2"):
-        first.element = _new(node, kind, inputs)
-        return
-    if kind.startswith("Optional") and "list" in _ROLES[kind][1]:
-        first.element = Elements(None, is_optional=True)
-        for value in inputs:
-            first.element = one_more(first.element, value)
-        return
+    match kind:
+        case "EmptyTensorList" | "Reserve":
+            length = inputs[1].number if kind == "Reserve" else 0
+            return _facts_of_new_list(
+                node, inputs[0], length, is_full=length == 0
+            )
+        case "FromTensor" | "ScatterV2" if inputs[0].shape:
+            is_full = kind == "FromTensor"
+            count, *sizes = inputs[0].shape
+            return _facts_of_new_list(
+                node,
+                inputs[1 if is_full else 2],
+                count if is_full else UNKNOWN,
+                item=Value(REPLICATED, shape=tuple(sizes)),
+                is_full=is_full,
+                are_row_numbers=False,
+            )
+        case "OptionalNone" | "OptionalFromValue":
+            option: Elements | None = Elements(None, is_optional=True)
+            for value in inputs:
+                option = with_item(option, value)
+            return option
     elements = elements_of(inputs[0])
     length = elements.length
-    if kind in ("SetItem", "PushBack"):
-        after = one_more(elements, inputs[-1])
-        assert after is not None
-        if kind == "PushBack":
-            after = dataclasses.replace(after, length=_more(length, 1))
-        elif node.operation.get_attr("resize_if_index_out_of_bounds"):
-            after = dataclasses.replace(after, length=None, is_full=False)
-        first.element = after
-    elif kind == "PopBack":
-        first.element = dataclasses.replace(elements, length=_more(length, -1))
-        _describe(outputs[1], elements, inputs[1])
-    elif kind == "Resize":
-        first.element = dataclasses.replace(
-            elements, length=_number(inputs[1]), is_full=False
-        )
-    elif kind in ("GetItem", "OptionalGetValue"):
-        _describe(first, elements, inputs[-1])
-    elif kind in ("Stack", "Gather"):
-        sizes = _shape_of(elements, inputs[-1])
-        count = (length,) if kind == "Stack" else inputs[1].shape
-        if sizes is not None and count:
-            first.shape = (*count, *sizes)
-    elif kind == "ConcatV2" and elements.shape and elements.is_full:
-        first.shape = (None, *elements.shape[1:])
-    elif kind == "Length" and length is not None:
-        first.known = np.asarray(length, object)
-    elif kind == "ElementShape" and elements.declared is not None:
-        first.known = np.asarray(elements.declared, object)
+    match kind:
+        case "PopBack":
+            return dataclasses.replace(elements, length=length - 1)
+        case "Resize":
+            length = inputs[1].number
+            return dataclasses.replace(elements, length=length, is_full=False)
+    after = with_item(elements, inputs[-1])
+    assert after is not None
+    if kind == "PushBack":
+        return dataclasses.replace(after, length=length + 1)
+    if node.attr("resize_if_index_out_of_bounds"):
+        return dataclasses.replace(after, length=UNKNOWN, is_full=False)
+    return after
 
 
-def _new(node: Node, kind: str, inputs: Values) -> Elements | None:
-    """What is known of the elements of a list that is made."""
-    dtype = node.attr("element_dtype")
-    at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)
-    known = inputs[at].known
-    declared = None if known is None else known.tolist()
-    if not at:
-        length = _number(inputs[1]) if kind == "Reserve" else 0
-        return Elements(dtype, declared, length, is_full=length == 0)
-    shape = inputs[0].shape
-    if not shape:
-        return None
-    item = Value(REPLICATED, shape=tuple(shape[1:]))
-    is_full = kind == "FromTensor"
-    length = shape[0] if is_full else None
-    return Elements(dtype, declared, length, item, is_full, are_places=False)
+def _facts_of_new_list(
+    node: Node, shape: Value, length: Any, **known: Any
+) -> Elements:
+    """Return the facts about the elements of a new list."""
+    declared = None if shape.known is None else shape.known.tolist()
+    return Elements(node.attr("element_dtype"), declared, length, **known)
 
 
-def _number(value: Value) -> Any:
-    """What is known of a number, or None."""
-    if value.known is None or np.size(value.known) != 1:
-        return None
-    number = np.ravel(value.known)[0]
-    return None if number is UNKNOWN else number
-
-
-def _more(length: Any, count: int) -> Any:
-    """A length that is known, and some more, or None."""
-    longer = UNKNOWN if length is None else length + count
-    return None if longer is UNKNOWN else longer
-
-
-def _describe(value: Value, elements: Elements, shape: Value) -> None:
-    """Note what is known of an element that was taken out of a list."""
+def _note_taken_element(value: Value, elements: Elements, shape: Value) -> None:
+    """Note the facts about an element taken from a list."""
     value.shape = _shape_of(elements, shape)
     if elements.is_full and elements.item is not None:
         value.known = elements.item.known
-        value.element = elements.item.element
+        value.elements = elements.item.elements
 
 
 def _shape_of(elements: Elements, shape: Value) -> Any:
-    """The shape of an element that is taken out of a list, or None.
+    """Return the shape of an element taken from a list, or None.
 
     Args:
-        elements: what is known of those of the list.
-        shape: what one device says of its shape.
+        elements: the facts about the elements.
+        shape: the shape that the operation is given.
     """
     sizes = elements.shape
     if sizes is None or elements.is_full:
         return sizes
-    # Those that were not set are as large as the list, or this, says.
+    # An element that was not set has the declared shape, or this one.
     declared = [
         _sizes_in(e, len(sizes)) for e in (elements.declared, shape.known)
     ]
     return tuple(
         size
         if all(t is not UNKNOWN and t in (-1, size) for t in said)
-        else None
+        else UNKNOWN
         for size, *said in zip(sizes, *declared, strict=True)
     )
 
 
 def _sizes_in(entries: Any, rank: int) -> list[Any]:
-    """The sizes that a shape gives, -1 for any."""
+    """Return the sizes of a declared shape, -1 for any size."""
     if entries is None:
         return [UNKNOWN] * rank
     return list(entries) if np.ndim(entries) else [-1] * rank

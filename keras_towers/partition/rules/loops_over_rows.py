@@ -1,8 +1,8 @@
-"""Loops that go round once for each example, such as those of ``tf.map_fn``.
+"""Loops with one round for each row, as in ``tf.map_fn``.
 
-Each tower goes round for its own examples, and does in each round what one
-device does in it. Nothing may go from one round to another but lists, of which
-each round has one element, and sums, to which each round adds.
+Every tower runs the rounds of its rows. This is possible if all that a round
+passes on to later rounds are lists, in which it accesses only the element of
+its row, and sums, to which it only adds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.called_functions import Draft, looped, source
+from keras_towers.partition.called_functions import (
+    add_loop,
+    settle,
+    skip_identities,
+)
 from keras_towers.partition.folding import constant
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -30,173 +34,172 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.list_elements import (
     Elements,
-    alike,
-    are_rows,
+    common_facts,
     elements_of,
-    in_common,
-    list_on_tower,
-    one_more,
+    is_row_per_element,
+    local_list,
+    with_item,
 )
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import Size, symbol
+from keras_towers.partition.sizes import UNKNOWN, Size, symbol
 
 _ADDS = ("Add", "AddV2", "AddN")
-_PASSES = 4
 
 
-class Use(enum.Enum):
-    """What a round may do with what it is given, or has done with it.
+class Permission(enum.Enum):
+    """The ways in which a round may use an input of the loop.
 
     Attributes:
-        ANY: anything, as all rounds are given the same.
-        COUNT: anything: it is the number of the round, and of its row.
-        SUM: add to it.
-        LIST: get or set the element of the round's row.
-        SET: it has set that.
-        POPPED: it has taken that off the end.
-        EMPTY: add the element of the round's row at the end.
-        PUSHED: it has done so.
+        ANY: any use, as all rounds get the same value.
+        ROW_NUMBER: any use: it is the index of the round, and of its row.
+        ADD: it is a sum; add to it.
+        ROW_ELEMENT: it is a list; get, set or pop the element of the row.
+        PUSH: it is a list, empty at first; push the element of the row.
     """
 
     ANY = enum.auto()
-    COUNT = enum.auto()
+    ROW_NUMBER = enum.auto()
+    ADD = enum.auto()
+    ROW_ELEMENT = enum.auto()
+    PUSH = enum.auto()
+
+
+class State(enum.Enum):
+    """The state of a sum, or of the element of the row in a list."""
+
     SUM = enum.auto()
-    LIST = enum.auto()
+    UNCHANGED = enum.auto()
     SET = enum.auto()
     POPPED = enum.auto()
-    EMPTY = enum.auto()
+    NOT_PUSHED = enum.auto()
     PUSHED = enum.auto()
 
 
-_LISTS = (Use.LIST, Use.SET)
-# What becomes of a use by an operation.
-_AFTER = {
-    **{(adds, Use.SUM): Use.SUM for adds in _ADDS},
-    **{("TensorListSetItem", use): Use.SET for use in _LISTS},
-    **{("TensorListPopBack", use): Use.POPPED for use in _LISTS},
-    ("TensorListPushBack", Use.EMPTY): Use.PUSHED,
+_AT_START = {
+    Permission.ADD: State.SUM,
+    Permission.ROW_ELEMENT: State.UNCHANGED,
+    Permission.PUSH: State.NOT_PUSHED,
 }
-# What may come of a use in a round.
-_ENDS = {
-    Use.SUM: (Use.SUM,),
-    Use.LIST: (*_LISTS, Use.POPPED),
-    Use.EMPTY: (Use.PUSHED,),
+_AT_END = {
+    Permission.ADD: (State.SUM,),
+    Permission.ROW_ELEMENT: (State.UNCHANGED, State.SET, State.POPPED),
+    Permission.PUSH: (State.PUSHED,),
+}
+_ACCESSIBLE = (State.UNCHANGED, State.SET)
+# The state after an operation, by its type and the state before.
+_TRANSITIONS = {
+    **{(type_, State.SUM): State.SUM for type_ in _ADDS},
+    **{("TensorListSetItem", state): State.SET for state in _ACCESSIBLE},
+    **{("TensorListPopBack", state): State.POPPED for state in _ACCESSIBLE},
+    ("TensorListPushBack", State.NOT_PUSHED): State.PUSHED,
 }
 
 
-def over_rows(
-    partition: Partitioner,
-    node: Node,
-    body: Any,
-    condition: Any,
-    inputs: Values,
+def divide_rounds(
+    node: Node, body: Any, condition: Any, inputs: Values
 ) -> Values:
     """Divide the rounds of a loop over rows.
 
     Args:
-        partition: has the program around it.
         node: the loop.
         body: the graph of a round.
-        condition: the graph of what says whether there is another.
-        inputs: what it is given.
+        condition: the graph of the condition.
+        inputs: the inputs of the loop.
 
     Raises:
-        NotDivided: if it is no such loop.
+        NotDivided: the rounds do not correspond to rows, or use other rows.
     """
     lists = {v.layout for v in inputs if isinstance(v.layout, ListOf)}
-    layouts = [layout for layout in lists if are_rows(layout.element)]
+    layouts = [layout for layout in lists if is_row_per_element(layout.element)]
     require(len(layouts) == 1)
-    loop = _Loop(partition, node, body, inputs, layouts[0])
-    require(loop.is_bounded(condition))
+    loop = _RowLoop(node, body, inputs, layouts[0])
+    require(loop.is_bounded_by_rows(condition))
     return loop.lay_out()
 
 
-class _Loop:
-    """A loop that goes round once for each of the rows of a list.
+class _RowLoop:
+    """A loop with one round for each row of a list.
 
     Args:
-        partition: has the program around it.
-        node: its operation.
+        node: the loop.
         body: the graph of a round.
-        inputs: what it is given.
-        layout: how lists are laid out that have the rows.
+        inputs: the inputs of the loop.
+        layout: the layout of lists of rows.
     """
 
-    def __init__(
-        self,
-        partition: Partitioner,
-        node: Node,
-        body: Any,
-        inputs: Values,
-        layout: ListOf,
-    ):
+    def __init__(self, node: Node, body: Any, inputs: Values, layout: ListOf):
         assert isinstance(layout.element, Sharded)
-        self._partition = partition
+        self._partitioner = node.partitioner
         self._node = node
         self._body = body
         self._inputs = inputs
         self._layout = layout
         self._unit = layout.element.unit
         indices = range(len(inputs))
-        gives = [source(tensor) for tensor in body.outputs]
-        self._kept = {i for i in indices if gives[i] is body.inputs[i]}
-        self._carried = [i for i in indices if i not in self._kept]
-        self._counters = [i for i in indices if self._counts(i, gives[i].op)]
-        # Rounds that take lists apart begin with the last row.
+        outputs = [skip_identities(tensor) for tensor in body.outputs]
+        self._invariants = {i for i in indices if outputs[i] is body.inputs[i]}
+        self._loop_vars = [i for i in indices if i not in self._invariants]
+        self._counters = [
+            i for i in indices if self._is_counter(i, outputs[i].op)
+        ]
+        # Rounds that pop from lists begin with the last row.
         types = {operation.type for operation in body.get_operations()}
-        self._goes_back = "TensorListPopBack" in types
-        self._uses = [self._use(index) for index in indices]
+        self._pops_lists = "TensorListPopBack" in types
+        self._permissions = [self._permission(index) for index in indices]
 
-    def _counts(self, index: int, adding: Any) -> bool:
-        """Whether it is 0 at first, and one more after each round."""
-        if not _is(self._inputs[index].known, 0) or adding.type not in _ADDS:
+    def _is_counter(self, index: int, update: Any) -> bool:
+        """Whether an input starts at 0, and is incremented in each round."""
+        start = self._inputs[index].known
+        if not _is_known_to_be(start, 0) or update.type not in _ADDS:
             return False
-        parts = [source(tensor) for tensor in adding.inputs]
-        ones = [p for p in parts if p is not self._body.inputs[index]]
+        terms = [skip_identities(tensor) for tensor in update.inputs]
+        steps = [t for t in terms if t is not self._body.inputs[index]]
         return (
-            len(parts) == 2
-            and len(ones) == 1
-            and ones[0].op.type == "Const"
-            and _is(constant(ones[0].op), 1)
+            len(terms) == 2
+            and len(steps) == 1
+            and steps[0].op.type == "Const"
+            and _is_known_to_be(constant(steps[0].op), 1)
         )
 
-    def _use(self, index: int) -> Use:
-        """What rounds may do with an input."""
+    def _permission(self, index: int) -> Permission:
         value = self._inputs[index]
-        if index in self._kept:
-            return Use.LIST if value.layout == self._layout else Use.ANY
-        if index in self._counters and not self._goes_back:
-            return Use.COUNT
+        if index in self._invariants:
+            is_list = value.layout == self._layout
+            return Permission.ROW_ELEMENT if is_list else Permission.ANY
+        if index in self._counters and not self._pops_lists:
+            return Permission.ROW_NUMBER
         if self._body.inputs[index].dtype != tf.variant:
-            return Use.SUM
-        elements = value.element
+            return Permission.ADD
+        elements = value.elements
         is_empty = elements is not None and elements.length == 0
-        # What is taken apart from its end would be put down backwards.
-        if value.is_replicated and is_empty and not self._goes_back:
-            return Use.EMPTY
-        return Use.LIST
+        # Pushing while popping from another list would reverse the rows.
+        if value.is_replicated and is_empty and not self._pops_lists:
+            return Permission.PUSH
+        return Permission.ROW_ELEMENT
 
-    def is_bounded(self, condition: Any) -> bool:
-        """Whether it goes round as often as there are rows."""
-        waiting = [source(condition.outputs[0])]
-        places = {t.name: index for index, t in enumerate(condition.inputs)}
+    def is_bounded_by_rows(self, condition: Any) -> bool:
+        """Whether the condition allows one round for each row."""
+        waiting = [skip_identities(condition.outputs[0])]
+        indices = {t.name: index for index, t in enumerate(condition.inputs)}
         while waiting:
             operation = waiting.pop().op
-            ends = [source(tensor) for tensor in operation.inputs]
+            operands = [skip_identities(t) for t in operation.inputs]
             if operation.type == "LogicalAnd":
-                waiting += ends
+                waiting += operands
                 continue
             if operation.type != "Less":
                 return False
-            counter, end = (places.get(tensor.name) for tensor in ends)
+            counter, limit = (indices.get(t.name) for t in operands)
             known = None
-            if end in self._kept:
-                known = self._inputs[end].known
-            elif ends[1].op.type == "Const":
-                known = constant(ends[1].op)
-            if counter not in self._counters or not _is(known, self._unit.size):
+            if limit in self._invariants:
+                known = self._inputs[limit].known
+            elif operands[1].op.type == "Const":
+                known = constant(operands[1].op)
+            if counter not in self._counters:
+                return False
+            if not _is_known_to_be(known, self._unit.size):
                 return False
         return True
 
@@ -204,90 +207,95 @@ class _Loop:
         """Add the loop; return the values of its outputs.
 
         Raises:
-            NotDivided: if a round needs more than its own row.
+            NotDivided: a round needs more than its own row.
         """
         require(self._counters)
-        partition, unit = self._partition, self._unit
+        partitioner, unit = self._partitioner, self._unit
         starts = [self._start(index) for index in range(len(self._inputs))]
-        round_, tensors, ends = self._settled(starts)
-        outputs = [round_.replicated(ends[index]) for index in self._carried]
-        # Each tower goes round for its own rows.
-        asked = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
-        counter = asked[self._carried.index(self._counters[0])]
-        end = partition.builder.op("AddV2", [unit.start, unit.count], ())
-        last = partition.cast(end, counter.dtype, is_repeated=False)
-        builder = Builder(meets=False)
-        goes_on = builder.op("Less", [counter, last], ())
-        found = looped(
-            partition,
+        round_, tensors, ends = self._settled_round(starts)
+        outputs = [round_.replicate(ends[index]) for index in self._loop_vars]
+        # Every tower stops after the last of its rows.
+        copies = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
+        counter = copies[self._loop_vars.index(self._counters[0])]
+        limit = partitioner.op("AddV2", [unit.start, unit.count], ())
+        limit = partitioner.cast(limit, counter.dtype, is_repeated=False)
+        condition = Builder(can_exchange=False)
+        continues = condition.op("Less", [counter, limit], ())
+        local_results = add_loop(
             self._node,
-            [starts[index] for index in self._carried],
-            Draft(round_.builder, tensors, outputs),
-            Draft(builder, asked, [goes_on]),
+            [starts[index] for index in self._loop_vars],
+            Function(tensors, outputs, round_.operations),
+            Function(copies, [continues], condition.operations),
         )
         results = list(self._inputs)
-        for index, local in zip(self._carried, found, strict=False):
-            use, _ = round_.uses.get(ends[index], (Use.COUNT, index))
-            results[index] = self._result(index, use, local, ends[index])
+        for index, local in zip(self._loop_vars, local_results, strict=False):
+            state, _ = round_.states.get(ends[index], (None, index))
+            results[index] = self._result(index, state, local, ends[index])
         return results
 
     def _start(self, index: int) -> Tensor:
-        """What each tower gives to its loop."""
+        """Return the local input of the loop."""
         value, dtype = self._inputs[index], self._body.inputs[index].dtype
-        partition, use = self._partition, self._uses[index]
+        partitioner = self._partitioner
         if index in self._counters:
-            return partition.cast(self._unit.start, dtype, is_repeated=False)
-        if use in (Use.ANY, Use.EMPTY):
-            return partition.replicated(value)
-        if use is Use.SUM:
-            # Texts are joined, in an order.
-            require(dtype.is_floating or dtype.is_integer or dtype.is_complex)
-            return partition.partial(value)
+            start = self._unit.start
+            return partitioner.cast(start, dtype, is_repeated=False)
+        match self._permissions[index]:
+            case Permission.ANY | Permission.PUSH:
+                return partitioner.replicate(value)
+            case Permission.ADD:
+                # Adding strings concatenates them, which depends on the order.
+                require(
+                    dtype.is_floating or dtype.is_integer or dtype.is_complex
+                )
+                return partitioner.to_partial(value)
         require(elements_of(value).length == self._unit.size)
-        return list_on_tower(partition, value, self._layout)
+        return local_list(partitioner, value, self._layout)
 
-    def _settled(
+    def _settled_round(
         self, starts: Sequence[Tensor]
-    ) -> tuple[_Round, list[Tensor], Values]:
-        """A round, its own inputs, and the values of its outputs."""
-        states = {
-            index: self._in_rounds(index, value)
-            for index, value in enumerate(self._inputs)
-            if self._uses[index] in (Use.LIST, Use.EMPTY)
-        }
-        for _ in range(_PASSES):
-            round_ = _Round(self._partition, self._unit)
-            tensors, values = self._given(round_, starts, states)
+    ) -> tuple[_RoundPartitioner, list[Tensor], Values]:
+        """Return a round, its loop variables, and its outputs."""
+
+        def lay_out_round(states: Mapping[int, Value]) -> Any:
+            round_ = _RoundPartitioner(self._partitioner, self._unit)
+            tensors, values = self._inputs_of_round(round_, starts, states)
             ends = round_.call(self._body, values)
             self._check(round_, values, ends)
-            joined_states = {
-                i: self._in_rounds(i, in_common(states[i], ends[i]))
+            after = {
+                i: self._list_in_round(i, common_facts(states[i], ends[i]))
                 for i in states
             }
-            if all(alike(states[i], joined_states[i]) for i in states):
-                return round_, tensors, ends
-            states = joined_states
-        raise NotDivided
+            return (round_, tensors, ends), after
 
-    def _in_rounds(self, index: int, value: Value) -> Value:
-        """What is known of a list in any round."""
-        is_fixed = index in self._kept or not self._goes_back
-        is_fixed = is_fixed and self._uses[index] is Use.LIST
-        length = self._unit.size if is_fixed else None
+        is_list = (Permission.ROW_ELEMENT, Permission.PUSH)
+        states = {
+            index: self._list_in_round(index, value)
+            for index, value in enumerate(self._inputs)
+            if self._permissions[index] in is_list
+        }
+        result, _ = settle(states, lay_out_round)
+        return result
+
+    def _list_in_round(self, index: int, value: Value) -> Value:
+        """Return the facts about a list that hold in any round."""
+        has_length = index in self._invariants or not self._pops_lists
+        is_pushed = self._permissions[index] is Permission.PUSH
+        length = self._unit.size if has_length and not is_pushed else UNKNOWN
         elements = dataclasses.replace(elements_of(value), length=length)
-        return Value(REPLICATED, shape=(), element=elements)
+        return Value(REPLICATED, shape=(), elements=elements)
 
-    def _given(
+    def _inputs_of_round(
         self,
-        round_: _Round,
+        round_: _RoundPartitioner,
         starts: Sequence[Tensor],
         states: Mapping[int, Value],
     ) -> tuple[list[Tensor], list[Value]]:
-        """Return the tensors that a round carries, and all of its inputs."""
+        """Return the loop variables of a round, and all of its inputs."""
         tensors, values = [], []
         for index, tensor in enumerate(starts):
-            given, use = self._inputs[index], self._uses[index]
-            if index not in self._kept:
+            given, permission = self._inputs[index], self._permissions[index]
+            if index not in self._invariants:
                 like = self._body.inputs[index]
                 tensor = Tensor(like.dtype, like.shape, on_towers=True)
                 tensors.append(tensor)
@@ -295,162 +303,169 @@ class _Loop:
                 value = dataclasses.replace(states[index], whole=tensor)
             else:
                 value = Value(REPLICATED, whole=tensor, shape=given.shape)
-            if use is Use.ANY:
-                value.known, value.element = given.known, given.element
-            elif use is Use.COUNT:
-                round_.places.add(value)
+            if permission is Permission.ANY:
+                value.known, value.elements = given.known, given.elements
+            elif permission is Permission.ROW_NUMBER:
+                round_.row_numbers.add(value)
             else:
-                round_.uses[value] = use, index
+                round_.states[value] = _AT_START[permission], index
             values.append(value)
         return tensors, values
 
-    def _check(self, round_: _Round, values: Values, ends: Values) -> None:
-        """Refuse rounds that need another one's row."""
-        for index in {*self._carried, *round_.popped}:
-            use = self._uses[index]
-            if use is Use.COUNT:
+    def _check(
+        self, round_: _RoundPartitioner, values: Values, ends: Values
+    ) -> None:
+        """Refuse rounds that access another row."""
+        for index in {*self._loop_vars, *round_.popped}:
+            permission = self._permissions[index]
+            if permission is Permission.ROW_NUMBER:
                 continue
-            after, origin = round_.uses.get(ends[index], (None, None))
-            require(origin == index and after in _ENDS[use])
-            require(index not in round_.popped or after is Use.POPPED)
-            if use is Use.SUM:
-                # What is added is not to repeat the entries of a sum.
+            state, origin = round_.states.get(ends[index], (None, None))
+            require(origin == index and state in _AT_END[permission])
+            require(index not in round_.popped or state is State.POPPED)
+            if permission is Permission.ADD:
+                # The addition must not broadcast the sum.
                 shape = values[index].sizes
-                require(None not in shape and shape == ends[index].shape)
+                require(UNKNOWN not in shape and shape == ends[index].shape)
 
-    def _result(self, index: int, use: Use, local: Tensor, end: Value) -> Value:
+    def _result(
+        self, index: int, state: State | None, local: Tensor, end: Value
+    ) -> Value:
+        """Return the value of an output of the loop."""
         if index in self._counters:
-            total = self._partition.cast(self._unit.total, local.dtype)
+            total = self._partitioner.cast(self._unit.total, local.dtype)
             known = np.asarray(self._unit.size, object)
             return Value(REPLICATED, whole=total, shape=(), known=known)
-        if use is Use.SUM:
+        if state is State.SUM:
             return Value(PARTIAL, local, shape=end.shape)
         elements = elements_of(end)
-        if use is Use.POPPED:
-            # Nothing is left, as on one device.
+        if state is State.POPPED:
+            # The list is empty, as on one device.
             empty = Elements(elements.dtype, elements.declared, 0)
-            return Value(REPLICATED, local, shape=(), element=empty)
-        # Every round has set its own.
+            return Value(REPLICATED, local, shape=(), elements=empty)
+        # Each round has set the element of its row.
         elements = dataclasses.replace(
             elements,
             length=self._unit.size,
-            is_full=elements.is_full or use is Use.SET,
+            is_full=elements.is_full or state is State.SET,
         )
-        return Value(self._layout, local, element=elements)
+        return Value(self._layout, local, elements=elements)
 
 
-class _Round(Partitioner):
-    """Lays out a round: it is the same for a tower as for one device.
+class _RoundPartitioner(Partitioner):
+    """Lays out a round, which is the same on a tower as on one device.
 
     Args:
-        partition: has the program around it.
-        unit: the rows for which a tower goes round.
+        around: the partitioner of the loop.
+        unit: the unit of the rows.
 
     Attributes:
-        places: the numbers of the round's row.
-        uses: of lists of which a tower has the elements of its rows, and of
-            sums: their use after what was done with them, and which of the
-            inputs they were; None: a list of zeros but for the row's own.
-        popped: the inputs of which the last element was taken.
+        row_numbers: values that are the number of the round's row.
+        states: the states of lists of rows and of sums, each with the index of
+            the loop's input that it derives from; None: the round has made the
+            list, which is zero except for the element of its row.
+        popped: the indices of inputs from which the round has popped.
     """
 
-    def __init__(self, partition: Partitioner, unit: Any):
-        # Whatever a round makes belongs to one row: none of it has more.
-        super().__init__(
-            dataclasses.replace(partition.unit, size=symbol("none")),
-            partition.is_first,
-            Builder(meets=False),
-            partition.lists,
-        )
-        self.sizes, self.graphs = partition.sizes, partition.graphs
-        self._row = unit
-        self.places: set[Value] = set()
-        self.uses: dict[Value, tuple[Use, int | None]] = {}
+    def __init__(self, around: Partitioner, unit: Any):
+        # All values of a round belong to a single row, so none is sharded.
+        no_unit = dataclasses.replace(around.unit, size=symbol("none"))
+        super().__init__(no_unit, around.is_first, around.options, around)
+        self.units, self._unit_by_key, self.once = {}, {}, []
+        self._row_unit = unit
+        self.row_numbers: set[Value] = set()
+        self.states: dict[Value, tuple[State, int | None]] = {}
         self.popped: set[int] = set()
 
-    def _outputs(self, node: Node, inputs: list[Value]) -> Values:
-        used = [self.uses[value] for value in inputs if value in self.uses]
-        if node.type == "Identity" and (used or inputs[0] in self.places):
-            return inputs
-        reserves = node.type == "TensorListReserve"
-        if reserves and _is(inputs[1].known, self._row.size):
-            return self._zeros(node, inputs)
-        if not used:
-            return super()._outputs(node, inputs)
-        if node.type == "TensorListLength":
-            return [self._number_of_rows(node, inputs[0])]
-        after = self._after(node, inputs, used)
-        operands = list(inputs)
-        if node.type in ("TensorListGetItem", "TensorListSetItem"):
-            operands[1] = self._own_place(inputs[1])
-        outputs = super()._outputs(node, operands)
-        if node.type == "TensorListPushBack" and inputs[1] in self.places:
-            outputs[0].element = one_more(inputs[0].element, inputs[1], True)
-        if node.type == "TensorListPopBack":
-            elements = inputs[0].element
-            if elements and elements.is_full and elements.are_places:
-                self.places.add(outputs[1])
-        if after is not None:
-            self.uses[outputs[0]] = after
-        return outputs
-
-    def _after(
-        self, node: Node, inputs: Values, used: Sequence[tuple[Use, int | None]]
-    ) -> tuple[Use, int | None] | None:
-        """The use of a list or sum after an operation; None: it is only read.
+    def lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
+        """Lay out an operation, and track lists of rows and sums.
 
         Raises:
-            NotDivided: if a round may not do this.
+            NotDivided: it accesses another row.
         """
-        are_lists = all(use in _LISTS for use, _ in used)
-        if node.type == "AddN" and are_lists and len(used) == len(inputs):
-            # All but one are zeros elsewhere.
-            origins = [origin for _, origin in used if origin is not None]
+        before = [self.states[v] for v in inputs if v in self.states]
+        is_row_number = bool(inputs) and inputs[0] in self.row_numbers
+        if node.type == "Identity" and (before or is_row_number):
+            return inputs
+        is_reserve = node.type == "TensorListReserve"
+        if is_reserve and _is_known_to_be(inputs[1].known, self._row_unit.size):
+            return self._reserve_rows(node, inputs)
+        if not before:
+            return super().lay_out_node(node, inputs)
+        if node.type == "TensorListLength":
+            return [self._number_of_rows(node, inputs[0])]
+        after = self._state_after(node, inputs, before)
+        operands = list(inputs)
+        if node.type in ("TensorListGetItem", "TensorListSetItem"):
+            operands[1] = self._local_index(inputs[1])
+        outputs = super().lay_out_node(node, operands)
+        if node.type == "TensorListPushBack" and inputs[1] in self.row_numbers:
+            elements = with_item(inputs[0].elements, inputs[1], True)
+            outputs[0].elements = elements
+        if node.type == "TensorListPopBack":
+            elements = inputs[0].elements
+            if elements and elements.is_full and elements.are_row_numbers:
+                self.row_numbers.add(outputs[1])
+        if after is not None:
+            self.states[outputs[0]] = after
+        return outputs
+
+    def _state_after(
+        self,
+        node: Node,
+        inputs: Values,
+        before: Sequence[tuple[State, int | None]],
+    ) -> tuple[State, int | None] | None:
+        """Return the state of the output; None: a list is only read."""
+        are_lists = all(state in _ACCESSIBLE for state, _ in before)
+        if node.type == "AddN" and are_lists and len(before) == len(inputs):
+            # The lists made in this round are zero in all other rows.
+            origins = [origin for _, origin in before if origin is not None]
             require(len(origins) <= 1)
-            return Use.LIST, origins[0] if origins else None
-        require(len(used) == 1)
-        ((use, origin),) = used
-        after = _AFTER.get((node.type, use))
-        require(after is Use.SUM or inputs[0] in self.uses)
+            return State.UNCHANGED, origins[0] if origins else None
+        require(len(before) == 1)
+        ((state, origin),) = before
+        after = _TRANSITIONS.get((node.type, state))
+        require(after is State.SUM or inputs[0] in self.states)
         if after is None:
             reads = node.type == "TensorListGetItem" and are_lists
             require(reads or node.type == "TensorListElementShape")
             return None
-        if after is Use.POPPED:
+        if after is State.POPPED:
             if origin is None:
                 raise NotDivided
             self.popped.add(origin)
         return after, origin
 
-    def _zeros(self, node: Node, inputs: Values) -> Values:
-        """A list of as many elements as there are rows."""
-        count = self.cast(self._row.count, tf.int32)
+    def _reserve_rows(self, node: Node, inputs: Values) -> Values:
+        """Reserve a list of the tower's rows."""
+        count = self.cast(self._row_unit.count, tf.int32)
         length = Value(REPLICATED, whole=count, shape=())
-        outputs = super()._outputs(node, [inputs[0], length])
-        elements = outputs[0].element
-        outputs[0].element = elements and dataclasses.replace(
-            elements, length=self._row.size
+        outputs = super().lay_out_node(node, [inputs[0], length])
+        elements = outputs[0].elements
+        outputs[0].elements = elements and dataclasses.replace(
+            elements, length=self._row_unit.size
         )
-        self.uses[outputs[0]] = Use.LIST, None
+        self.states[outputs[0]] = State.UNCHANGED, None
         return outputs
 
     def _number_of_rows(self, node: Node, value: Value) -> Value:
-        require(elements_of(value).length == self._row.size)
-        whole = self.cast(self._row.total, node.output_dtype(0))
-        known = np.asarray(self._row.size, object)
+        require(elements_of(value).length == self._row_unit.size)
+        whole = self.cast(self._row_unit.total, node.output_dtype(0))
+        known = np.asarray(self._row_unit.size, object)
         return Value(REPLICATED, whole=whole, shape=(), known=known)
 
-    def _own_place(self, place: Value) -> Value:
-        """The place of a row among those of a tower."""
-        require(place in self.places)
-        number = self.replicated(place)
-        start = self.cast(self._row.start, number.dtype)
-        index = self.builder.op("Sub", [number, start], ())
-        return Value(REPLICATED, whole=index, shape=())
+    def _local_index(self, index: Value) -> Value:
+        """Convert the number of the round's row to an index on the tower."""
+        require(index in self.row_numbers)
+        number = self.replicate(index)
+        start = self.cast(self._row_unit.start, number.dtype)
+        local = self.op("Sub", [number, start], ())
+        return Value(REPLICATED, whole=local, shape=())
 
 
-def _is(known: Any, number: Any) -> bool:
-    """Whether a number is known, and it is this."""
+def _is_known_to_be(known: Any, number: Any) -> bool:
+    """Whether the entries are a single number, which is known to be this."""
     if known is None or np.shape(known):
         return False
     entry = known[()]

@@ -1,21 +1,20 @@
-"""Means over rows: of all rows, or of each tower's own; and their variances.
+"""Means over rows, the variances derived from them, and means per tower.
 
-What a step takes from a mean for its variance, ``Mean((x - Mean(x))^2)``, would
-wait for the mean of all. Each tower has its own mean and the mean of the
-squares of the distances from that; those of all follow from them (Chan, Golub
-and LeVeque, 1983) as exactly as on one device: nothing large is subtracted.
+The variance ``Mean((x - Mean(x))^2)`` would have to wait for the exchange of
+the mean. Instead, every tower computes the mean and variance of its rows, and
+both are combined in a single exchange (Chan, Golub and LeVeque, 1983). This is
+as accurate as on one device, as no large numbers are subtracted.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import SIZE, AttrValue
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,42 +25,39 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
-from keras_towers.partition.rules.reductions import axes_of
+from keras_towers.partition.rules.reductions import known_axes
 
 _COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 @rule("Mean")
-def _mean(
-    partition: Partitioner, node: Node, value: Value, over: Value
-) -> Values:
-    """A mean of rows; no rows have none."""
-    gone, (layout, rows) = axes_of(over, value.rank), value.as_rows()
-    require(layout.axis in gone and node.dtype(0).is_floating)
-    found = partition.variances.pop(node.operation.name, None)
-    if found is not None:
-        return [found]
-    build = partition.builder
-    along = build.constant(gone, node.dtype(1))
-    behind = _variance_behind(node.operation) if build.meets else None
-    if behind is not None:
-        mean, partition.variances[behind.name] = _moments(
-            partition, node.operation, behind, value, along
+def _mean(node: Node, value: Value, over: Value) -> Values:
+    """Compute a mean over rows, which is NaN for a tower without rows."""
+    partitioner = node.partitioner
+    reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
+    require(layout.axis in reduced and node.dtype(0).is_floating)
+    variance = _find_variance(node.operation)
+    if variance is not None and partitioner.can_exchange:
+        mean, of_variance = _add_moments(
+            partitioner, node.operation, variance, value, reduced
         )
+        # The partitioner skips operations that have a value.
+        partitioner.values[variance.outputs[0].name] = of_variance
         return [mean]
-    # A sum might be too large for its dtype.
-    (mean_of_tower,) = build.copy(node.operation, [rows, along])
-    fraction = partition.fraction(layout.unit, rows.dtype)
-    part = build.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
+    # The sum might overflow, so the local means are weighted.
+    along = partitioner.constant(reduced, node.dtype(1))
+    (mean_of_tower,) = node.copy([rows, along])
+    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
+    part = partitioner.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
-def _variance_behind(mean: Any) -> Any:
+def _find_variance(mean: Any) -> Any:
     """Return the operation that computes the variance of a mean, or None."""
     if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
         return None
     entries, over = mean.inputs
-    for squares in _squares_behind(mean.outputs[0], entries):
+    for squares in _find_squares(mean.outputs[0], entries):
         for operation in squares.consumers():
             is_mean = (
                 operation.type == "Mean" and operation.inputs[0] is squares
@@ -71,8 +67,8 @@ def _variance_behind(mean: Any) -> Any:
     return None
 
 
-def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
-    """The squares of the distances of entries from their mean."""
+def _find_squares(mean: Any, entries: Any) -> Iterator[Any]:
+    """Yield squared distances of entries from their mean."""
     waiting = [mean]
     while waiting:
         tensor = waiting.pop()
@@ -98,72 +94,72 @@ def _same_axes(one: Any, other: Any) -> bool:
     return sorted(values[0].ravel()) == sorted(values[1].ravel())
 
 
-def _moments(
-    partition: Partitioner,
+def _add_moments(
+    partitioner: Partitioner,
     mean: Any,
     variance: Any,
     value: Value,
-    along: Tensor,
+    reduced: Sequence[int],
 ) -> tuple[Value, Value]:
-    """Return a mean and a variance of rows.
+    """Compute a mean and a variance of rows; return their values.
 
     Args:
-        partition: lays out the trace.
-        mean: the operation of the mean.
-        variance: that of the variance.
-        value: of what they are.
-        along: the axes that they reduce.
+        partitioner: the partitioner of the program.
+        mean: the traced operation of the mean.
+        variance: the traced operation of the variance.
+        value: the rows.
+        reduced: the axes that both reduce.
     """
-    build, (layout, rows) = partition.builder, value.as_rows()
-    keeps = {"keep_dims": AttrValue(b=True)}
-    (own_mean,) = build.copy(mean, [rows, along])
-    squares = build.op("SquaredDifference", [rows, own_mean], rows.shape)
-    (own_variance,) = build.copy(
+    layout, rows = value.as_rows()
+    along = partitioner.constant(reduced, mean.inputs[1].dtype)
+    keeps = {"keep_dims": True}
+    (own_mean,) = partitioner.copy(mean, [rows, along])
+    squares = partitioner.op("SquaredDifference", [rows, own_mean], rows.shape)
+    (own_variance,) = partitioner.copy(
         variance, [squares, along], [own_mean.shape], keeps
     )
     means, variances = (
-        build.exchange("gather", tensor, layout.axis)
+        partitioner.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    fraction = partition.fraction(layout.unit, rows.dtype)
+    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
     ones = [1] * value.rank
-    fraction = build.op("Reshape", [fraction, ones], ones)
-    fractions = build.exchange("gather", fraction, layout.axis)
+    fraction = partitioner.op("Reshape", [fraction, ones], ones)
+    fractions = partitioner.exchange("gather", fraction, layout.axis)
 
-    def combined(tensors: Tensor, like: Any) -> Tensor:
-        # No rows have no mean.
-        weighted = build.op("MulNoNan", [tensors, fractions], tensors.shape)
-        return build.op(
-            "Sum",
-            [weighted, along],
-            like.outputs[0].shape,
-            keep_dims=like.get_attr("keep_dims"),
-        )
+    def combine(tensors: Tensor, like: Any) -> Value:
+        # The mean of no rows is NaN.
+        weighted = partitioner.op("MulNoNan", [tensors, fractions], means.shape)
+        keeps, shape = like.get_attr("keep_dims"), like.outputs[0].shape
+        operands = [weighted, along]
+        whole = partitioner.op("Sum", operands, shape, keep_dims=keeps)
+        sizes = [1 if a in reduced else s for a, s in enumerate(value.sizes)]
+        left = [s for a, s in enumerate(sizes) if keeps or a not in reduced]
+        return Value(REPLICATED, whole=whole, shape=tuple(left))
 
-    whole = combined(means, mean)
-    apart = build.op("SquaredDifference", [means, whole], means.shape)
-    variances = build.op("AddV2", [variances, apart], means.shape)
-    return (
-        Value(REPLICATED, whole=whole),
-        Value(REPLICATED, whole=combined(variances, variance)),
+    of_mean = combine(means, mean)
+    deviations = partitioner.op(
+        "SquaredDifference", [means, of_mean.whole], means.shape
     )
+    variances = partitioner.op("AddV2", [variances, deviations], means.shape)
+    return of_mean, combine(variances, variance)
 
 
-# ---- of each tower's own rows ------------------------------------------------
+# ---- means per tower ---------------------------------------------------------
 
-# The graphs of the functions that are called here: nobody else calls them.
+# The graphs of ``_mean_of_rows``, which nothing else calls.
 _MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @tf.custom_gradient
 def own_mean(x: tf.Tensor) -> Any:
-    """Return for each row the mean of all that the same tower has.
+    """Return for each row the mean of all rows of its tower.
 
     On one device it is the mean of all rows. It is its own gradient, as the
     operator is linear and self-adjoint.
 
     Args:
-        x: the rows, along the first axis.
+        x: the rows, along axis 0.
     """
     return _mean_of_rows(x), own_mean
 
@@ -175,18 +171,17 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def lay_out_own_mean(
-    partition: Partitioner, graph: Any, inputs: Values
+    partitioner: Partitioner, graph: Any, inputs: Values
 ) -> Value | None:
-    """Lay out a call of ``own_mean`` of rows; None: it is no such call."""
+    """Lay out a call of ``own_mean``; None: it is none, or has no rows."""
     if graph not in _MEANS:
         return None
     (x,) = inputs
     layout, rows = x.sharded, x.local
     if layout is None or rows is None or layout.axis or layout.blocks > 1:
         return None
-    build = partition.builder
-    mean = build.op("Mean", [rows, [0]], keep_dims=True)
-    shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
-    # Where there are no rows, none of them has the mean of nothing.
-    means = build.op("BroadcastTo", [mean, shape], rows.shape)
+    mean = partitioner.op("Mean", [rows, [0]], keep_dims=True)
+    shape = partitioner.shape_vector(rows)
+    # Without rows, the broadcast drops the mean, which is NaN.
+    means = partitioner.op("BroadcastTo", [mean, shape], rows.shape)
     return Value(layout, means, shape=x.shape)

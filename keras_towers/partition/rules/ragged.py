@@ -1,6 +1,6 @@
-"""Ragged rows: where they begin, how long they are, and whose entries are.
+"""Ragged rows: their splits and lengths, and ``tf.repeat``.
 
-Of the latter ``tf.repeat`` makes them along a first axis.
+TensorFlow computes the row of each entry of a ragged tensor by ``tf.repeat``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import (
     NotDivided,
+    RaggedSplits,
     Sharded,
-    Splits,
     Value,
     Values,
     require,
@@ -21,68 +21,68 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
-from keras_towers.partition.rules.places import source
-from keras_towers.partition.rules.reductions import numbers
+from keras_towers.partition.rules.reductions import known_ints
+from keras_towers.partition.rules.row_numbers import skip_reshapes
 
 
 @notes("StridedSlice")
-def _part(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
-    """All but the first, or all but the last."""
-    splits = _splits(inputs[0], "both")
-    begin, end, stride = [numbers(value) for value in inputs[1:]]
+def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note the row starts or row limits among the row splits."""
+    partitioner = node.partitioner
+    splits = _splits(inputs[0], "row_splits")
+    begin, end, stride = [known_ints(value) for value in inputs[1:]]
     masks = node.attr("begin_mask"), node.attr("end_mask")
     is_end = masks == (0, 1) and begin == [1]
     require(is_end or (masks == (1, 0) and end == [-1]))
     require(stride == [1])
-    local_ends = [partition.replicated(value) for value in inputs[1:]]
-    (local,) = partition.builder.copy(
-        node.operation, [splits.local, *local_ends]
-    )
-    part = "end" if is_end else "begin"
-    outputs[0].numbers = Splits(local, splits.unit, part)
-    outputs[0].shape = (partition.unit.size,)
+    local_ends = [partitioner.replicate(value) for value in inputs[1:]]
+    (local,) = node.copy([splits.local, *local_ends])
+    kind = "row_limits" if is_end else "row_starts"
+    outputs[0].meaning = RaggedSplits(local, splits.unit, kind)
+    outputs[0].shape = (partitioner.unit.size,)
 
 
 @rule("Sub")
-def _lengths(
-    partition: Partitioner, node: Node, ends: Value, begins: Value
-) -> Values:
-    last, first = _splits(ends, "end"), _splits(begins, "begin")
+def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
+    partitioner = node.partitioner
+    last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
     require(last.unit is first.unit)
-    layout = Sharded(0, partition.unit)
-    lengths = partition.on_towers(node, [last.local, first.local], layout)
-    # All rows together have as many entries as there are.
-    partition.units.setdefault(("repeated", lengths[0].local), last.unit)
+    layout = Sharded(0, partitioner.unit)
+    lengths = node.run_on_towers([last.local, first.local], layout)
+    # The lengths of all rows add up to the number of entries.
+    partitioner.alias_unit(("repeated", lengths[0].local), last.unit)
     return lengths
 
 
 @rule("RaggedTensorToTensor")
-def _filled_up(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    """Rows that are filled up to a length that is known."""
+def _ragged_to_tensor(node: Node, *inputs: Value) -> Values:
+    """Pad ragged rows to a known length."""
+    partitioner = node.partitioner
     require(node.attr("row_partition_types") == [b"ROW_SPLITS"])
     target, entries, default, ends = inputs
-    splits, sizes = _splits(ends, "both"), numbers(target)
-    # The number of rows is that of those that are given.
+    splits, sizes = _splits(ends, "row_splits"), known_ints(target)
+    # The number of rows is not given, but taken from the splits.
     require(len(sizes) > 1 and sizes[0] == -1 and sizes[1] >= 0)
-    rows = partition.rows(entries, Sharded(0, splits.unit))
-    shape, fill = map(partition.replicated, (target, default))
+    rows = partitioner.shard(entries, Sharded(0, splits.unit))
+    shape, fill = map(partitioner.replicate, (target, default))
     operands = [shape, rows, fill, splits.local]
-    return partition.on_towers(node, operands, Sharded(0, partition.unit))
+    return node.run_on_towers(operands, Sharded(0, partitioner.unit))
 
 
-def _splits(value: Value, part: str) -> Splits:
-    """Integers that are such a part of splits."""
-    require(isinstance(value.numbers, Splits) and value.numbers.part == part)
-    return cast("Splits", value.numbers)
+def _splits(value: Value, kind: str) -> RaggedSplits:
+    """Return the splits of a value, if they are of this kind."""
+    require(
+        isinstance(value.meaning, RaggedSplits) and value.meaning.kind == kind
+    )
+    return cast("RaggedSplits", value.meaning)
 
 
 # ---- tf.repeat ---------------------------------------------------------------
 
-# What a trace has of it: a mask leaves as many of each entry, repeated as often
-# as the largest length says, as its length. A type comes before what is known
-# of its inputs: names of tensors, numbers, or None.
+# ``tf.repeat`` in a trace: each entry is tiled to the largest length, and a
+# mask keeps the copies up to its length. A pattern is the type of an operation,
+# then one item per input: a nested pattern, a name to bind, a constant, or None
+# for anything.
 _MOST = ("Maximum", None, ("Max", "all_lengths", 0))
 _LENGTHS = ("BroadcastTo", ("Cast", "lengths"), None)
 _TILED = ("Tile", ("ExpandDims", "entries", 1), ("Pack", 1, "most"))
@@ -92,60 +92,63 @@ _PLACES = ("Squeeze", ("Where", ("Reshape", _MASK, None)))
 _REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
 
 
-def repeated_rows(partition: Partitioner, node: Node) -> Value:
-    """Return what each tower repeats of its own entries.
+def repeat_rows(node: Node) -> Value:
+    """Repeat each tower's own entries, as ``tf.repeat`` does.
 
     Raises:
-        NotDivided: if an operation does no such thing.
+        NotDivided: the operation is not the last one of ``tf.repeat``.
     """
-    parts = _parts(node)
-    layout = Sharded(0, partition.unit)
+    partitioner = node.partitioner
+    parts = _match_repeat(node)
+    layout = Sharded(0, partitioner.unit)
     entries, lengths = (
-        partition.values.get(parts[name].name)
+        partitioner.values.get(parts[name].name)
         for name in ("entries", "lengths")
     )
     if entries is None or lengths is None:
         raise NotDivided
     of_lengths, own_lengths = lengths.as_rows()
     require(of_lengths == layout and entries.rank == 1)
-    rows = partition.rows(entries, layout)
-    at = _entry_of_each(partition, own_lengths)
-    key = "repeated", source(own_lengths)
-    unit = partition.data_dependent_unit(key, partition.length(at))
-    build, output = partition.builder, Sharded(0, unit)
-    local = build.op("GatherV2", [rows, at, 0], (None,))
-    result, places = Value(output, local, shape=(unit.size,)), entries.places
-    if places is not None and places.layout == layout:
-        local = build.op("GatherV2", [places.local, at, 0], (None,))
-        result.numbers = dataclasses.replace(places, local=local, layout=output)
+    rows = partitioner.shard(entries, layout)
+    at = _source_indices(partitioner, own_lengths)
+    key = "repeated", skip_reshapes(own_lengths)
+    unit = partitioner.data_dependent_unit(key, partitioner.axis_size(at))
+    output = Sharded(0, unit)
+    local = partitioner.op("GatherV2", [rows, at, 0], (None,))
+    result = Value(output, local, shape=(unit.size,))
+    rows_of = entries.row_numbers
+    if rows_of is not None and rows_of.layout == layout:
+        local = partitioner.op("GatherV2", [rows_of.local, at, 0], (None,))
+        result.meaning = dataclasses.replace(
+            rows_of, local=local, layout=output
+        )
     return result
 
 
-def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
-    """The number of the entry that is repeated, counted from a tower's own."""
-    build = partition.builder
-    most = build.op("Max", [lengths, 0], (), keep_dims=False)
-    most = build.op("Maximum", [most, 0], ())
-    numbers = build.op("Range", [0, most, 1], (None,))
-    ends = build.op("ExpandDims", [lengths, 1], (None, 1))
-    mask = build.op("Less", [numbers, ends], (None, None))
-    at = build.op("Where", [mask], (None, 2))
-    return build.op("GatherV2", [at, 0, 1], (None,))
+def _source_indices(partitioner: Partitioner, lengths: Tensor) -> Tensor:
+    """Return for each repeated entry the local index of the original."""
+    most = partitioner.op("Max", [lengths, 0], (), keep_dims=False)
+    most = partitioner.op("Maximum", [most, 0], ())
+    numbers = partitioner.op("Range", [0, most, 1], (None,))
+    ends = partitioner.op("ExpandDims", [lengths, 1], (None, 1))
+    mask = partitioner.op("Less", [numbers, ends], (None, None))
+    at = partitioner.op("Where", [mask], (None, 2))
+    return partitioner.op("GatherV2", [at, 0, 1], (None,))
 
 
-def _parts(node: Node) -> dict[str, Any]:
-    """The tensors of which it is made, by their names."""
+def _match_repeat(node: Node) -> dict[str, Any]:
+    """Return the tensors of ``tf.repeat`` by the names in the patterns."""
     parts: dict[str, Any] = {}
     require(node.shapes[0].rank == 1)
-    require(_matches(node.operation, _REPEAT, parts))
+    require(_match(node.operation, _REPEAT, parts))
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
-        require(_matches(parts[name].op, pattern, parts))
+        require(_match(parts[name].op, pattern, parts))
     require(parts["lengths"].dtype in (tf.int32, tf.int64))
     return parts
 
 
-def _matches(operation: Any, pattern: Any, parts: dict[str, Any]) -> bool:
-    """Whether an operation is as a pattern says; note what this names."""
+def _match(operation: Any, pattern: Any, parts: dict[str, Any]) -> bool:
+    """Whether an operation matches a pattern; bind the names in it."""
     type_, *rest = pattern
     if operation.type != type_ or len(rest) > len(operation.inputs):
         return False
@@ -157,6 +160,6 @@ def _matches(operation: Any, pattern: Any, parts: dict[str, Any]) -> bool:
             known = tf.get_static_value(tensor)
             if known is None or known.ravel().tolist() != [wanted]:
                 return False
-        elif wanted is not None and not _matches(tensor.op, wanted, parts):
+        elif wanted is not None and not _match(tensor.op, wanted, parts):
             return False
     return True

@@ -1,12 +1,10 @@
-"""Sums, means and extremes along axes, and what runs along one axis."""
+"""Sums, means and extremes along axes, and cumulative operations."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.conversions import static
-from keras_towers.partition.factors import ONE, Factors, along
+from keras_towers.partition.factors import ONE, Factors, along_axes
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -14,19 +12,19 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    static,
 )
-from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
 
-def numbers(value: Value) -> list[int]:
-    """Return the entries of a vector or a number.
+def known_ints(value: Value) -> list[int]:
+    """Return the entries of a vector or number as ints.
 
     Raises:
-        NotDivided: if they are not known.
+        NotDivided: an entry is unknown or symbolic.
     """
     require(value.known is not None)
     entries = list(np.ravel(value.known))
@@ -34,95 +32,88 @@ def numbers(value: Value) -> list[int]:
     return [int(entry) for entry in entries]
 
 
-def axes_of(value: Value, rank: int) -> list[int]:
-    """Return the axes that a value names, each 0 or more.
+def known_axes(value: Value, rank: int) -> list[int]:
+    """Return the axes that a value names, sorted, and none negative.
 
     Raises:
-        NotDivided: if they are not known, or there are none.
+        NotDivided: they are unknown, or the reduced value has no axes.
     """
     require(rank)
-    return sorted({axis % rank for axis in numbers(value)})
+    return sorted({axis % rank for axis in known_ints(value)})
 
 
 @axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")
-def _reduced_axes(node: Node, value: Value, over: Value) -> Factors:
-    gone = axes_of(over, value.rank)
+def _reduction(node: Node, value: Value, over: Value) -> Factors:
+    reduced = known_axes(over, value.rank)
     keeps = node.attr("keep_dims")
     # A mean of integers is rounded.
     is_linear = node.type == "Sum" or (
         node.type == "Mean" and not node.dtype(0).is_integer
     )
     left = [
-        ONE if axis in gone else axis
+        ONE if axis in reduced else axis
         for axis in range(value.rank)
-        if keeps or axis not in gone
+        if keeps or axis not in reduced
     ]
     return Factors(
         [range(value.rank), None],
         [left],
         [[0]] if is_linear else (),
-        gone if node.type == "Sum" else (),
-        # What the trace computes from shapes may name other axes of size 1.
-        entries={1: gone},
+        reduced if node.type == "Sum" else (),
+        # Axes that the trace computes from shapes may include axes of size 1.
+        entries={1: reduced},
     )
 
 
 @rule(*_EXTREMES)
-def _extreme(
-    partition: Partitioner, node: Node, value: Value, over: Value
-) -> Values:
-    """That of each tower first, then that of these."""
-    build, gone = partition.builder, axes_of(over, value.rank)
+def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
+    """Reduce on each tower, then reduce the towers' results."""
+    partitioner = node.partitioner
+    reduced = known_axes(over, value.rank)
     layout, rows = value.as_rows()
-    require(layout.axis in gone and build.meets)
-    along = build.constant(gone, node.dtype(1))
+    require(layout.axis in reduced and partitioner.can_exchange)
+    along = partitioner.constant(reduced, node.dtype(1))
     sizes = enumerate(value.sizes)
-    shape = static([1 if axis in gone else size for axis, size in sizes])
-    (extreme,) = build.copy(
-        node.operation, [rows, along], [shape], {"keep_dims": AttrValue(b=True)}
-    )
-    extremes = build.exchange("gather", extreme, layout.axis)
-    (whole,) = build.copy(node.operation, [extremes, along])
+    shape = static([1 if axis in reduced else size for axis, size in sizes])
+    (extreme,) = node.copy([rows, along], [shape], {"keep_dims": True})
+    extremes = partitioner.exchange("gather", extreme, layout.axis)
+    (whole,) = node.copy([extremes, along])
     return [Value(REPLICATED, whole=whole)]
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")
-def _cumulated(node: Node, value: Value, over: Value) -> Factors:
+def _cumulative(node: Node, value: Value, over: Value) -> Factors:
     linear = [[0]] if node.type == "Cumsum" else ()
-    return along(axes_of(over, value.rank), [value, over], 1, linear)
+    return along_axes(known_axes(over, value.rank), [value, over], 1, linear)
 
 
 @axes("ArgMax", "ArgMin")
-def _place_of_extreme(node: Node, value: Value, over: Value) -> Factors:
-    return along(axes_of(over, value.rank), [value, over], keeps=False)
+def _arg_extreme(node: Node, value: Value, over: Value) -> Factors:
+    return along_axes(known_axes(over, value.rank), [value, over], keeps=False)
 
 
 @shape_of("TopKV2")
-def _shape_of_top_k(node: Node, value: Value, count: Value) -> Shape:
-    require(count.known is not None)
-    size = count.known.flat[0]
-    return (*value.sizes[:-1], None if size is UNKNOWN else size)
+def _top_k_shape(node: Node, value: Value, count: Value) -> Shape:
+    return (*value.sizes[:-1], count.number)
 
 
 @axes("L2Loss")
-def _half_of_squares(node: Node, value: Value) -> Factors:
+def _l2_loss(node: Node, value: Value) -> Factors:
     labels = range(value.rank)
     return Factors([labels], [()], summed=labels)
 
 
 @rule("BiasAddGrad")
-def _bias_gradient_of_images(
-    partition: Partitioner, node: Node, value: Value
-) -> Values:
-    """The same sum, which oneDNN does not fuse with the kernel's gradient.
+def _bias_gradient_of_images(node: Node, value: Value) -> Values:
+    """Compute it as a sum, which oneDNN does not fuse into another kernel.
 
-    What it fuses them to has no second output where there are no images.
+    The fused kernel leaves its second output unset if a tower has no images.
     """
     layout, rows = value.as_rows()
     at = _channels(node, value)
     require(value.rank > 2 and layout.axis != at)
-    gone = [axis for axis in range(value.rank) if axis != at]
-    total = partition.builder.op("Sum", [rows, gone], node.shapes[0])
+    reduced = [axis for axis in range(value.rank) if axis != at]
+    total = node.partitioner.op("Sum", [rows, reduced], node.shapes[0])
     return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
 
 
@@ -134,5 +125,5 @@ def _bias_gradient(node: Node, value: Value) -> Factors:
 
 
 def _channels(node: Node, value: Value) -> int:
-    """The axis that the bias has."""
+    """The axis of the bias."""
     return 1 if node.attr("data_format") == b"NCHW" else value.rank - 1

@@ -1,4 +1,4 @@
-"""Shapes and sizes, and what makes, moves, joins or takes apart axes."""
+"""Shapes, and operations that create, move, join or split axes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from keras_towers.partition.builder import SIZE
-from keras_towers.partition.division import divided
-from keras_towers.partition.factors import ONE, Factors, along
+from keras_towers.partition.division import divide
+from keras_towers.partition.factors import ONE, Factors, along_axes
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -22,70 +22,75 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, rule, shape_of
-from keras_towers.partition.rules.reductions import axes_of, numbers
+from keras_towers.partition.rules.reductions import known_axes, known_ints
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
-def _sizes(partition: Partitioner, node: Node, *values: Value) -> Values:
+def _shape(node: Node, *values: Value) -> Values:
+    partitioner = node.partitioner
     require(not any(isinstance(value.layout, ListOf) for value in values))
-    build, results = partition.builder, []
+    results = []
     for index, value in enumerate(values):
-        known: Any = [UNKNOWN if s is None else s for s in value.sizes]
+        known: Any = value.sizes
         dtype = node.output_dtype(index)
         if node.type == "Rank":
-            whole, known = build.constant(value.rank, dtype), value.rank
+            whole, known = partitioner.constant(value.rank, dtype), value.rank
         elif node.type == "Size":
-            one = build.constant(1, SIZE)
-            sizes = _measured(partition, value)
-            product = functools.reduce(partition.product, sizes, one)
-            whole, known = partition.cast(product, dtype), math.prod(known)
+            one = partitioner.constant(1, SIZE)
+            sizes = _global_sizes(partitioner, value)
+            product = functools.reduce(partitioner.size_product, sizes, one)
+            whole, known = partitioner.cast(product, dtype), math.prod(known)
         else:
-            whole = partition.vector(_measured(partition, value), dtype)
+            whole = partitioner.size_vector(
+                _global_sizes(partitioner, value), dtype
+            )
         known = np.array(known, object)
         results.append(Value(REPLICATED, whole=whole, known=known))
     return results
 
 
-def _measured(partition: Partitioner, value: Value) -> list[Tensor]:
-    """The sizes of a value on one device."""
+def _global_sizes(partitioner: Partitioner, value: Value) -> list[Tensor]:
+    """Return the global sizes of a value as tensors."""
     entries: list[Tensor] = []
     for axis, size in enumerate(value.sizes):
-        entry = partition.size(size)
+        entry = partitioner.global_size(size)
         if entry is None:
-            # No axis of rows, so that all have as many.
+            # The axis has no rows, so the size is the same on all towers.
             tensor = value.local if value.whole is None else value.whole
             assert tensor is not None
-            entry = partition.length(tensor, axis)
+            entry = partitioner.axis_size(tensor, axis)
             if entry.on_towers:
-                entry = partition.builder.exchange("first", entry)
+                entry = partitioner.exchange("first", entry)
         entries.append(entry)
     return entries
 
 
-def target_sizes(node: Node, target: Value) -> list[Any]:
-    """Return the entries of a shape to make, None where they are not known."""
-    output = node.shapes[0]
-    require(output.rank is not None)
+@shape_of("Fill")
+def requested_shape(node: Node, target: Value, *rest: Value) -> Shape:
+    """Return the shape that an operation takes as an input."""
+    require(node.shapes[0].rank is not None)
+    output = sizes_of(node.shapes[0])
     if target.known is None:
-        return list(output)
-    return [
+        return output
+    return tuple(
         traced if size is UNKNOWN or size == -1 else size
         for size, traced in zip(np.ravel(target.known), output, strict=True)
-    ]
+    )
 
 
-def rows_of_sizes(partition: Partitioner, sizes: Sequence[Any]) -> Sharded:
-    """Return where a tensor of some sizes has rows of a unit.
+def find_row_axis(partitioner: Partitioner, sizes: Sequence[Any]) -> Sharded:
+    """Return the layout of a tensor with these sizes.
 
     Raises:
-        NotDivided: if it has none, or may have them along several axes.
+        NotDivided: no axis has rows of a unit, or several may have.
     """
-    layouts = [partition.rows_along(a, s) for a, s in enumerate(sizes)]
+    layouts = [partitioner.find_rows(a, s) for a, s in enumerate(sizes)]
     grown = [
         layout
         for layout, size in zip(layouts, sizes, strict=True)
@@ -97,110 +102,89 @@ def rows_of_sizes(partition: Partitioner, sizes: Sequence[Any]) -> Sharded:
 
 
 @rule("BroadcastTo")
-def _broadcast(
-    partition: Partitioner, node: Node, value: Value, target: Value
-) -> Values:
-    sizes = target_sizes(node, target)
-    ahead = len(sizes) - len(value.sizes)
+def _broadcast(node: Node, value: Value, target: Value) -> Values:
+    partitioner = node.partitioner
+    sizes = requested_shape(node, target)
+    offset = len(sizes) - len(value.sizes)
     if value.sharded is not None:
-        layout, rows = value.as_rows()
-        layout = layout.along(layout.axis + ahead)
-        # A single row may be repeated as often as a size says.
+        layout = value.sharded.at_axis(value.sharded.axis + offset)
+        # An axis with a single row may be broadcast to any size.
         require(sizes[layout.axis] == layout.size)
     else:
-        layout = rows_of_sizes(partition, sizes)
-        axis = layout.axis - ahead
-        if axis < 0 or value.sizes[axis] == 1:
-            rows = partition.replicated(value)
-        else:
-            rows = partition.rows(value, layout.along(axis))
-    shape = partition.local_target(target, sizes, layout)
-    return partition.on_towers(node, [rows, shape], layout, shapes=[sizes])
+        layout = find_row_axis(partitioner, sizes)
+        axis = layout.axis - offset
+        if axis >= 0 and value.sizes[axis] != 1:
+            own = layout.at_axis(axis)
+            value = Value(own, partitioner.shard(value, own))
+    return node.run_with_shape([value, target], 1, sizes, layout)
 
 
 @rule("Fill")
-def _filled(
-    partition: Partitioner, node: Node, target: Value, value: Value
-) -> Values:
-    sizes = target_sizes(node, target)
-    layout = rows_of_sizes(partition, sizes)
-    shape = partition.local_target(target, sizes, layout)
-    operands = [shape, partition.replicated(value)]
-    return partition.on_towers(node, operands, layout, shapes=[sizes])
+def _fill(node: Node, target: Value, value: Value) -> Values:
+    sizes = requested_shape(node, target)
+    layout = find_row_axis(node.partitioner, sizes)
+    return node.run_with_shape([target, value], 0, sizes, layout)
 
 
 @shape_of("BroadcastTo")
-def _shape_of_broadcast(node: Node, value: Value, target: Value) -> Shape:
-    return tuple(target_sizes(node, target))
-
-
-@shape_of("Fill")
-def _shape_of_fill(node: Node, target: Value, value: Value) -> Shape:
-    return tuple(target_sizes(node, target))
+def _broadcast_shape(node: Node, value: Value, target: Value) -> Shape:
+    return requested_shape(node, target)
 
 
 @shape_of("Range")
-def _shape_of_range(node: Node, start: Value, end: Value, step: Value) -> Shape:
-    first, last, by = (
-        UNKNOWN if value.known is None else value.known.flat[0]
-        for value in (start, end, step)
-    )
-    require(first == 0 and by == 1 and last is not UNKNOWN)
-    return (last,)
+def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
+    require(start.number == 0 and step.number == 1)
+    return (end.number,)
 
 
 @shape_of("Reshape")
-def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape:
-    """Find the one size of a shape that is not known by all others."""
-    sizes = target_sizes(node, target)
-    if sizes.count(None) != 1 or value.shape is None:
+def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
+    """Derive a single unknown size from the number of entries."""
+    sizes = list(requested_shape(node, target))
+    if sizes.count(UNKNOWN) != 1 or value.shape is None:
         return tuple(sizes)
-    rest = _product([size for size in sizes if size is not None])
+    at = sizes.index(UNKNOWN)
+    rest = math.prod(sizes[:at] + sizes[at + 1 :])
     if isinstance(rest, Size) or rest:
-        size: Any = _product(value.shape) // rest
-        sizes[sizes.index(None)] = None if size is UNKNOWN else size
+        sizes[at] = math.prod(value.shape) // rest
     return tuple(sizes)
 
 
 @rule("Reshape")
-def _reshaped(
-    partition: Partitioner, node: Node, value: Value, target: Value
-) -> Values:
-    sizes = _shape_of_reshape(node, value, target)
+def _reshape(node: Node, value: Value, target: Value) -> Values:
+    sizes = _reshape_shape(node, value, target)
     if value.is_partial:
         factors = Factors([None, None], [[None] * len(sizes)], [[0]])
-        return divided(partition, node, [value, target], factors)
-    before, rows = value.as_rows()
+        return divide(node, [value, target], factors)
+    before, _ = value.as_rows()
     layout = _rows_after(before, value.sizes, sizes)
-    given = [rows, partition.local_target(target, sizes, layout)]
-    return partition.on_towers(node, given, layout, shapes=[sizes])
+    return node.run_with_shape([value, target], 1, sizes, layout)
 
 
 def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
-    """Where the rows are in another shape of the same entries.
+    """Return the layout after a reshape.
 
-    An entry's place is (what is ahead, unit, what is behind): what is ahead are
-    the axes before and the blocks, what is behind the rows and axes after.
+    The flat index of an entry is (leading, unit, trailing). The leading index
+    covers earlier axes and the blocks, and the trailing index covers the rows
+    of a unit and later axes.
     """
-    ahead = _product(shape[: layout.axis]) * layout.blocks
-    behind = _product(shape[layout.axis + 1 :]) * layout.rows
+    leading: Any = math.prod(shape[: layout.axis]) * layout.blocks
+    trailing = math.prod(shape[layout.axis + 1 :]) * layout.rows
     for axis, size in enumerate(sizes):
-        count, before = layout.units_in(size) or 0, _product(sizes[:axis])
-        blocks = ahead // before if count and before != 0 else None
+        count, before = (
+            layout.rows_per_unit_in(size) or 0,
+            math.prod(sizes[:axis]),
+        )
+        blocks = leading // before if count and before != 0 else None
         if isinstance(blocks, int) and blocks and not count % blocks:
             rows = count // blocks
-            if _product(sizes[axis + 1 :]) * rows == behind:
+            if math.prod(sizes[axis + 1 :]) * rows == trailing:
                 return Sharded(axis, layout.unit, blocks, rows)
     raise NotDivided
 
 
-def _product(sizes: Sequence[Any]) -> Any:
-    """How many entries there are; ``UNKNOWN`` if it is not known."""
-    return math.prod(UNKNOWN if size is None else size for size in sizes)
-
-
 @axes("Tile")
-def _tiled_axes(node: Node, value: Value, times: Value) -> Factors:
+def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
     known = [None] * value.rank if times.known is None else times.known
     labels = [
         axis if number == 1 else None for axis, number in enumerate(known)
@@ -209,111 +193,109 @@ def _tiled_axes(node: Node, value: Value, times: Value) -> Factors:
 
 
 @rule("Tile")
-def _tiled(
-    partition: Partitioner, node: Node, value: Value, times: Value
-) -> Values:
-    """What all have is repeated as rows."""
+def _tile(node: Node, value: Value, times: Value) -> Values:
+    """Tile a replicated value to rows."""
+    partitioner = node.partitioner
     require(value.sharded is None)
-    sizes = _shape_of_tile(node, value, times)
+    sizes = _tile_shape(node, value, times)
     for axis, size in enumerate(sizes):
-        layout = partition.rows_along(axis, size)
-        # The number of channels may be a multiple of that of examples.
+        layout = partitioner.find_rows(axis, size)
+        # Another axis may have a multiple of the number of examples by chance.
         if layout is None or value.sizes[axis] != 1:
             continue
-        shape = partition.local_target(times, times.known, layout)
-        given = [partition.replicated(value), shape]
-        return partition.on_towers(node, given, layout, shapes=[sizes])
+        shape = partitioner.local_target(times, times.known, layout)
+        given = [partitioner.replicate(value), shape]
+        return node.run_on_towers(given, layout, shapes=[sizes])
     raise NotDivided
 
 
 @shape_of("Tile")
-def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape:
+def _tile_shape(node: Node, value: Value, times: Value) -> Shape:
     require(times.known is not None)
-    sizes = [
-        UNKNOWN if size is None else size * number
+    return tuple(
+        size * number
         for size, number in zip(value.sizes, times.known, strict=True)
-    ]
-    return tuple(None if size is UNKNOWN else size for size in sizes)
+    )
 
 
-# ---- whole axes --------------------------------------------------------------
+# ---- axes --------------------------------------------------------------------
 
 
 @axes("Transpose", "ConjugateTranspose")
-def _transposed(node: Node, value: Value, order: Value) -> Factors:
-    return Factors([range(value.rank), None], [numbers(order)], [[0]])
+def _transpose(node: Node, value: Value, order: Value) -> Factors:
+    return Factors([range(value.rank), None], [known_ints(order)], [[0]])
 
 
 def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
-    """The labels of a value's axes, and of a new one among them."""
+    """Return the labels of a value's axes with another one inserted."""
     labels: list[Any] = list(range(value.rank))
     labels.insert(at % (value.rank + 1), label)
     return labels
 
 
 @axes("ExpandDims")
-def _expanded(node: Node, value: Value, at: Value) -> Factors:
-    labels = _with_axis(value, numbers(at)[0], ONE)
+def _expand_dims(node: Node, value: Value, at: Value) -> Factors:
+    labels = _with_axis(value, known_ints(at)[0], ONE)
     return Factors([range(value.rank), None], [labels], [[0]])
 
 
 @axes("Pack")
-def _axes_of_pack(node: Node, *values: Value) -> Factors:
+def _pack(node: Node, *values: Value) -> Factors:
     labels, count = range(values[0].rank), len(values)
     output = _with_axis(values[0], node.attr("axis"), None)
     return Factors([labels] * count, [output], [range(count)])
 
 
 @axes("OneHot")
-def _one_hot(node: Node, places: Value, *options: Value) -> Factors:
-    output = _with_axis(places, node.attr("axis"), None)
-    return Factors([range(places.rank), *[None] * len(options)], [output])
+def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
+    output = _with_axis(indices, node.attr("axis"), None)
+    return Factors([range(indices.rank), *[None] * len(options)], [output])
 
 
 @axes("Squeeze")
-def _squeezed(node: Node, value: Value) -> Factors:
-    gone = {axis % value.rank for axis in node.attr("squeeze_dims")}
-    # Without axes, those of size 1 go, which may be the one of a single row.
-    require(gone)
-    return along(gone, [value], 1, [[0]], keeps=False)
+def _squeeze(node: Node, value: Value) -> Factors:
+    reduced = {axis % value.rank for axis in node.attr("squeeze_dims")}
+    # By default it drops all axes of size 1, which may be the axis of rows.
+    require(reduced)
+    return along_axes(reduced, [value], 1, [[0]], keeps=False)
 
 
 @axes("Unpack")
-def _unpacked(node: Node, value: Value) -> Factors:
-    gone = [node.attr("axis") % value.rank]
-    return along(gone, [value], node.num_outputs, [[0]], keeps=False)
+def _unpack(node: Node, value: Value) -> Factors:
+    reduced = [node.attr("axis") % value.rank]
+    return along_axes(reduced, [value], node.num_outputs, [[0]], keeps=False)
 
 
 @axes("ReverseV2", "Roll")
-def _reversed(node: Node, *inputs: Value) -> Factors:
-    return along(axes_of(inputs[-1], inputs[0].rank), inputs, 1, [[0]])
+def _reverse(node: Node, *inputs: Value) -> Factors:
+    return along_axes(known_axes(inputs[-1], inputs[0].rank), inputs, 1, [[0]])
 
 
 @axes("ReverseSequence")
-def _reversed_sequence(node: Node, value: Value, lengths: Value) -> Factors:
+def _reverse_sequence(node: Node, value: Value, lengths: Value) -> Factors:
     seq_dim, batch_dim = node.attr("seq_dim"), node.attr("batch_dim")
     labels = [None if a == seq_dim else a for a in range(value.rank)]
     return Factors([labels, [batch_dim]], [labels], [[0]])
 
 
 @axes("ConcatV2")
-def _axes_of_concat(node: Node, *values: Value) -> Factors:
-    gone, count = axes_of(values[-1], values[0].rank), len(values) - 1
-    labels = [None if a in gone else a for a in range(values[0].rank)]
+def _concat_axes(node: Node, *values: Value) -> Factors:
+    reduced, count = known_axes(values[-1], values[0].rank), len(values) - 1
+    labels = [None if a in reduced else a for a in range(values[0].rank)]
     return Factors([*[labels] * count, None], [labels], [range(count)])
 
 
 @rule("ConcatV2")
-def _concat(partition: Partitioner, node: Node, *values: Value) -> Values:
-    """Rows of several tensors, one after the other, are blocks of rows."""
+def _concat(node: Node, *values: Value) -> Values:
+    """Concatenate rows of several tensors to blocks of rows."""
     *parts, over = values
     layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)
     first, shape = layouts[0], list(parts[0].sizes)
-    require(axes_of(over, len(shape)) == [first.axis])
+    require(known_axes(over, len(shape)) == [first.axis])
     like = {dataclasses.replace(layout, blocks=1) for layout in layouts}
     require(len(like) == 1)
     blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    given = [*operands, partition.replicated(over)]
-    return partition.on_towers(node, given, joined, shapes=[shape])
+    given = [*operands, node.partitioner.replicate(over)]
+    return node.run_on_towers(given, joined, shapes=[shape])

@@ -1,7 +1,7 @@
-"""Operations that take a part of axes, or put it back among zeros.
+"""Slices, splits and padding.
 
-Of an axis of rows whole blocks may be taken: of rows that are [views, examples]
-those of one view. Each tower takes those of its own examples.
+A slice of an axis of rows may select whole blocks: for rows in blocks of views,
+the rows of a single view. Every tower selects them from its own examples.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
-from keras_towers.partition.conversions import local_shape, static
-from keras_towers.partition.division import divided
+from keras_towers.partition.division import divide
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import (
     NotDivided,
@@ -20,33 +19,24 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    local_shape,
     require,
+    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
-from keras_towers.partition.rules.reductions import axes_of
+from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slice_spans import Span, spans
 
 
-def _spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
-    """What a slice takes of each axis."""
-    known = [_entries(end) for end in ends]
-    if node.type.startswith("StridedSlice"):
-        return spans(node, shape, *known)
-    taken = []
-    first, count = known
-    for axis, whole in enumerate(shape):
-        size = count[axis]
-        if size == -1:
-            size = UNKNOWN if whole is None else whole - first[axis]
-        is_whole = first[axis] == 0 and size == whole
-        taken.append(Span(axis) if is_whole else Span(axis, first[axis], size))
-    return taken
+def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
+    """Return the spans of a slice, as far as they are known."""
+    return spans(node, shape, *map(_entries, ends))
 
 
 def _entries(value: Value) -> Sequence[Any]:
-    """What is known of the ends of a slice."""
+    """Return the entries of a vector, ``UNKNOWN`` where they are not known."""
     if value.known is not None:
         return cast("Sequence[Any]", value.known)
     (count,) = value.sizes
@@ -55,7 +45,7 @@ def _entries(value: Value) -> Sequence[Any]:
 
 
 def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
-    """Labels of what is sliced and of the slice: axes that are taken whole."""
+    """Return the labels of input and output: axes selected as a whole."""
     whole: list[Any] = [None] * rank
     left: list[Any] = []
     for span in taken:
@@ -68,70 +58,65 @@ def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
 
 
 @axes("StridedSlice", "Slice")
-def _sliced_axes(node: Node, value: Value, *ends: Value) -> Factors:
-    taken = _spans(node, value.sizes, ends)
+def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
+    taken = _known_spans(node, value.sizes, ends)
     whole, left = _labels(taken, value.rank)
     entries = {}
     if node.type == "Slice":
-        # It may name the number of rows that one device has.
+        # The entry may be the global number of rows.
         entries[2] = [-1 if span.is_whole else None for span in taken]
     return Factors([whole, *[None] * len(ends)], [left], [[0]], entries=entries)
 
 
 @shape_of("StridedSlice", "Slice")
-def _shape(node: Node, value: Value, *ends: Value) -> Shape:
+def _slice_shape(node: Node, value: Value, *ends: Value) -> Shape:
     sizes: list[Any] = []
-    for span in _spans(node, value.sizes, ends):
+    for span in _known_spans(node, value.sizes, ends):
         size: Any = 1
         if span.axis is not None:
             whole = value.sizes[span.axis]
             size = whole if span.size is None else span.size
         if span.stride != 1:
-            # Rows of which every so many were taken are no rows of a unit.
+            # Every n-th row is no row of a unit.
             size = UNKNOWN
         if not span.dropped:
-            sizes.append(None if size is UNKNOWN else size)
+            sizes.append(size)
     return tuple(sizes)
 
 
 @rule("StridedSlice", "Slice")
-def _sliced(
-    partition: Partitioner, node: Node, value: Value, *ends: Value
-) -> Values:
+def _slice(node: Node, value: Value, *ends: Value) -> Values:
     layout, _ = value.as_rows()
-    span = _part_of(_spans(node, value.sizes, ends), layout.axis)
-    return [_blocks(partition, value, span.begin, span.size)]
+    span = _only_partial_span(
+        _known_spans(node, value.sizes, ends), layout.axis
+    )
+    return [_slice_blocks(node.partitioner, value, span.begin, span.size)]
 
 
-def _part_of(taken: Sequence[Span], axis: int) -> Span:
-    """The part of an axis that is taken, if all others are taken whole."""
+def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
+    """Return the span of an axis, if all other axes are selected as a whole."""
     parts = [span for span in taken if not span.is_whole]
     require(len(parts) == 1 and parts[0].axis == axis)
     require(not parts[0].dropped and parts[0].stride == 1)
     return parts[0]
 
 
-def _blocks(
-    partition: Partitioner, value: Value, begin: Any, size: Any
+def _slice_blocks(
+    partitioner: Partitioner, value: Value, begin: Any, size: Any
 ) -> Value:
-    """Some blocks of the rows of a tensor."""
+    """Slice blocks from rows."""
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     part = _with_blocks(layout, size)
-    ahead = _rows_ahead(layout, begin)
-    rows = partition.times(part.count, layout.unit.count)
-    local = partition.sliced(
-        tensor,
-        shape,
-        layout.axis,
-        ahead and partition.times(ahead, layout.unit.count),
-        rows,
-    )
+    offset = _rows_ahead(layout, begin)
+    first = offset and partitioner.scaled_size(offset, layout.unit.count)
+    count = partitioner.local_rows(part)
+    local = partitioner.slice_rows(tensor, shape, layout.axis, first, count)
     shape[layout.axis] = part.size
     return Value(part, local, shape=tuple(shape))
 
 
 def _with_blocks(layout: Sharded, size: Any) -> Sharded:
-    """The layout of an axis of another size, which has as large blocks."""
+    """Return the layout of another size with blocks of the same size."""
     blocks = layout.blocks_in(size)
     if not blocks:
         raise NotDivided
@@ -139,83 +124,79 @@ def _with_blocks(layout: Sharded, size: Any) -> Sharded:
 
 
 def _rows_ahead(layout: Sharded, begin: Any) -> int:
-    """How many rows of each unit are ahead of a block that begins there."""
-    return 0 if begin == 0 else _with_blocks(layout, begin).count
+    """Return the number of rows of each unit before an index."""
+    return 0 if begin == 0 else _with_blocks(layout, begin).rows_per_unit
 
 
-def _split_given(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
-    """Which input is split, and along which axis."""
+def _split_operand(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
+    """Return the index of the split input, and the axis of the split."""
     at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
-    return at, axes_of(over, inputs[at].rank)
+    return at, known_axes(over, inputs[at].rank)
 
 
 @axes("Split", "SplitV")
 def _split_axes(node: Node, *inputs: Value) -> Factors:
-    at, gone = _split_given(node, inputs)
-    labels = [None if a in gone else a for a in range(inputs[at].rank)]
+    at, reduced = _split_operand(node, inputs)
+    labels = [None if a in reduced else a for a in range(inputs[at].rank)]
     given = [labels if k == at else None for k in range(len(inputs))]
     return Factors(given, [labels] * node.num_outputs, [[at]])
 
 
 @rule("Split", "SplitV")
-def _split(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    """Blocks of rows become rows."""
-    at, gone = _split_given(node, inputs)
+def _split(node: Node, *inputs: Value) -> Values:
+    """Split rows into blocks."""
+    at, reduced = _split_operand(node, inputs)
     (layout, _), count = inputs[at].as_rows(), node.num_outputs
-    require(gone == [layout.axis])
+    require(reduced == [layout.axis])
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
     begins = itertools.accumulate(sizes, initial=0)
     return [
-        _blocks(partition, inputs[at], begin, size)
+        _slice_blocks(node.partitioner, inputs[at], begin, size)
         for begin, size in zip(begins, sizes, strict=False)
     ]
 
 
-# ---- among zeros -------------------------------------------------------------
+# ---- padding -----------------------------------------------------------------
 
 
 @rule("StridedSliceGrad")
-def _strided_gradient(
-    partition: Partitioner, node: Node, target: Value, *inputs: Value
-) -> Values:
+def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    known = target.known
-    if known is None or value.shape is None:
+    sizes = target.known
+    if sizes is None or value.shape is None:
         raise NotDivided
-    sizes = [None if size is UNKNOWN else size for size in known]
-    taken = _spans(node, sizes, ends)
+    taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
     if value.sharded is None:
         factors = Factors([*[None] * 4, left], [whole], [[4]])
-        return divided(partition, node, [target, *inputs], factors)
-    layout, rows = value.as_rows()
+        return divide(node, [target, *inputs], factors)
+    layout = value.sharded
     axis = left[layout.axis]
     if axis is None or sizes[axis] != layout.size:
-        span = _part_of(taken, layout.axis)
-        return [_padded(partition, value, span.begin, sizes[layout.axis])]
-    spread = layout.along(axis)
-    local_target = partition.local_target(target, sizes, spread)
-    operands = [local_target, *map(partition.replicated, ends), rows]
-    return partition.on_towers(node, operands, spread, shapes=[sizes])
+        span = _only_partial_span(taken, layout.axis)
+        return [
+            _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
+        ]
+    given, spread = [target, *inputs], layout.at_axis(axis)
+    return node.run_with_shape(given, 0, sizes, spread)
 
 
-def _padded(
-    partition: Partitioner, value: Value, begin: Any, size: Any
+def _pad_blocks(
+    partitioner: Partitioner, value: Value, begin: Any, size: Any
 ) -> Value:
-    """Blocks of rows among blocks of zeros."""
+    """Pad blocks of rows with blocks of zeros."""
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
-    padded, ahead = _with_blocks(layout, size), _rows_ahead(layout, begin)
-    behind = padded.count - ahead - layout.count
-    build, axis, rank = partition.builder, layout.axis, len(shape)
+    padded, before = _with_blocks(layout, size), _rows_ahead(layout, begin)
+    after = padded.rows_per_unit - before - layout.rows_per_unit
+    axis, rank = layout.axis, len(shape)
     ends = [
-        partition.along(
-            axis, rank, rows and partition.times(rows, layout.unit.count), 0
-        )
-        for rows in (ahead, behind)
+        rows and partitioner.scaled_size(rows, layout.unit.count)
+        for rows in (before, after)
     ]
-    widths = build.op("Pack", ends, (rank, 2), axis=1)
+    columns = [partitioner.size_at_axis(axis, rank, end, 0) for end in ends]
+    widths = partitioner.op("Pack", columns, (rank, 2), axis=1)
     shape[axis] = padded.size
-    local = build.op(
+    local = partitioner.op(
         "Pad", [tensor, widths], local_shape(static(shape), padded)
     )
     return Value(padded, local, shape=tuple(shape))
@@ -237,13 +218,11 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 
 
 @rule("Pad")
-def _pad(
-    partition: Partitioner, node: Node, value: Value, widths: Value
-) -> Values:
+def _pad(node: Node, value: Value, widths: Value) -> Values:
     (layout, _), known = value.as_rows(), widths.known
     require(known is not None)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
     require(padded == [layout.axis])
-    before, behind = known[layout.axis]
-    size = value.sizes[layout.axis] + before + behind
-    return [_padded(partition, value, before, size)]
+    before, after = known[layout.axis]
+    size = value.sizes[layout.axis] + before + after
+    return [_pad_blocks(node.partitioner, value, before, size)]

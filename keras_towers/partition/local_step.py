@@ -1,10 +1,10 @@
-"""A program of one of several processes that exchange nothing within a step.
+"""The step of one of several processes that exchange nothing within a step.
 
-Each has some rows of a batch. It cannot know what needs those of the others,
-such as a metric or the statistics of a BatchNormalization: that is computed as
-if its own rows were the batch. Gradients that are sums over rows need nothing
-of the others: each computes its part of those of the whole batch, whatever the
-loss divides by. Without any rows, nothing is written that depends on them.
+Each process has only its own rows. Results that need the rows of the rest, such
+as metrics and batch statistics, are computed as if its own rows were the whole
+batch. Gradients that are sums over rows are still exact terms of the global
+gradient, including its normalization. Without any rows, a process writes
+nothing that depends on them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from keras_towers.partition.program import (
     Operation,
     Program,
     Tensor,
-    needed,
+    prune,
 )
 
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OfOwnRows:
-    """What a process computes of a step.
+class LocalStep:
+    """The step of one process.
 
     Attributes:
-        program: it; its ``start``, ``total`` and ``is_first`` are those of a
-            batch of the own rows.
-        start: of each tower: the number of examples of the whole batch before
-            its own.
-        total: the number of examples of the whole batch.
-        is_first: of each tower: whether it is the first of all processes.
-        has_rows: whether there are any own rows.
-        parts: the names of the updates whose gradients are parts of those of
-            the whole batch. The others have those of the own rows.
+        program: the program. Its ``start``, ``total`` and ``is_first`` refer to
+            the process's own rows.
+        start: for each tower, the number of examples of all earlier towers of
+            all processes.
+        total: the number of examples of all processes.
+        is_first: for each tower, whether it is the first of all processes.
+        has_rows: whether the process has any rows.
+        parts: the names of the updates whose gradients are terms of the global
+            gradient. The remaining ones have the gradients of the process's own
+            rows.
     """
 
     program: Program
@@ -49,19 +50,19 @@ class OfOwnRows:
     parts: frozenset[str]
 
 
-def of_own_rows(program: Program) -> OfOwnRows:
-    """Return what a process computes of a step that others compute, too."""
+def to_local_step(program: Program) -> LocalStep:
+    """Convert a program to the step of one process."""
     given = program.inputs
     start, total, is_first = (
         Tensor(t.dtype, t.shape, t.on_towers)
         for t in (given.start, given.total, given.is_first)
     )
     has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
-    # Tensors of the whole batch, by those of the own rows.
+    # Tensors of the global batch, by their counterparts of the local one.
     whole = {given.start: start, given.total: total, given.is_first: is_first}
     by_result = {e.result: e for e in program.exchanges}
     exchanges = list(program.exchanges)
-    # What depends on the rows, and what needs those of others.
+    # Tensors that depend on rows, and tensors that need all processes' rows.
     of_rows: set[Tensor] = {*whole, *(t for t in given.of_graph if t.on_towers)}
     of_others: set[Tensor] = set()
     builder = Builder()
@@ -109,15 +110,15 @@ def of_own_rows(program: Program) -> OfOwnRows:
         for u in program.updates
     ]
     ends = [*program.results, *(t for u in updates for t in u.given)]
-    left, needed_exchanges = needed(operations, exchanges, ends)
+    left, needed_exchanges = prune(operations, exchanges, ends)
     of_process = dataclasses.replace(
         program, operations=left, exchanges=needed_exchanges, updates=updates
     )
-    return OfOwnRows(of_process, start, total, is_first, has_rows, parts)
+    return LocalStep(of_process, start, total, is_first, has_rows, parts)
 
 
 def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:
-    """Return a copy of an operation, with outputs of its own."""
+    """Return a copy of an operation with other inputs and new outputs."""
     outputs: list[Tensor] = []
     copy = dataclasses.replace(operation, inputs=inputs, outputs=outputs)
     for tensor in operation.outputs:
@@ -128,10 +129,10 @@ def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:
 def _only_if(
     condition: Tensor, operation: Operation, builder: Builder
 ) -> Operation:
-    """Return what writes into a variable, if a condition holds."""
+    """Return a conditional copy of a write to a variable."""
     handle, value = operation.inputs
     if operation.type == "AssignVariableOp":
-        # What it holds when it is written.
+        # The value of the variable at the time of the write.
         before = builder.read(handle, value.dtype, value.shape, operation.level)
     else:
         before = builder.op("ZerosLike", [value], value.shape)

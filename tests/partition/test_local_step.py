@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.own_rows import of_own_rows
+from keras_towers.partition.local_step import to_local_step
 from tests.partition.kit import on_towers, rows, same, traced
 
 COUNTS = 3, 2, 0
@@ -65,7 +65,7 @@ def _on_processes(loss, variable=None):
     program = partition_graph(
         graph, layouts, graph.outputs, {"update": UpdateInfo([], [])}
     )
-    mine = of_own_rows(program)
+    mine = to_local_step(program)
 
     @tf.function(autograph=False)
     def run(start, count, first):

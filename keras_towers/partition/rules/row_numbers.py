@@ -1,0 +1,258 @@
+"""Integers that are row numbers: their sources, and operations on them.
+
+A global row number is the tower's own number plus the number of rows of all
+earlier towers. An operation that moves row numbers is therefore applied twice:
+to the global numbers, as to any integers, and to the local ones, by which a
+tower indexes its own rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_towers.partition.layouts import (
+    BelowLimit,
+    RowNumbers,
+    Sharded,
+    Value,
+    Values,
+    require,
+    static,
+)
+from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node, notes, rule
+from keras_towers.partition.rules.reductions import known_ints
+from keras_towers.partition.slice_spans import Span, spans
+
+_MOVES = (
+    "Reshape",
+    "ExpandDims",
+    "Squeeze",
+    "Identity",
+    "Cast",
+    "Transpose",
+    "Tile",
+    "BroadcastTo",
+    "StridedSlice",
+    "Slice",
+    "Unpack",
+    "DynamicPartition",
+    "GatherV2",
+)
+_ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
+
+
+# ---- sources -----------------------------------------------------------------
+
+
+@rule("Where")
+def _where(node: Node, mask: Value) -> Values:
+    """Find the true entries among the rows of each tower."""
+    partitioner = node.partitioner
+    layout, local = mask.as_rows()
+    require(not layout.axis and layout.blocks == 1)
+    (indices,) = node.copy([local])
+    unit = partitioner.data_dependent_unit(
+        skip_reshapes(local), partitioner.axis_size(indices)
+    )
+    rows = Sharded(0, unit)
+    return [index_value(partitioner, indices, rows, layout, mask.rank)]
+
+
+def index_value(
+    partitioner: Partitioner, own: Tensor, rows: Sharded, of: Sharded, rank: int
+) -> Value:
+    """Return a value of indices of entries.
+
+    Args:
+        partitioner: the partitioner of the program.
+        own: the local indices, counted from the first row of the tower.
+        rows: the layout of the indices.
+        of: the layout of the indexed tensor, along axis 0.
+        rank: the rank of the indexed tensor.
+    """
+    start = partitioner.scaled_size(of.rows, of.unit.start)
+    offset = partitioner.size_at_axis(0, rank, start, 0)
+    numbers = partitioner.op("AddV2", [own, offset], own.shape)
+    row_numbers = RowNumbers(
+        own, rows, of.unit, of.rows, is_first_column=rank > 1
+    )
+    return Value(rows, numbers, shape=(rows.size, rank), meaning=row_numbers)
+
+
+@notes("Range")
+def _range(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note a range over all rows of a unit, or every n-th of them."""
+    partitioner = node.partitioner
+    first, last, step = (value.number for value in inputs)
+    rows = partitioner.find_rows(0, last)
+    if first != 0 or rows is None or not isinstance(step, int) or step < 1:
+        return
+    dtype = node.output_dtype(0)
+    if rows.rows % step or not dtype.is_integer:
+        return
+    count = partitioner.cast(partitioner.local_rows(rows), dtype)
+    numbers = partitioner.op("Range", [0, count, step], (None,))
+    layout = Sharded(0, rows.unit, rows=rows.rows // step)
+    outputs[0].meaning = RowNumbers(numbers, layout, rows.unit, rows.rows, step)
+    outputs[0].shape = (layout.size,)
+
+
+@rule("DynamicPartition")
+def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
+    """Partition the rows of each tower."""
+    partitioner = node.partitioner
+    layout, own_parts = parts.as_rows()
+    require(not layout.axis and layout.blocks == 1)
+    rows = partitioner.shard(values, layout)
+    trailing = values.sizes[parts.rank :]
+    shape = static((None, *trailing))
+    found = node.copy([rows, own_parts], [shape] * node.num_outputs)
+    results = []
+    for index, local in enumerate(found):
+        key = skip_reshapes(own_parts), index
+        unit = partitioner.data_dependent_unit(
+            key, partitioner.axis_size(local)
+        )
+        sizes = (unit.size, *trailing)
+        results.append(Value(Sharded(0, unit), local, shape=sizes))
+    return results
+
+
+# ---- limits ------------------------------------------------------------------
+
+
+@notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
+def _note_limits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note the limits of indices along an axis, and of zeros."""
+    limit: Any = 1
+    if node.type != "ZerosLike":
+        axis = -1 if node.type == "TopKV2" else known_ints(inputs[1])[0]
+        limit = (inputs[0].shape or (None,))[axis]
+    is_integer = node.output_dtype(len(outputs) - 1).is_integer
+    if is_integer and isinstance(limit, int):
+        outputs[-1].meaning = BelowLimit(limit)
+
+
+def _is_below(value: Value, limit: int) -> bool:
+    """Whether integers are at least 0 and less than a limit."""
+    if isinstance(value.meaning, BelowLimit):
+        return value.meaning.limit <= limit
+    return all(0 <= entry < limit for entry in known_ints(value))
+
+
+# ---- derived row numbers -----------------------------------------------------
+
+
+@notes(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
+def _note_derived_numbers(node: Node, inputs: Values, outputs: Values) -> None:
+    """Apply the operation to the tower-local row numbers, too."""
+    for at, value in enumerate(inputs):
+        before = value.meaning
+        if isinstance(before, BelowLimit) and node.type in _MOVES and not at:
+            for output in outputs:
+                output.meaning = before if _is_exact(node, at) else None
+        changes = _changes(node, inputs, at)
+        if not isinstance(before, RowNumbers) or changes is None:
+            continue
+        numbered = list(inputs)
+        numbered[at] = Value(before.layout, before.local, shape=value.shape)
+        results = _lay_out_locally(node, numbered)
+        for moved, output in zip(results, outputs, strict=False):
+            if moved.sharded is not None and moved.local is not None:
+                output.meaning = dataclasses.replace(
+                    before, local=moved.local, layout=moved.sharded, **changes
+                )
+        return
+
+
+def _lay_out_locally(node: Node, inputs: Values) -> Values:
+    """Lay out an operation on local row numbers.
+
+    An exchange would mix numbers that count from different towers' first rows.
+    """
+    partitioner = node.partitioner
+    exchanges = len(partitioner.exchanges)
+    outputs = partitioner.apply_rules(node, inputs)
+    require(len(partitioner.exchanges) == exchanges)
+    return outputs
+
+
+def _is_exact(node: Node, at: int) -> bool:
+    """Whether the dtypes can represent all row numbers."""
+    return all(
+        dtype.is_integer and dtype.size >= 4
+        for dtype in (node.dtype(at), node.output_dtype(0))
+    )
+
+
+def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
+    """Return the attributes of the row numbers that an operation changes.
+
+    None if its outputs are not row numbers.
+    """
+    row_numbers = inputs[at].row_numbers
+    if row_numbers is None or not _is_exact(node, at):
+        return None
+    if node.type in _ARITHMETIC and not row_numbers.is_first_column:
+        if at == 1 and node.type == "FloorDiv":
+            return None
+        return _arithmetic_changes(node, row_numbers, inputs[1 - at])
+    if at or (node.type == "GatherV2" and known_ints(inputs[2]) != [0]):
+        return None
+    if row_numbers.is_first_column:
+        if node.type == "StridedSlice" and _takes_first_column(node, inputs):
+            return {"is_first_column": False}
+        return {} if node.type in ("Cast", "Identity") else None
+    if node.type in _MOVES:
+        return {}
+    return {"is_first_column": True} if _becomes_column(node, inputs) else None
+
+
+def _takes_first_column(node: Node, inputs: Values) -> bool:
+    shape, ends = inputs[0].shape or (), [v.known for v in inputs[1:]]
+    if any(end is None for end in ends):
+        return False
+    taken = spans(node, shape, *ends)
+    return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
+
+
+def _becomes_column(node: Node, inputs: Values) -> bool:
+    """Whether inputs become columns, of which the first is this one."""
+    rank, is_pack = node.shapes[0].rank or 0, node.type == "Pack"
+    axis = node.attr("axis") if is_pack else known_ints(inputs[-1])[0]
+    if rank < 2 or axis % rank != rank - 1:
+        return False
+    return is_pack or (inputs[0].shape or ())[-1:] == (1,)
+
+
+def _arithmetic_changes(
+    node: Node, row_numbers: RowNumbers, other: Value
+) -> dict[str, Any] | None:
+    """Return the attributes that an arithmetic operation changes."""
+    if node.type in ("AddV2", "Add"):
+        return {"grain": 1} if _is_below(other, row_numbers.grain) else None
+    if node.type == "Maximum":
+        return {} if _is_below(other, 1) else None
+    by, *more = known_ints(other)
+    if more or by < 1:
+        return None
+    rows, grain = row_numbers.rows, row_numbers.grain
+    if node.type == "Mul":
+        return {"rows": rows * by, "grain": grain * by}
+    if rows % by:
+        return None
+    return {"rows": rows // by, "grain": 1 if grain % by else grain // by}
+
+
+# ---- tensors of the program --------------------------------------------------
+
+
+def skip_reshapes(tensor: Tensor) -> Tensor:
+    """Return the tensor that a chain of reshapes starts from."""
+    moving = ("Reshape", "Identity", "ExpandDims", "Squeeze")
+    while tensor.operation is not None and tensor.operation.type in moving:
+        tensor = tensor.operation.inputs[0]
+    return tensor
