@@ -48,7 +48,7 @@ class AsyncUpdates(WorkerUpdates):
                     "all of them."
                 )
 
-    def begin(self, fit: int) -> None:
+    def begin(self) -> None:
         self._session.calls("begin", self._begin)
 
     def _begin(self) -> None:

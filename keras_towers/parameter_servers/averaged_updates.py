@@ -98,8 +98,8 @@ class AveragedUpdates(WorkerUpdates):
         )
         self._session.connection.dropped.drop_with(self._averages, name)
 
-    def begin(self, fit: int) -> None:
-        if fit == 1:
+    def begin(self) -> None:
+        if self._session.fits == 1:
             self._group.initialize()
         self._averages.begin()
         self._session.connection.store.put(self._count_key, None)

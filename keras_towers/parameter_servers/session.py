@@ -59,7 +59,7 @@ class WorkerUpdates:
     def begin_trace(self) -> None:
         """Prepare for a new trace of the step."""
 
-    def begin(self, fit: int) -> None:
+    def begin(self) -> None:
         """Create the shared state of a ``fit``; on the chief only."""
         raise NotImplementedError
 
@@ -243,7 +243,7 @@ class Session:
         if self.rank == 0:
             self.variables.upload()
             self.stop(0)
-            self.updates.begin(self.fits)
+            self.updates.begin()
         elif (
             self.connection.starts > 1
             and self.connection.store.get(self._freed) is not None

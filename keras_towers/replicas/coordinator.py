@@ -148,8 +148,8 @@ class Coordinator(threading.Thread):
             self._give(0, self._shared_tokens - len(self._replicas))
 
     def _end(self) -> None:
-        # It holds the model.
-        del self._apply
+        # They hold the model.
+        del self._apply, self._failed
 
     def _handle(self, event: Event, number: int, step: int) -> None:
         replica = self._replicas[number]

@@ -88,5 +88,5 @@ def test_the_job_around_it_is_hidden(launcher, monkeypatch):
     """A benchmark may run in a pod, or as a process of torchrun."""
     for name in (launcher.rank_in, launcher.size_in, *launcher.needs):
         monkeypatch.setenv(name, "2")
-    assert not launchers.detect().alone
-    assert launchers.detect(runner.environment({})).alone
+    assert not launchers.detect().is_single_process
+    assert launchers.detect(runner.environment({})).is_single_process

@@ -182,6 +182,17 @@ def test_operations_are_delayed_to_the_level_that_needs_them():
     assert levels["Cos"] == 1
 
 
+def test_a_batch_may_be_empty():
+    def function(x):
+        size = tf.shape(x)[0]
+        return [
+            tf.cond(condition, lambda: tf.reduce_mean(x), lambda: 7.0)
+            for condition in (size > 0, tf.cast(size, tf.bool))
+        ]
+
+    check(function, rows(-1, 3), towers=[(2, 1), (0, 0)])
+
+
 def test_the_gradient_of_a_bias_of_images_is_a_sum():
     """OneDNN would fuse it with the kernel's gradient, which needs an image."""
 
@@ -226,11 +237,11 @@ def test_losses_of_words_of_an_unknown_number_of_classes_are_divided():
 
 
 @pytest.mark.parametrize("hidden", [(), (1, 2)])
-def test_towers_without_images_convolve_none(hidden):
-    """OneDNN would return a tensor with the shape of its input."""
+def test_towers_without_images_convolve_and_pool_none(hidden):
+    """OneDNN returns another shape for them, or ends the process."""
 
     def function(x, w):
-        return tf.nn.conv2d(x, w, 1, "VALID")
+        return tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "VALID"), 2, 1, "SAME")
 
     given = rows(-1, 4, 4, 2, hidden=hidden), same(3, 3, 2, 5)
     check_divided(with_gradients(function), *given)

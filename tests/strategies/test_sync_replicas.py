@@ -215,9 +215,13 @@ def test_blocks_leave_nothing_behind(monkeypatch):
     monkeypatch.setattr(tf.raw_ops, "DestroyResourceOp", destroy)
     model = linear()
 
+    # The last one is kept, as users do to read its counts.
+    kept = []
+
     def graphs_after_a_block():
-        with kt.SyncReplicasStrategy(towers=2):
+        with kt.SyncReplicasStrategy(towers=2) as strategy:
             fit(model)
+        kept[:] = [strategy]
         gc.collect()
         return sum(issubclass(type(g), tf.Graph) for g in gc.get_objects())
 

@@ -69,7 +69,10 @@ class GraphFunction:
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
         for output, shape in zip(outputs, self._shapes, strict=True):
-            output.set_shape(shape)
+            # TensorFlow infers some shapes wrongly, as of a loss whose labels
+            # are broadcast.
+            if output.shape.is_compatible_with(shape):
+                output.set_shape(shape)
         return list(outputs)
 
     # XLA compiles a function at its first call for inputs of certain shapes,

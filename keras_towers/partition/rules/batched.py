@@ -52,8 +52,12 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
 }
-# Without images, oneDNN returns a tensor with the shape of the input.
-_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+# Without images, oneDNN's convolutions return a tensor with the shape of their
+# input, and its gradients of max-pooling end the process.
+_NEED_IMAGES = (
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative"),
+    *("MaxPoolGrad", "MaxPool3DGrad"),
+)
 # The ranks of those of their inputs that are a matrix or its diagonal.
 _RANKS_OF_DIAGONALS = {
     "MatrixDiagV3": (1,),
@@ -82,7 +86,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
         [*labels[:count], *options],
         labels[count:],
         linear,
-        needs_rows=node.type in _CONVOLUTIONS,
+        needs_rows=node.type in _NEED_IMAGES,
     )
 
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -45,12 +46,8 @@ class HogwildUpdate(WeightUpdate):
         super().__init__(config, reduction)
         self.scale = scale
         self.after_update = after_update
-        self._turns: dict[int, tf.CriticalSection] = {}
-
-    def release(self) -> None:
-        """Undo every placement; drop the locks of optimizers."""
-        super().release()
-        self._turns.clear()
+        # The locks of optimizers.
+        self._turns: IdentityDict[Any, tf.CriticalSection] = IdentityDict()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the gradients of other towers."""
@@ -72,14 +69,14 @@ class HogwildUpdate(WeightUpdate):
 
     def _turn(self, optimizer: Any) -> tf.CriticalSection:
         """The lock of an optimizer, shared by all towers."""
-        if id(optimizer) not in self._turns:
+        if optimizer not in self._turns:
             with tf.init_scope(), tf.device("/device:CPU:0"):
                 # TensorFlow's default name is shared by all sections: a step
                 # with two optimizers would deadlock.
                 name = f"keras_towers/turns_{next(_numbers)}"
                 section = tf.CriticalSection(shared_name=name)
-                self._turns[id(optimizer)] = section
-        return self._turns[id(optimizer)]
+                self._turns[optimizer] = section
+        return self._turns[optimizer]
 
 
 def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:

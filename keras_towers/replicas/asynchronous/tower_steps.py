@@ -155,21 +155,17 @@ class ReplicaSteps(TowerSteps):
         self._quorum = quorum
         self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
-        self._failed: Callable[[BaseException], None] = lambda error: None
-        # Frees the resources; None before a step is traced.
-        self._freed: weakref.finalize | None = None
+        self._create_group()
 
     def forget(self) -> None:
         super().forget()
-        if self._freed is not None:
-            self._freed()
-            self._freed = None
-            del self._averages, self._group
+        self._free()
+        self._create_group()
 
-    def _make(self) -> None:
+    def _create_group(self) -> None:
         name = f"keras_towers/replicas_{next(_numbers)}"
-        self._freed = weakref.finalize(self, free, name)
-        self._freed.atexit = False
+        self._free = weakref.finalize(self, free, name)
+        self._free.atexit = False
         self._group = Group(name, _HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(name, self._group, _device_of, self._apply)
@@ -178,11 +174,7 @@ class ReplicaSteps(TowerSteps):
         return self._averages.step_of(tower)
 
     def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
-        if not fits:
-            return super()._apply_of(fits)
-        if self._freed is None:
-            self._make()
-        return self._push
+        return self._push if fits else super()._apply_of(fits)
 
     def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
@@ -197,20 +189,19 @@ class ReplicaSteps(TowerSteps):
             self._update.after_update(call.variables)
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
+        def fail(error: BaseException) -> None:
+            failed(error)
+            self._group.end_all()
+
         apply = self._averages.apply()
-        self._failed = failed
         self._averages.begin()
         self._coordinator = Coordinator(
-            self._group, apply, self._error, limit_s=self._limit_s
+            self._group, apply, fail, limit_s=self._limit_s
         )
         self._begins(self._coordinator)
         for replica in range(self._quorum.replicas):
             self._group.send(Event.ENTERED, replica)
         self._coordinator.start()
-
-    def _error(self, error: BaseException) -> None:
-        self._failed(error)
-        self._group.end_all()
 
     def enter(self, tower: int) -> bool:
         (token,) = self._group.calls(

@@ -43,10 +43,18 @@ def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
     assert_exact(stacked(coupled, optimizer=clipped), used, strategy)
 
 
-@pytest.mark.parametrize("updates", ["each", "sharded"])
-def test_sparse_gradients(updates):
+@pytest.mark.parametrize(
+    "build, updates",
+    [
+        (m.with_embedding, "each"),
+        (m.with_embedding, "sharded"),
+        # Rows are exchanged, not gradients.
+        (m.wide, "once"),
+    ],
+)
+def test_gradients_that_are_rows(build, updates):
     strategy = kt.TowerStrategy(2, micro_batches=3, updates=updates)
-    assert_exact(compiled(m.with_embedding, clipped), used, strategy)
+    assert_exact(compiled(build, clipped), used, strategy)
 
 
 class Counter(keras.layers.Layer):
