@@ -183,7 +183,7 @@ def _results(
     )
     with _values_kept(model):
         block = strategy or contextlib.nullcontext()
-        with adoption.without_default(model), block:
+        with adoption.ignoring_default_strategy(model), block:
             model.fit(data, callbacks=[noting], verbose=0, shuffle=False)
         # State of metrics and of draws is not compared: what it results in is.
         state = model_state.collect(model)

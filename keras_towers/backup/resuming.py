@@ -122,7 +122,7 @@ class ResumingCallback(ResumesFit):
     def _train_apart(self) -> bool:
         """Whether each rank counts its own examples, as with ``sync_every``."""
         adoption = _adoption()
-        return adoption is not None and adoption.ranks_train_apart
+        return adoption is not None and adoption.ranks_train_independently
 
     def _counts_for_all(self) -> bool:
         """Whether this rank's metrics go on from those of all ranks."""

@@ -92,15 +92,15 @@ def explained(config: TowerConfig) -> Iterator[None]:
     except Exception as error:
         note = ""
         if number is not None:
-            note = watch.report_failure(number, _in_short(error))
+            note = watch.report_failure(number, _shorten(error))
         if not note and isinstance(error, tf.errors.OpError):
-            note = _of_towers(error, config)
+            note = _note_on_towers(error, config)
         if note:
             error.add_note(f"keras_towers: {note}")
         raise
 
 
-def _in_short(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     # Before this TensorFlow says where in Python it was traced, or that it does
     # not know.
     message = re.split("\n\n|<stack traces unavailable>\n", str(error))[-1]
@@ -108,7 +108,7 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"
 
 
-def _of_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
+def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
     if _DERIVED in (error.experimental_payloads or {}):
         return (
             "one of the towers or ranks failed before this. The same call on "

@@ -83,10 +83,10 @@ class ServedFit(ReplicaCall):
         if optimizer is not None:
             methods = {"finalize_variable_values": self._finalize}
         with (
-            patches.held(_SHARED_VARIABLES),
+            patches.patched_while_used(_SHARED_VARIABLES),
             self._ended(),
             current_session.filled(self.session),
-            patches.shadowed(optimizer, patches.bound(optimizer, methods)),
+            patches.shadowed(optimizer, patches.bind_to(optimizer, methods)),
             super().opened(),
         ):
             yield
@@ -153,7 +153,7 @@ class ServedFit(ReplicaCall):
                 self._has_left = True
         if self._steps_done:
             # It reads them, so that all workers see the same order of data.
-            epochs, self._skipped = self.epoch_iterator.pass_over(
+            epochs, self._skipped = self.epoch_iterator.skip_batches(
                 self._steps_done
             )
             epoch += epochs

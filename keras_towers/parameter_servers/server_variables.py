@@ -17,7 +17,7 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
-from keras_towers.fit.weights.tower_variables import component
+from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import TracedCalls, variable
@@ -101,7 +101,7 @@ class ServerVariables:
         dtype = tf.as_dtype(local.dtype)
         made: Any = variable(name, device, local.shape, dtype)
         # Optimizers look up the variables that they train by this id.
-        made._unique_id = component(local._value)._unique_id
+        made._unique_id = copy_on_tower(local._value)._unique_id
         self._drop_with(made, name)
         self._count += 1
         self._copies[local] = made
@@ -131,7 +131,7 @@ class ServerVariables:
         of an optimizer in a condition or a loop is such a write.
         """
         paths = {
-            id(component(local._value).handle): local.path
+            id(copy_on_tower(local._value).handle): local.path
             for local in self._held(self.trained)
         }
         trained = {
@@ -163,7 +163,7 @@ class ServerVariables:
         def body() -> None:
             for local in changed:
                 copy = self._copies[local]
-                value = component(local._value).read_value()
+                value = copy_on_tower(local._value).read_value()
                 with tf.device(copy.device):
                     copy.assign(value, read_value=False)
 
@@ -195,7 +195,7 @@ class ServerVariables:
     ) -> None:
         """Assign values to the local variables, inside a function."""
         for local, value in zip(variables, values, strict=True):
-            native = component(local._value)
+            native = copy_on_tower(local._value)
             if native is not self._copies[local]:
                 with tf.device(native.device):
                     native.assign(value, read_value=False)

@@ -209,7 +209,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             raise error
         if call_lib.current() is None:
             with tf.init_scope():
-                self._components.update.variables.give_to_replicas()
+                self._components.update.variables.unfold_for_replicas()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:

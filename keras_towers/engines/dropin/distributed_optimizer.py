@@ -220,7 +220,7 @@ def _attach(optimizer: Any, reducer: Reducer) -> None:
         reducer.local_keys.add(variable_key(var))
 
     vars(optimizer).update(
-        patches.bound(optimizer, _METHODS),
+        patches.bind_to(optimizer, _METHODS),
         register_local_var=register_local_var,
         **{_REDUCER: reducer},
     )

@@ -22,7 +22,7 @@ from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.keras_function import (
     KerasFunction,
     TowerFunction,
-    made_by_keras,
+    make_by_keras,
 )
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.adoption import Adoption
@@ -119,7 +119,7 @@ class TowerCall:
         self.start = start
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
-        self.not_built: Exception | None = None
+        self.build_error: Exception | None = None
         # Takes over what callbacks of other ranks have written so far.
         self.agree: Callable[[], None] = lambda: None
         self.order: ShuffleOrder | None = None
@@ -173,7 +173,7 @@ class TowerCall:
         model, name = self.model, f"{kind}_function"
         before = getattr(model, name)
         knows_towers = before is None or isinstance(before, TowerFunction)
-        made = made_by_keras(model, name, force or not knows_towers)
+        made = make_by_keras(model, name, force or not knows_towers)
         if not isinstance(made, TowerFunction):
             made = KerasFunction(model, name, self._step)
             setattr(model, name, made)
@@ -210,7 +210,7 @@ class TowerCall:
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         result = self._step.run(step, batch, self.model, self.kind)
-        self.not_built = None
+        self.build_error = None
         return result
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
@@ -245,7 +245,7 @@ class TowerCall:
         update = self._step.update
         later = update.builds_optimizers
         if needs_build(self.model, self.kind):
-            self.not_built = build(
+            self.build_error = build(
                 self.model, batch, self.kind, with_optimizer=not later
             )
         new = self.adoption.bind(self.model)
@@ -254,7 +254,7 @@ class TowerCall:
                 self.model.optimizer, self.model.trainable_variables
             )
         if new or self.kind == "fit":
-            self.adoption.synchronise(self.model, self.config.peers)
+            self.adoption.synchronize(self.model, self.config.peers)
         self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 

@@ -26,7 +26,7 @@ from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import rank_state
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.adoption import Adoption, held_in_common
+from keras_towers.fit.weights.adoption import Adoption, shared_variables
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
@@ -258,7 +258,7 @@ def adapted(
             call.agree = next(c for c in given if c not in others).agree
         elif config.transport.size > 1:
             synced = SyncedCallbacks(
-                config.transport, others, held_in_common, adoption
+                config.transport, others, shared_variables, adoption
             )
             arguments["callbacks"] = with_added(callbacks, synced)
             call.agree = synced.agree
@@ -280,7 +280,9 @@ def _of_this_rank(
             callbacks_here.append(callback)
             if saving.is_once() and saves_alone:
                 own = [e for e in EVENTS if _defines(callback, e)]
-                saves = patches.bound(callback, dict.fromkeys(own, _save_alone))
+                saves = patches.bind_to(
+                    callback, dict.fromkeys(own, _save_alone)
+                )
                 stack.enter_context(patches.shadowed(callback, saves))
     return callbacks_here
 
@@ -335,7 +337,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
                 run = {e: self._run for e in _EVENTS if _acts(callback, e)}
-                bound = patches.bound(callback, run)
+                bound = patches.bind_to(callback, run)
                 stack.enter_context(patches.shadowed(callback, bound))
             yield
 
@@ -388,7 +390,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = check.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
-        apart = self._adoption is not None and self._adoption.ranks_train_apart
+        apart = (
+            self._adoption is not None
+            and self._adoption.ranks_train_independently
+        )
         roots: dict[int, list[keras.Variable]] = {}
         conflict = ""
         for place in dict.fromkeys(itertools.chain(*ranks)):
@@ -444,7 +449,7 @@ def _acts(callback: Any, event: str) -> bool:
 
 
 def _value(variable: keras.Variable) -> Any:
-    held = variables_lib.component(variable._value)
+    held = variables_lib.copy_on_tower(variable._value)
     # Another rank may have it.
     return held.read_value() if hasattr(held, "read_value") else None
 
@@ -472,7 +477,7 @@ def on_one_device(arguments: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for callback in listed(arguments.get("callbacks")):
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                methods = patches.bound(callback, _SWAPS)
+                methods = patches.bind_to(callback, _SWAPS)
                 stack.enter_context(patches.shadowed(callback, methods))
         yield
 

@@ -84,7 +84,7 @@ class TowerCalls:
                 elif not keras_call.trains:
                     self.adoption.update.end_rounds()
                 call = self.open(keras_call, prepared, start)
-                with causes_noted(call):
+                with noting_causes(call):
                     return self._run(call)
         except tf.errors.OpError as error:
             refused = error_notes.error_for_user(error)
@@ -153,7 +153,7 @@ def run_alone(keras_call: KerasCall) -> Any:
 
 
 @contextlib.contextmanager
-def causes_noted(call: TowerCall) -> Iterator[None]:
+def noting_causes(call: TowerCall) -> Iterator[None]:
     """Add possible causes to any error that a call raises.
 
     A model that cannot be built beforehand is tried in its step, where it may
@@ -163,7 +163,7 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = call.not_built
+        reason = call.build_error
         if reason is not None and type(reason) is not type(error):
             error.add_note(
                 f"Before, model {model.name!r} could not be built on one "

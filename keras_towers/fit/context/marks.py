@@ -105,9 +105,9 @@ class StepMarks:
                 times = [_time_of(ends, device) for _, ends in marks]
                 queue.enqueue(tf.stack(times))
             _, first = marks[0]
-            self._begin_behind(times[0].op, first)
+            self._begin_after(times[0].op, first)
 
-    def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
+    def _begin_after(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
         """Make a tower that calls its step as a function begin after a mark.
 
         Single operations stay as they are: TensorFlow fuses none that has to

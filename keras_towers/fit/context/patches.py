@@ -20,7 +20,7 @@ _undo: dict[tuple[Patch, ...], contextlib.ExitStack] = {}
 
 
 @contextlib.contextmanager
-def held(patches: tuple[Patch, ...]) -> Iterator[None]:
+def patched_while_used(patches: tuple[Patch, ...]) -> Iterator[None]:
     """Keep patches for the duration of the block.
 
     Blocks may overlap in several threads: the first one makes the patches, the
@@ -105,7 +105,7 @@ call.
 """
 
 
-def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
+def bind_to(instance: Any, methods: Shadows) -> dict[str, Any]:
     """Bind replacements to an object and its methods, for ``shadowed``."""
     return {
         name: functools.partial(ours, instance, getattr(instance, name))

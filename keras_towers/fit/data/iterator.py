@@ -62,7 +62,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             own_rows = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                own_rows = ranks_lib.read_own_rows(self.data_adapter, config)
+                own_rows = ranks_lib.read_local_rows(self.data_adapter, config)
         self._by_user = by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -181,7 +181,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._skip += start.epoch * self.steps_per_epoch
         self._whole = self.steps_per_epoch, self._num_batches
 
-    def pass_over(self, batches: int) -> tuple[int, int]:
+    def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
         epochs = 0
         while batches:

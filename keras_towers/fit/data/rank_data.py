@@ -98,9 +98,9 @@ def agree(
     """
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
-    plan = adapter.num_batches, sketch_rows(adapter), unseeded
+    plan = adapter.num_batches, fingerprint_rows(adapter), unseeded
     plans = check.gather(peers, plan, where)
-    numbers, sketches, are_unseeded = map(list, zip(*plans, strict=True))
+    numbers, fingerprints, are_unseeded = map(list, zip(*plans, strict=True))
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
@@ -110,14 +110,14 @@ def agree(
         )
     if any(are_unseeded):
         raise _different("every rank shuffles it without a seed")
-    if all(sketches):
-        odd = int(_first_other(tf.constant(sketches)))
+    if all(fingerprints):
+        odd = int(_first_different(tf.constant(fingerprints)))
         if odd:
             raise _different(f"rank {odd} has different examples than rank 0")
     return numbers
 
 
-def sketch_rows(adapter: Any) -> list[float]:
+def fingerprint_rows(adapter: Any) -> list[float]:
     """Sketch some rows of arrays in memory; empty if there are no arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
@@ -127,7 +127,7 @@ def sketch_rows(adapter: Any) -> list[float]:
             adapter._inputs,
         )
         arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
-        return [adapter._num_samples, *sketch(arrays).numpy().tolist()]
+        return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
     except Exception:  # Not all arrays, such as sparse ones, can be sliced so.
         return []
 
@@ -136,18 +136,18 @@ def _different(why: str) -> TowerError:
     return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
 
 
-def sketch(structure: Any) -> tf.Tensor:
+def fingerprint(structure: Any) -> tf.Tensor:
     """Four numbers that are nearly equal for nearly equal values only."""
     rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
         with tf.device("CPU:0"):
             if leaf is not None and leaf.dtype != tf.variant:
-                rows.append(_sketch(tf.reshape(leaf, [-1]), len(rows)))
+                rows.append(_fingerprint_of(tf.reshape(leaf, [-1]), len(rows)))
     return tf.add_n(rows)
 
 
-def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
+def _fingerprint_of(flat: tf.Tensor, number: int) -> tf.Tensor:
     if flat.dtype == tf.string:
         flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
     elif flat.dtype.is_complex:
@@ -166,9 +166,9 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
     return tf.cast(tf.stack(numbers), tf.float32)
 
 
-def _first_other(sketches: tf.Tensor) -> tf.Tensor:
-    """The first rank whose sketch differs from that of rank 0; 0: none."""
-    far = tf.abs(sketches - sketches[0]) > _TOLERANCE
+def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
+    """The first rank whose fingerprint differs from that of rank 0; 0: none."""
+    far = tf.abs(fingerprints - fingerprints[0]) > _TOLERANCE
     return tf.argmax(tf.reduce_any(far, 1))
 
 
@@ -191,8 +191,8 @@ class SameBatches:
         """Fail a step on all ranks if their global batches differ."""
 
         def compare() -> tf.Tensor:
-            mine = sketch(batch)[tf.newaxis]
-            odd = _first_other(
+            mine = fingerprint(batch)[tf.newaxis]
+            odd = _first_different(
                 self._transport.all_gather(mine, next_key("data"))
             )
             why = "rank {} has different examples in a batch than rank 0"
@@ -269,7 +269,9 @@ def joined(batch: Any, transport: Transport) -> Any:
     return whole
 
 
-def read_own_rows(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
+def read_local_rows(
+    adapter: Any, config: TowerConfig
+) -> tf.data.Dataset | None:
     """Read only this process's examples from arrays, as ``TowerBatch``es."""
     # None if an array is sparse or ragged.
     arrays = keras.tree.lists_to_tuples(

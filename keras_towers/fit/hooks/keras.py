@@ -45,7 +45,7 @@ from keras_towers.partition.rules.means import own_mean
 
 def installed() -> contextlib.AbstractContextManager[None]:
     """Patch Keras until the last of all such blocks exits."""
-    return patches.held(_PATCHES)
+    return patches.patched_while_used(_PATCHES)
 
 
 def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
@@ -56,17 +56,17 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     return original(value)
 
 
-def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
+def _strategy_seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
     """Return a proxy that fails if Keras's method was called directly."""
     seen: StrategyProxy | Strategy = original(model)
     if isinstance(seen, StrategyProxy) or not isinstance(
         seen, contract.KerasStrategy
     ):
         return seen
-    return StrategyProxy(seen, _Unopened(model))
+    return StrategyProxy(seen, _NoCall(model))
 
 
-class _Unopened:
+class _NoCall:
     """Placeholder for a missing call; rejects every use."""
 
     def __init__(self, model: Any):
@@ -98,7 +98,7 @@ def _epoch_iterator(
     return original(*args, distribute_strategy=distribute_strategy, **kwargs)
 
 
-def _tell(
+def _notify_adoption(
     event: Callable[[Adoption, Any], None],
     original: Callable[..., None],
     model: Any,
@@ -112,7 +112,7 @@ def _tell(
         event(strategy._components.adoption, model)
 
 
-def _made_optimizer(
+def _create_optimizer(
     original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Create an optimizer as one device does; its update runs on one tower.
@@ -152,7 +152,7 @@ def _call_loaded(
     return original(function, args, captured)
 
 
-def _made_variable(
+def _create_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
     if active_step.current() is not None:
@@ -164,7 +164,7 @@ def _made_variable(
     if strategy is None:
         original(variable, value)
         return
-    with strategy._components.adoption.making(variable):
+    with strategy._components.adoption.registering_variable(variable):
         original(variable, value)
 
 
@@ -219,18 +219,22 @@ def _batch_norm(
 _TRAINER = compat.TensorFlowTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
-    (_TRAINER, "distribute_strategy", _seen_by_keras),
+    (_TRAINER, "distribute_strategy", _strategy_seen_by_keras),
     # Keras's loops create their iterator by this name.
     (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
     # Objects created in a scope belong to its strategy.
-    (_TRAINER, "__init__", functools.partial(_tell, Adoption.created)),
+    (
+        _TRAINER,
+        "__init__",
+        functools.partial(_notify_adoption, Adoption.created),
+    ),
     (
         compat.BaseTrainer,
         "compile",
-        functools.partial(_tell, Adoption.compiled),
+        functools.partial(_notify_adoption, Adoption.compiled),
     ),
-    (compat.TFOptimizer, "__init__", _made_optimizer),
-    (compat.KerasVariable, "_initialize", _made_variable),
+    (compat.TFOptimizer, "__init__", _create_optimizer),
+    (compat.KerasVariable, "_initialize", _create_variable),
     # keras.utils.clear_session() calls it, inside the block too.
     (tf.compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),

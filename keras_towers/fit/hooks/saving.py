@@ -113,7 +113,7 @@ class _Saves:
             return original(*args, **kwargs)
         path = os.path.abspath(os.fspath(where))
         self._counts[path] += 1
-        act = self._take_part if self._rank else self._write
+        act = self._wait_or_write if self._rank else self._write
         with save_on_every_rank():
             return act(
                 path, self._counts[path], lambda: original(*args, **kwargs)
@@ -158,7 +158,7 @@ class _Saves:
                     path,
                 )
 
-    def _take_part(
+    def _wait_or_write(
         self, path: str, count: int, write: Callable[[], Any]
     ) -> Any:
         """Wait for rank 0 to write a file, or write it if rank 0 does not."""

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 
-Way = Literal["called", "inlined", "xla"]
+CallMode = Literal["called", "inlined", "xla"]
 
-_ATTRIBUTES: dict[Way, dict[str, bool]] = {
+_ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "called": {"_noinline": True, "shared_rendezvous": True},
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
@@ -41,17 +41,17 @@ class Uncompilable(Exception):
 class GraphFunction:
     """A function of tensors; captured tensors are its graph's last inputs."""
 
-    def __init__(self, graph: Any, way: Way = "called"):
+    def __init__(self, graph: Any, mode: CallMode = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
-        self._is_final: bool = way == "called" and not (
+        self._is_final: bool = mode == "called" and not (
             graph.as_graph_def().library.function
         )
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
             graph,
-            _ATTRIBUTES[way],
+            _ATTRIBUTES[mode],
         )
         config = tf.compat.v1.ConfigProto()
         # The options that the user has set for all functions.
@@ -65,7 +65,7 @@ class GraphFunction:
         if tf.executing_eagerly():
             return list(self._function.call_flat(*inputs))
         if self._is_final:
-            inputs = [_held(tensor) for tensor in inputs]
+            inputs = [_not_constant(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
         for output, shape in zip(outputs, self._shapes, strict=True):
@@ -102,7 +102,7 @@ class GraphFunction:
         raise Uncompilable(_reason(str(error))) from error
 
 
-def _held(tensor: tf.Tensor) -> Any:
+def _not_constant(tensor: tf.Tensor) -> Any:
     """Keep a number that differs between towers from being a constant."""
     # TensorFlow would make, and optimise, a function for each call.
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):

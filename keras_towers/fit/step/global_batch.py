@@ -18,7 +18,7 @@ from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.function import Way
+from keras_towers.fit.step.function import CallMode
 from keras_towers.fit.step.inputs import (
     DividedBatch,
     layouts_of,
@@ -40,13 +40,13 @@ from keras_towers.transport import SingleProcess, Transport
 logger = logging.getLogger("keras_towers")
 
 # Batches may have so many examples if nobody knows.
-_USUAL = 64
+_ASSUMED_BATCH = 64
 # Rows of fewer are not worth an exchange of their own.
-_LEAST_ROWS = 32
+_MIN_GATHERED_ROWS = 32
 # Ranks gather rows if they are so much less to send than a gradient, of batches
 # that are not so large that computing it takes longer than sending it.
-_LESS_TO_SEND = 4
-_MOST_EXAMPLES = 256
+_MIN_SAVING_RATIO = 4
+_MAX_GATHERED_BATCH = 256
 
 
 class GlobalStep:
@@ -127,13 +127,13 @@ class GlobalStep:
         of_all, batch = self._counted(batch, kind)
         has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
-        if whole and self._is_global:
+        if whole and self._step_gets_global_batch:
             spec = data_lib.spec_of(data)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         return DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
 
     @property
-    def _is_global(self) -> bool:
+    def _step_gets_global_batch(self) -> bool:
         """Whether Keras passes the batch of one device to a step."""
         config = self.config
         own_batches = config.batches == "each" and config.transport.size > 1
@@ -148,7 +148,7 @@ class GlobalStep:
         kind: str,
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
-        _say_once(model.name, self.config.name)
+        _warn_of_eager_steps(model.name, self.config.name)
         transport = self._transport_of(kind)
         is_whole = data_lib.is_whole(batch)
         if self.same is not None and is_whole:
@@ -160,7 +160,11 @@ class GlobalStep:
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
         variables = self.update.variables
-        with compat.single_device_mode(), alone, variables.first_seen():
+        with (
+            compat.single_device_mode(),
+            alone,
+            variables.showing_first_copies(),
+        ):
             result = step(whole)
         for handles_of_towers in variables.handles().values():
             _copy_first(handles_of_towers, self.config.devices)
@@ -176,7 +180,7 @@ class GlobalStep:
         config, xla = self.config, bool(model.jit_compile)
         transport = self._transport_of(kind)
         traced = self._trace(step, divided, kind, xla)
-        captures = [_inside(tensor) for tensor in traced.captures]
+        captures = [_capture(tensor) for tensor in traced.captures]
         handles = self.update.variables.handles()
         mirrors = {
             index: handles[id(tensor)]
@@ -199,11 +203,13 @@ class GlobalStep:
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
-        own_rows = to_local_step(program) if self._is_of_several else None
+        own_rows = (
+            to_local_step(program) if self._is_one_of_several_workers else None
+        )
         if own_rows is not None:
             program = own_rows.program
             if len(own_rows.parts) < len(program.updates):
-                _say_of_own_rows(model.name, config)
+                _warn_of_local_rows(model.name, config)
         all_parts = config.num_replicas * self.micro_batches
         step_costs.record_costs(config, kind, model.name, program, all_parts)
         common, parts = divided.values_of(
@@ -218,9 +224,9 @@ class GlobalStep:
         for index, tensor in program.inputs.copies.items():
             for k, part in enumerate(parts):
                 copy = mirrors[index - first][k // self.micro_batches]
-                part[tensor] = _inside(copy)
-        way = "xla" if xla else self._way()
-        ready = TowerProgram(program, way, config.devices[0])
+                part[tensor] = _capture(copy)
+        mode = "xla" if xla else self._call_mode()
+        ready = TowerProgram(program, mode, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
@@ -249,13 +255,13 @@ class GlobalStep:
     ) -> Trace:
         """Trace a step as one device runs it, with the first tower's values."""
         with contextlib.ExitStack() as view:
-            view.enter_context(self.update.variables.first_seen())
+            view.enter_context(self.update.variables.showing_first_copies())
 
             def build(optimizer: Any, weights: Sequence[Any]) -> None:
                 # Slots are made beside all copies of their weights.
                 view.close()
                 self.update.make_ready(optimizer, weights)
-                view.enter_context(self.update.variables.first_seen())
+                view.enter_context(self.update.variables.showing_first_copies())
 
             return trace(
                 step,
@@ -267,7 +273,7 @@ class GlobalStep:
             )
 
     @property
-    def _is_of_several(self) -> bool:
+    def _is_one_of_several_workers(self) -> bool:
         """Whether several workers each compute a part of the batch."""
         others = self.config.others
         split = self.config.batches == "split"
@@ -277,19 +283,19 @@ class GlobalStep:
         """Return by how much a sum must be larger for rows to be gathered."""
         config, examples = self.config, self.examples
         on_host = devices.all_on_host(config.devices)
-        if self._is_of_several or self.micro_batches > 1:
+        if self._is_one_of_several_workers or self.micro_batches > 1:
             return None
         if transport.size == 1:
             # Whoever computes it, it takes as long.
-            rows = -(-(examples or _USUAL) // config.num_towers)
-            return max(rows, _LEAST_ROWS) if on_host else None
+            rows = -(-(examples or _ASSUMED_BATCH) // config.num_towers)
+            return max(rows, _MIN_GATHERED_ROWS) if on_host else None
         # All ranks compute it.
-        few = examples is not None and examples <= _MOST_EXAMPLES
+        few = examples is not None and examples <= _MAX_GATHERED_BATCH
         is_lossless = config.compression in (None, "none")
         one_place = on_host or config.num_towers == 1
         if not (few and is_lossless and one_place):
             return None
-        return _LESS_TO_SEND * (examples or 0)
+        return _MIN_SAVING_RATIO * (examples or 0)
 
     def _devices(self, copied: bool) -> Sequence[str]:
         """Return where the towers of this process compute.
@@ -304,7 +310,7 @@ class GlobalStep:
         # serves all towers.
         return [towers[0]] * len(towers)
 
-    def _way(self) -> Way:
+    def _call_mode(self) -> CallMode:
         """Return how towers call their functions.
 
         Other ranks get gradients while the step computes others. TensorFlow
@@ -330,17 +336,17 @@ class GlobalStep:
         if own_rows is not None and update.name in own_rows.parts:
             # The workers' gradients are averaged.
             weight = self.config.peers.size
-            sums = _times(1 / weight, sums)
+            sums = _scale_or_zero(1 / weight, sums)
         elif own_rows is not None:
             share = divided.share * self.config.peers.size
-            rows = [_times(share, row) for row in rows]
-            sums = _times(share, sums)
+            rows = [_scale_or_zero(share, row) for row in rows]
+            sums = _scale_or_zero(share, sums)
         self.update.reduce_and_apply(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
         apart = self.update.rounds is not None and kind in TRAINING
-        alone = apart or self._counts_alone(kind)
+        alone = apart or self._counts_local_examples(kind)
         return SingleProcess() if alone else self.config.transport
 
     def _counted(
@@ -356,7 +362,7 @@ class GlobalStep:
         here = _examples_in(batch)
         if batch.is_counted:
             of_all = batch
-        elif self._counts_alone(kind):
+        elif self._counts_local_examples(kind):
             of_all = batch._replace(total=here, start=0)
         else:
             of_all = self.order.count(batch, here)
@@ -367,7 +373,7 @@ class GlobalStep:
             rounds.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
 
-    def _counts_alone(self, kind: str) -> bool:
+    def _counts_local_examples(self, kind: str) -> bool:
         """Whether only this process's examples count."""
         # Ranks with data of their own predict that.
         predicts = kind.startswith("predict")
@@ -383,7 +389,7 @@ def _examples_in(batch: data_lib.TowerBatch) -> Any:
     return tf.add_n([tf.cast(count, tf.int64) for count in counts])
 
 
-def _say_once(model: str, strategy: str) -> None:
+def _warn_of_eager_steps(model: str, strategy: str) -> None:
     if first_time(("runs eagerly", model, strategy)):
         logger.warning(
             "model %r runs eagerly, so its steps are not divided: they run as "
@@ -394,7 +400,7 @@ def _say_once(model: str, strategy: str) -> None:
         )
 
 
-def _say_of_own_rows(model: str, config: TowerConfig) -> None:
+def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
     strategy, chief = config.name, config.peers.rank == 0
     if chief and first_time(("own rows", model, strategy)):
         logger.warning(
@@ -417,7 +423,7 @@ def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:
+def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
     """Multiply gradients by a factor; if it is 0, they may be NaN."""
 
     def times(values: tf.Tensor) -> tf.Tensor:
@@ -426,7 +432,7 @@ def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:
     return [None if g is None else on_values(g, times) for g in grads]
 
 
-def _inside(tensor: Any) -> Any:
+def _capture(tensor: Any) -> Any:
     """Return a tensor of an outer graph, or an eager one, in this graph."""
     graph: Any = compat.get_default_graph()
     with contextlib.suppress(AttributeError):

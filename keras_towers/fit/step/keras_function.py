@@ -85,7 +85,7 @@ class KerasFunction(TowerFunction):
         # Rows that were few are many now.
         if self._step.has_gathered and examples > _OUTGROWN * expected:
             self._examples = examples
-            self._make_anew()
+            self._retrace()
 
     def __call__(self, data: Any) -> Any:
         of_dataset = isinstance(data, tf.data.Iterator)
@@ -134,7 +134,7 @@ class KerasFunction(TowerFunction):
             "different number of rows than the first part; every tower gets "
             f"them whole: {', '.join(sorted(undivided))}"
         )
-        self._make_anew()
+        self._retrace()
 
     def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
         """Run steps, with more micro-batches whenever memory runs out.
@@ -152,7 +152,7 @@ class KerasFunction(TowerFunction):
                 self._variables.put_back()
                 if self._micro_batches >= rows:
                     raise
-                self._take_more_parts(rows)
+                self._use_more_micro_batches(rows)
             except tf.errors.CancelledError:
                 # Of several towers, TensorFlow may report one that it stopped
                 # when another failed, and not why that failed.
@@ -173,20 +173,20 @@ class KerasFunction(TowerFunction):
         self._variables.forget()
         return result
 
-    def _take_more_parts(self, rows: int) -> None:
+    def _use_more_micro_batches(self, rows: int) -> None:
         self._micro_batches = min(2 * self._micro_batches, rows)
         announce(
             f"a step of model {self._model.name!r} ran out of memory and is "
             "retried; each tower now processes its rows in "
             f"{self._micro_batches} parts"
         )
-        self._make_anew()
+        self._retrace()
 
-    def _make_anew(self) -> None:
+    def _retrace(self) -> None:
         """Let Keras make the function again, to be traced again."""
         # This may be inside of another function, which the model has.
         before = getattr(self._model, self._name)
-        self._function = made_by_keras(self._model, self._name, anew=True)
+        self._function = make_by_keras(self._model, self._name, anew=True)
         setattr(self._model, self._name, before)
 
     def _rows_of(self, batch: Any) -> int:
@@ -197,7 +197,7 @@ class KerasFunction(TowerFunction):
         return max(int(count) for count in data_lib.counts_of(pieces))
 
 
-def made_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
+def make_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
     """Let a model make one of its functions, if it has none; return it.
 
     Args:

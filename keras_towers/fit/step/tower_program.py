@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.step.function import (
+    CallMode,
     GraphFunction,
     Uncompilable,
-    Way,
 )
 from keras_towers.fit.update.step_order import StepOrder, row_of_rank
 from keras_towers.partition.emission import emit, graph_of
@@ -60,7 +60,7 @@ class TowerProgram:
 
     Args:
         program: the program.
-        way: how towers call their functions; those that XLA cannot compile are
+        mode: how towers call their functions; those that XLA cannot compile are
             called without.
         device: a tower's device, for which XLA compiles.
 
@@ -69,7 +69,7 @@ class TowerProgram:
         compiled: how many functions it compiles.
     """
 
-    def __init__(self, program: Program, way: Way, device: str):
+    def __init__(self, program: Program, mode: CallMode, device: str):
         self._program = program
         self._device = device
         self.not_compiled: list[str] = []
@@ -77,9 +77,9 @@ class TowerProgram:
         levels = range(program.levels)
         self._summed = _summed(program)
         used = _used_elsewhere(program)
-        self._levels = [self._level(level, used, way) for level in levels]
+        self._levels = [self._level(level, used, mode) for level in levels]
 
-    def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
+    def _level(self, level: int, used: set[Tensor], mode: CallMode) -> _Level:
         program = self._program
         of_towers: list[Operation] = []
         common: list[Operation] = []
@@ -92,17 +92,17 @@ class TowerProgram:
         function = None
         if of_towers:
             body = Function(inputs, outputs, of_towers)
-            function = self._function(body, way)
+            function = self._function(body, mode)
         exchanges = [e for e in program.exchanges if e.given.level == level]
         updates = [u for u in program.updates if u.level == level]
         return _Level(
             common, made, function, inputs, outputs, exchanges, updates
         )
 
-    def _function(self, body: Function, way: Way) -> GraphFunction:
+    def _function(self, body: Function, mode: CallMode) -> GraphFunction:
         graph = graph_of(body, self._program.graphs)
-        function = GraphFunction(graph, way)
-        if way != "xla":
+        function = GraphFunction(graph, mode)
+        if mode != "xla":
             return function
         try:
             function.check_xla(self._device)
@@ -179,7 +179,7 @@ class TowerProgram:
             with tf.device(tower.device), tf.control_dependencies(made):
                 inputs = [_value(t, part) for t in level.inputs]
                 if made:
-                    inputs = [_behind(tensor) for tensor in inputs]
+                    inputs = [_after_dependencies(tensor) for tensor in inputs]
                 outputs = level.function(inputs)
                 part.update(zip(level.outputs, outputs, strict=True))
                 made = [
@@ -271,7 +271,7 @@ def _exchange(
             known[exchange.result] = result
 
 
-def _behind(tensor: Any) -> Any:
+def _after_dependencies(tensor: Any) -> Any:
     """Return a tensor after the control dependencies of this block."""
     # Handles are constants, and a copy would not be known as one.
     if tensor.dtype in (tf.resource, tf.variant):

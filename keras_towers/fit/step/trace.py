@@ -16,7 +16,7 @@ from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.fit.weights.tower_variables import component
+from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import written
 
@@ -56,9 +56,9 @@ class Trace:
 
     def output_with(self, results: Sequence[Any]) -> Any:
         """Return the output with other tensors."""
-        left = iter(results)
+        remaining = iter(results)
         leaves = [
-            next(left) if isinstance(leaf, tf.Tensor) else leaf
+            next(remaining) if isinstance(leaf, tf.Tensor) else leaf
             for leaf in tf.nest.flatten(self.output, expand_composites=True)
         ]
         return tf.nest.pack_sequence_as(
@@ -101,7 +101,7 @@ class Trace:
                 return None
         for part in parts:
             used += [*part.variables, *part._trainable_variables]
-        copies = (component(getattr(v, "_value", v), 0) for v in used)
+        copies = (copy_on_tower(getattr(v, "_value", v), 0) for v in used)
         # Another rank may have the value of one.
         handles = {id(getattr(copy, "handle", None)) for copy in copies}
         captures = zip(self._captured, self.captures, strict=True)
@@ -130,22 +130,22 @@ def trace(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, UpdateCall] = {}
-    outer, numbers = compat.get_default_graph(), compat.draws_of_graphs
+    outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Any:
-        left = iter(tensors)
-        inside = [None if leaf is None else next(left) for leaf in leaves]
+        remaining = iter(tensors)
+        inside = [None if leaf is None else next(remaining) for leaf in leaves]
         data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
         graph = compat.get_default_graph()
         # Draws without a seed are those of the graph that the step belongs to,
         # which may have several steps.
-        numbers[graph] = numbers.get(outer, 0)
+        draw_counts[graph] = draw_counts.get(outer, 0)
 
         def note(call: UpdateCall) -> None:
             # What follows in the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
-            updates[_stand_in(call)] = call
+            updates[_add_update_marker(call)] = call
 
         tracing = active_step.ActiveStep(
             training=kind in TRAINING,
@@ -159,7 +159,7 @@ def trace(
 
     with compat.single_device_mode():
         graph = compat.func_graph_from_py_func("one_device", run, specs, {})
-    numbers[outer] = numbers.get(graph, 0)
+    draw_counts[outer] = draw_counts.get(graph, 0)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
             "the step captures a value that is known only when it is called, "
@@ -169,7 +169,7 @@ def trace(
     return Trace(graph, captures, updates, graph.structured_outputs)
 
 
-def _stand_in(call: UpdateCall) -> str:
+def _add_update_marker(call: UpdateCall) -> str:
     """Add an operation that stands for an update; return its name."""
     given = [t for gradient in call.grads for t in _components(gradient)]
     operation = tf.raw_ops.IdentityN(input=given, name="update")[0].op
@@ -187,10 +187,10 @@ def _components(gradient: Any) -> list[tf.Tensor]:
 
 def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
     """Return the gradients of an update, given their tensors."""
-    left = iter(components)
+    remaining = iter(components)
     grads: list[Any] = []
     for gradient in call.grads:
-        found = list(itertools.islice(left, len(_components(gradient))))
+        found = list(itertools.islice(remaining, len(_components(gradient))))
         if len(found) == 2 and found[0] is not None:
             values, indices = found
             shape = tf.constant(gradient.shape.as_list(), tf.int64)

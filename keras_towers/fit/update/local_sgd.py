@@ -175,7 +175,7 @@ class _Round:
         self.shares.assign(0, read_value=False)
 
     def _values(self) -> list[tf.Variable]:
-        return [variables_lib.component(w._value) for w in self._weights]
+        return [variables_lib.copy_on_tower(w._value) for w in self._weights]
 
 
 def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:

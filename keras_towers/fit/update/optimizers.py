@@ -24,7 +24,7 @@ from keras_towers.fit.contract import UpdateCall, name_of
 from keras_towers.fit.update import update_rules
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in, trained_by
-from keras_towers.fit.weights.tower_variables import component
+from keras_towers.fit.weights.tower_variables import copy_on_tower
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.sharded import Shares
@@ -39,8 +39,8 @@ def apply(
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
     """Replace ``apply``: gradients of towers are reduced first."""
-    take = _current_update_handler()
-    if take is None:
+    handle = _current_update_handler()
+    if handle is None:
         original(grads, trainable_variables)
         return
 
@@ -52,7 +52,7 @@ def apply(
         # Keras raises an error of its own.
         original(grads, trainable_variables)
     else:
-        take(call)
+        handle(call)
 
 
 def _current_update_handler() -> Callable[[UpdateCall], None] | None:
@@ -114,7 +114,7 @@ def attribute_of_optimizer(
     return functools.partial(_METHODS[name], optimizer, value)
 
 
-class _AtTheVariable:
+class _InPlaceStrategy:
     """The strategy interface that optimizers use; updates run in place.
 
     TensorFlow's default strategy leaves the device of an update open; here it
@@ -172,20 +172,22 @@ def as_one_device(
     device = None
     if trainable_variables:
         first = trainable_variables[0]
-        device = component(getattr(first, "_value", first), tower or 0).device
+        device = copy_on_tower(
+            getattr(first, "_value", first), tower or 0
+        ).device
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.single_device_mode())
         stack.enter_context(_updating.filled(True))
-        default = _AtTheVariable(tf.distribute.get_strategy(), only)
+        default = _InPlaceStrategy(tf.distribute.get_strategy(), only)
         for part in optimizers_in(optimizer):
             methods = {
                 **update_rules.shadows(part),
                 **(only.shadows() if only is not None else {}),
             }
-            mine = patches.bound(part, methods)
+            mine = patches.bind_to(part, methods)
             mine["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, mine))
-        values = ((v, component(v._value, tower)) for v in variables)
+        values = ((v, copy_on_tower(v._value, tower)) for v in variables)
         stack.enter_context(variables_lib.with_values(values))
         stack.enter_context(tf.device(device))
         yield

@@ -29,7 +29,7 @@ from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import (
     TowerVariables,
-    component,
+    copy_on_tower,
     is_copied,
     overwrite,
     update_on,
@@ -110,20 +110,20 @@ class UpdateSharded(WeightUpdate):
         of_rule: set[int] = set()
         if self._only is not None:
             state_lib.check_known(optimizer)
-            of_rule = set(map(id, state_lib.of_update_rule(optimizer)))
+            of_rule = set(map(id, state_lib.rule_slots(optimizer)))
         for slot, weight in state_lib.slots_of(optimizer):
             value = getattr(weight, "_value", weight)
             if value not in self._shares:
                 continue
-            device = component(value).device
+            device = copy_on_tower(value).device
             if id(slot) in of_rule:
                 self._slots.add(slot, self._shares.rank_of(value))
                 device = self._shares.slot_device(value)
-            back_to = component(value, 0).device
+            back_to = copy_on_tower(value, 0).device
             self.variables.move(slot, device, back_to, empties=True)
 
-    def drop_slots_of_others(self) -> None:
-        self._slots.drop_those_of_others()
+    def drop_remote_slots(self) -> None:
+        self._slots.drop_remote_slots()
 
     def gather_slots(self) -> None:
         self._slots.gather()
@@ -156,7 +156,7 @@ class UpdateSharded(WeightUpdate):
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
         # The optimizer may have been built just now.
-        self.drop_slots_of_others()
+        self.drop_remote_slots()
         super()._update(call, rows)
 
     def _reduce(
@@ -202,7 +202,7 @@ class Shares:
             owner = int(self._next(v))
             if is_copied(v._value):
                 update_on(v._value, owner % self._towers)
-            for value in (v._value, component(v._value)):
+            for value in (v._value, copy_on_tower(v._value)):
                 self._owners[value] = owner
 
     def __contains__(self, value: Any) -> bool:
@@ -229,7 +229,7 @@ class Shares:
 
     def slot_device(self, value: Any) -> str:
         """Return the device of a weight's slots, given the weight's value."""
-        return component(value).device if self._is_mine(value) else _HOST
+        return copy_on_tower(value).device if self._is_mine(value) else _HOST
 
     def _is_mine(self, weight: Any) -> bool:
         value = getattr(weight, "_value", weight)
@@ -294,7 +294,7 @@ class _SlotOfRank:
         held: the variable that has the value, or had it.
         is_used: whether steps use it. Until then its value is that of rank 0,
             which may have loaded it.
-        is_apart: whether only its rank has its value.
+        is_on_owner_only: whether only its rank has its value.
         is_lost: whether training has ended without the value.
     """
 
@@ -305,7 +305,7 @@ class _SlotOfRank:
         if self.is_absent:
             # It is lost since an earlier block.
             self.held = variable._value.held
-        self.is_used = self.is_apart = self.is_lost = False
+        self.is_used = self.is_on_owner_only = self.is_lost = False
 
     @property
     def is_absent(self) -> bool:
@@ -399,11 +399,11 @@ class SlotsOfRanks:
         slot = self._slots.get(id(variable))
         return slot is None or slot.rank == self._transport.rank
 
-    def drop_those_of_others(self) -> None:
+    def drop_remote_slots(self) -> None:
         """Drop the values that other ranks keep, before steps."""
         for slot in self._slots.values():
-            if slot.is_used and not slot.is_apart:
-                slot.is_apart = True
+            if slot.is_used and not slot.is_on_owner_only:
+                slot.is_on_owner_only = True
                 if slot.rank != self._transport.rank and not slot.is_absent:
                     slot.drop()
 
@@ -419,14 +419,14 @@ class SlotsOfRanks:
                     for slot, value in zip(slots, values, strict=True):
                         slot.put_back(value)
         for slot in self._slots.values():
-            slot.is_apart = False
+            slot.is_on_owner_only = False
 
     def _portions(self, rank: int) -> Iterator[list[_SlotOfRank]]:
         """Yield one rank's slots, in portions that fit in memory."""
         portion: list[_SlotOfRank] = []
         filled = 0
         for slot in self._slots.values():
-            if slot.rank != rank or not slot.is_apart:
+            if slot.rank != rank or not slot.is_on_owner_only:
                 continue
             size = byte_size(slot.variable)
             if portion and filled + size > _GATHERED_BYTES:

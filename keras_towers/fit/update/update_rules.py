@@ -42,7 +42,7 @@ _REPEATED = frozenset(
 def shadows(optimizer: Any) -> patches.Shadows:
     """Return replacements for methods of an optimizer, for one ``apply``."""
     methods: dict[str, Callable[..., Any]] = {
-        "_all_reduce_sum_gradients": _as_they_are
+        "_all_reduce_sum_gradients": _skip_all_reduce
     }
     if type(optimizer).update_step is keras.optimizers.SGD.update_step:
         methods["update_step"] = _fused_step
@@ -64,7 +64,7 @@ def _is_plain(variable: Any) -> bool:
     )
 
 
-def _as_they_are(
+def _skip_all_reduce(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
     """Skip TensorFlow's all-reduce, which is the identity on one replica.

@@ -32,7 +32,7 @@ from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights.model_state import slots_of, trained_by
 from keras_towers.fit.weights.tower_variables import (
     TowerVariables,
-    component,
+    copy_on_tower,
     copy_to_towers,
 )
 from keras_towers.reduction import (
@@ -100,7 +100,7 @@ class WeightUpdate:
         for variable in optimizer.variables:
             self.variables.hold_once(variable)
 
-    def drop_slots_of_others(self) -> None:
+    def drop_remote_slots(self) -> None:
         """Keep each slot variable on one rank only, before training steps."""
 
     def gather_slots(self) -> None:
@@ -203,7 +203,7 @@ class WeightUpdate:
         only: Shares | None = None,
     ) -> None:
         """Apply sums on one tower, as on one device; None: that of a weight."""
-        variables = [component(v, tower) for v in call.variables]
+        variables = [copy_on_tower(v, tower) for v in call.variables]
         with as_one_device(call.optimizer, call.variables, tower, only):
             call.original(sums, variables)
 
@@ -234,7 +234,7 @@ class WeightUpdate:
         if self._reduction is not None:
             return self._reduction(rows, self.config.devices)
         values = (getattr(v, "_value", v) for v in variables)
-        places = [component(value).device for value in values]
+        places = [copy_on_tower(value).device for value in values]
         sums = sum_at_variables(rows, self.config.devices, places)
         return [sums for _ in self.config.devices]
 

@@ -100,7 +100,7 @@ class Adoption:
             self._compiled.add(model)
 
     @contextlib.contextmanager
-    def making(self, variable: keras.Variable) -> Iterator[None]:
+    def registering_variable(self, variable: keras.Variable) -> Iterator[None]:
         """Register a variable whose value is created in this block.
 
         In a scope() it is as TensorFlow has it. In the strategy's own block
@@ -124,7 +124,7 @@ class Adoption:
         self.refuse_others(model)
         for optimizer in state_lib.collect(model).optimizers:
             self.update.place_optimizer(optimizer)
-        for trainer in state_lib.trainers(model):
+        for trainer in state_lib.models_in(model):
             # Each by itself, since a nested model may outlive the outer one.
             self._models.setdefault(trainer, {})
             strategy = self._config.strategy
@@ -135,7 +135,7 @@ class Adoption:
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
         self._compiled.discard(model)
-        for trainer in state_lib.trainers(model):
+        for trainer in state_lib.models_in(model):
             if strategy_of(trainer) is not self._config.strategy:
                 release_from_default(trainer)
             owner = strategy_of(trainer)
@@ -167,24 +167,24 @@ class Adoption:
         for optimizer in state.optimizers:
             self.update.place_optimizer(optimizer)
         if any(moved):
-            for trainer in state_lib.trainers(model):
+            for trainer in state_lib.models_in(model):
                 _renew_functions(trainer)
         return any(moved)
 
-    def synchronise(self, model: keras.Model, peers: Peers) -> None:
+    def synchronize(self, model: keras.Model, peers: Peers) -> None:
         """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
-            rank_state.check_same(peers, held_in_common(model))
+            rank_state.check_same(peers, shared_variables(model))
         self.broadcast(model)
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
         # Steps that run as on one device update all weights.
         if not model.run_eagerly:
-            self.update.drop_slots_of_others()
+            self.update.drop_remote_slots()
 
     @property
-    def ranks_train_apart(self) -> bool:
+    def ranks_train_independently(self) -> bool:
         """Whether ranks' values may differ until they are averaged next."""
         return self.update.rounds is not None
 
@@ -195,7 +195,7 @@ class Adoption:
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum the metrics of ranks that train independently. Collective."""
-        if self.ranks_train_apart:
+        if self.ranks_train_independently:
             metrics = [v._value for v in state_lib.collect(model).metrics]
             values = [variable.read_value() for variable in metrics]
             sums = sum_over_ranks(self._config.transport, values)
@@ -207,7 +207,7 @@ class Adoption:
 
         Ranks that train independently will sum their metrics again.
         """
-        if self.ranks_train_apart and self._config.peers.rank > 0:
+        if self.ranks_train_independently and self._config.peers.rank > 0:
             for variable in state_lib.collect(model).metrics:
                 variable.assign(tf.zeros_like(variable._value))
 
@@ -216,7 +216,7 @@ class Adoption:
         transport = self._config.transport
         if transport.size > 1:
             self.gather_slots()
-            values = [variable._value for variable in held_in_common(model)]
+            values = [variable._value for variable in shared_variables(model)]
             rank_state.broadcast(transport, values)
 
     def release(self) -> None:
@@ -248,13 +248,13 @@ class Adoption:
             return
         state = state_lib.collect(model)
         with contextlib.ExitStack() as stack:
-            for trainer in state_lib.trainers(model):
+            for trainer in state_lib.models_in(model):
                 stack.callback(_unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)
 
 
-def held_in_common(model: keras.Model) -> list[keras.Variable]:
+def shared_variables(model: keras.Model) -> list[keras.Variable]:
     """Return all variables that are equal on all ranks: all but metrics."""
     state = state_lib.collect(model)
     return [*state.seeds, *state.weights, *state.optimizer_variables]
@@ -302,7 +302,7 @@ def release_from_default(trainer: keras.Model) -> None:
 
 
 @contextlib.contextmanager
-def without_default(model: keras.Model) -> Iterator[None]:
+def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
     """Train a model that was made in a block on one device in this block."""
     default = _defaults.pop(model, None)
     try:

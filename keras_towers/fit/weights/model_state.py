@@ -54,15 +54,15 @@ def collect(model: keras.Model) -> ModelState:
     if shared is not None:
         seeds.append(shared.state)
     seeds = _unique(seeds)
-    weights = _unique(model.variables, but=seeds)
+    weights = _unique(model.variables, excluding=seeds)
     metrics = _unique(
         (v for metric in _metrics(model, layers) for v in metric.variables),
-        but=[*seeds, *weights],
+        excluding=[*seeds, *weights],
     )
     return ModelState(seeds, weights, metrics, _optimizers(layers))
 
 
-def trainers(model: keras.Model) -> Iterator[keras.Model]:
+def models_in(model: keras.Model) -> Iterator[keras.Model]:
     """Yield the model and every model nested in it."""
     for layer in model._flatten_layers():
         if isinstance(layer, compat.TensorFlowTrainer):
@@ -89,9 +89,9 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 def _unique(
-    variables: Iterable[Any], but: Iterable[keras.Variable] = ()
+    variables: Iterable[Any], excluding: Iterable[keras.Variable] = ()
 ) -> list[keras.Variable]:
-    seen = {id(variable) for variable in but}
+    seen = {id(variable) for variable in excluding}
     unique = []
     for variable in variables:
         if not isinstance(variable, keras.Variable) or id(variable) in seen:
@@ -168,11 +168,11 @@ def lists_by_weight(
     ]
 
 
-def of_update_rule(
+def rule_slots(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
     """Return the slot variables used only by their weight's update."""
-    others = {id(slot) for slot in _of_every_optimizer(optimizer)}
+    others = {id(slot) for slot in _generic_slots(optimizer)}
     return [s for s, _ in slots_of(optimizer) if id(s) not in others]
 
 
@@ -181,7 +181,7 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
     if type(optimizer).__module__.startswith("keras."):
         return
     known = {id(slot) for slot, _ in slots_of(optimizer)}
-    known |= {id(slot) for slot in _of_every_optimizer(optimizer)}
+    known |= {id(slot) for slot in _generic_slots(optimizer)}
     known |= {id(optimizer._iterations), id(optimizer._learning_rate)}
     for variable in optimizer.variables:
         if id(variable) not in known:
@@ -194,7 +194,7 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
             )
 
 
-def _of_every_optimizer(
+def _generic_slots(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
     """Slots that optimizers may have with any update rule."""

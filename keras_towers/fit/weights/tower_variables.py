@@ -100,8 +100,8 @@ def bind(variable: Any, rank: int) -> None:
     A sum is that of the first device of rank 0.
     """
     primary, *others = variable.values
-    for component in variable.values:
-        component._distributed_container = weakref.ref(variable)
+    for copy in variable.values:
+        copy._distributed_container = weakref.ref(variable)
     value = primary.read_value()
     if variable.aggregation == _SUM:
         value = tf.zeros_like(value)
@@ -144,7 +144,7 @@ def update_on(variable: Any, tower: int) -> None:
     vars(variable)[_UPDATED_ON] = tower
 
 
-def component(variable: Any, tower: int | None = None) -> Any:
+def copy_on_tower(variable: Any, tower: int | None = None) -> Any:
     """Return one copy of a ``tf.Variable``; None: the one that is updated."""
     if not is_copied(variable):
         return variable
@@ -159,7 +159,7 @@ def copy_to_towers(variables: Sequence[Any]) -> None:
         value = getattr(variable, "_value", variable)
         if not is_copied(value):
             continue
-        newest = component(value)
+        newest = copy_on_tower(value)
         with tf.device(newest.device):
             fresh = newest.read_value()
         for other in value.values:
@@ -212,7 +212,7 @@ class TowerVariables:
         variable._value = unbind(value, self.has_parts, self.asks_ranks)
         return not known
 
-    def give_to_replicas(self) -> None:
+    def unfold_for_replicas(self) -> None:
         """Give replicas their own copies of variables that are held once."""
         self.has_parts = True
         for variable, value in self._of_replicas.items():
@@ -265,9 +265,11 @@ class TowerVariables:
         original, _ = self._moved.pop(variable)
         return original
 
-    def first_seen(self) -> contextlib.AbstractContextManager[None]:
+    def showing_first_copies(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""
-        return with_values((v, component(v._value, 0)) for v in self._mirrored)
+        return with_values(
+            (v, copy_on_tower(v._value, 0)) for v in self._mirrored
+        )
 
     def handles(self) -> dict[int, list[Any]]:
         """Return mirrored variables' K handles, by the ids of the first."""

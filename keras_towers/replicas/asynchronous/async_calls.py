@@ -138,7 +138,7 @@ class _ThreadedCall(ReplicaCall):
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        with patches.held(SHARED_STATE), super().opened():
+        with patches.patched_while_used(SHARED_STATE), super().opened():
             yield
 
     def _make(self, kind: str, force: bool = False) -> None:

@@ -295,7 +295,7 @@ def test_skipping_batches_continues_with_the_next_ones(
     assert len(whole) >= EPOCHS * BATCHES
     for batches in (0, 1, 7, 10):
         it = started(source, steps_per_execution)
-        epochs, left_out = it.pass_over(batches)
+        epochs, left_out = it.skip_batches(batches)
         found = drawn(it, EPOCHS - epochs, left_out)
         assert found == whole[batches:], batches
 
@@ -303,4 +303,4 @@ def test_skipping_batches_continues_with_the_next_ones(
 def test_data_that_ends_too_early_ends_passing_over():
     it = started("tf.data")
     it._distributed_dataset = it._distributed_dataset.take(0)
-    assert it.pass_over(3) == (0, 0)
+    assert it.skip_batches(3) == (0, 0)

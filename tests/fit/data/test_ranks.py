@@ -30,8 +30,8 @@ def kinds(x):
 
 
 def is_other(one, two):
-    rows = tf.stack([rank_data.sketch(one), rank_data.sketch(two)])
-    return int(rank_data._first_other(rows)) == 1
+    rows = tf.stack([rank_data.fingerprint(one), rank_data.fingerprint(two)])
+    return int(rank_data._first_different(rows)) == 1
 
 
 @pytest.mark.parametrize("number", range(16))
@@ -67,7 +67,7 @@ def test_rounding_is_no_difference_but_more_is():
 def test_other_rows_of_arrays_are_told_apart(made):
     x = np.tile(X, [100, 1])
     first, same, *others = (
-        rank_data.sketch_rows(compat.ArrayDataAdapter(made(array)))
+        rank_data.fingerprint_rows(compat.ArrayDataAdapter(made(array)))
         for array in (x, x.copy(), x[::-1].copy(), x[:-3], x + (x > 0))
     )
     assert first and first == same
@@ -77,4 +77,4 @@ def test_other_rows_of_arrays_are_told_apart(made):
 
 def test_arrays_that_cannot_be_looked_at_are_left_to_their_batches():
     adapter = compat.ArrayDataAdapter(tf.sparse.from_dense(X))
-    assert rank_data.sketch_rows(adapter) == []
+    assert rank_data.fingerprint_rows(adapter) == []
