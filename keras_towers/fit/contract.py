@@ -44,9 +44,9 @@ Batches: TypeAlias = Literal["split", "each"]
 Extent: TypeAlias = Literal["tower", "global"]
 """Whether statistics are computed from a tower's rows or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
-"""The number of parts of a tower's rows, or as many as its memory needs."""
+"""The number of micro-batches of a tower; "auto": as its memory requires."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
-"""Whether one tower updates all weights, each its copy, or each a share."""
+"""Whether one tower updates all weights, each tower its copy, or a share."""
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -80,8 +80,8 @@ class TowerConfig(StepOptions):
         strategy: the ``tf.distribute.Strategy`` itself.
         devices: one device for each tower of this process.
         transport: connects the processes within a step.
-        others: connects processes that train together but exchange nothing
-            within a step; None: there are none but those of ``transport``.
+        others: connects all processes that train together, if they exchange
+            nothing within a step; None: ``transport`` connects them all.
         gradient_factor: multiplies the gradients of this process before they
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
@@ -105,7 +105,7 @@ class TowerConfig(StepOptions):
 
     @property
     def peers(self) -> Peers:
-        """All processes that train with this one; outside of steps."""
+        """All processes that train together, for exchanges between steps."""
         return self.others or self.transport
 
     def alone(self) -> TowerConfig:
@@ -214,11 +214,11 @@ class Start(NamedTuple):
 class KerasCall:
     """A call of a Keras method, with its arguments by name."""
 
-    # One of ``METHODS``, and Keras's own.
+    # One of ``METHODS``, and Keras's original method.
     kind: str
     original: Callable[..., Any]
     model: keras.Model
-    # These may be replaced, as callbacks are.
+    # Changed in place, for example to replace callbacks.
     arguments: dict[str, Any]
 
     @classmethod
@@ -292,7 +292,7 @@ def owner_of(model: Any) -> KerasStrategy | None:
 
 
 def words_for_another(strategy: object, than: object) -> str:
-    """The words after "another" in a message about two strategies."""
+    """Return the words after "another" in a message about two strategies."""
     kind = type(strategy).__name__
     if kind == type(than).__name__:
         return kind

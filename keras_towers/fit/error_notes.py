@@ -17,27 +17,28 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import watch
 
-# TensorFlow's own mark of a status that only follows from another one.
+# TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 _LONGEST = 400
 SHARED = "shared_rendezvous"
-# What is between these in an error of TensorFlow is that of its user.
+# Text between these markers in a TensorFlow error is our message for the user.
 _BEGIN, _END = "keras_towers: ", " (keras_towers)"
-# Of the calls that all ranks make.
+# Numbers the calls that all ranks make.
 _numbers = itertools.count()
 
 
 def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
-    With one of its own, an error in it cancels its caller's transfers between
-    devices before the caller learns of the error, and TensorFlow reports what
-    failed first: "RecvAsync is cancelled". The caller's is ended with the error
-    itself. But calls that overlap would mix up transfers of their own.
+    If a function has a private rendezvous, an error in it cancels the caller's
+    transfers between devices before the caller receives the error, and
+    TensorFlow reports the first failure that it sees: "RecvAsync is cancelled".
+    A shared rendezvous ends with the error itself. It is not used for functions
+    with transfers inside, which overlapping calls would mix up.
     """
     name, graph, attributes, *rest = given
     attributes = attributes or {}
-    # Which may be on another device than the function.
+    # Variables may be on another device than the function.
     variables = (tf.resource, tf.variant)
     has_variables = any(t.dtype in variables for t in graph.inputs)
     if attributes.get(SHARED, not has_variables):
@@ -62,23 +63,23 @@ def assert_for_user(
 ) -> list[Any]:
     """Fail a step unless a condition holds; for ``control_dependencies``.
 
-    ``text`` is what the user is told, with ``{}`` for each of the values.
+    ``text`` is the error message, with ``{}`` for each of the values.
     """
     if tf.executing_eagerly():
         if not condition:
             raise TowerError(text.format(*map(int, values)))
         return []
-    said = tf.strings.format(f"{_BEGIN}{text}{_END}", list(values))
-    return [tf.debugging.Assert(condition, [said])]
+    message = tf.strings.format(f"{_BEGIN}{text}{_END}", list(values))
+    return [tf.debugging.Assert(condition, [message])]
 
 
 def error_for_user(error: Exception) -> TowerError | None:
-    """Return the error of an ``assert_for_user`` that has failed, if any."""
+    """Return the error of a failed ``assert_for_user``, or None."""
     _, begins, rest = str(error).partition(_BEGIN)
     escaped, ends, _ = rest.partition(_END)
     if not (begins and ends):
         return None
-    # TensorFlow shows what a string has as in C, byte by byte.
+    # TensorFlow escapes the bytes of a string as in C.
     text = escaped.encode().decode("unicode_escape").encode("latin-1").decode()
     return TowerError(text)
 
@@ -101,8 +102,8 @@ def explained(config: TowerConfig) -> Iterator[None]:
 
 
 def _shorten(error: Exception) -> str:
-    # Before this TensorFlow says where in Python it was traced, or that it does
-    # not know.
+    # TensorFlow first prints the Python stack of the trace, or a line that says
+    # that it has none.
     message = re.split("\n\n|<stack traces unavailable>\n", str(error))[-1]
     words = message.split()
     return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"

@@ -65,7 +65,7 @@ class StrategyProxy:
     ) -> Any:
         """Run a step of Keras on all towers, any other function directly."""
         if self.call.is_step(fn):
-            # A train function of the user's own, which AutoGraph rewrites.
+            # The user wrote the train function, and AutoGraph rewrites it.
             step = fn if isinstance(fn, _Step) else compat.as_here(fn)
             return self.call.run_step(step, *args)
         return self.strategy.run(fn, args, kwargs, options)
@@ -118,9 +118,9 @@ class TowerCall:
         self.kind = keras_call.kind
         self.start = start
         self.epoch_iterator: Any = None
-        # Why it could not be built on one device, if so.
+        # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Takes over what callbacks of other ranks have written so far.
+        # Takes over the values that other ranks' callbacks have written.
         self.agree: Callable[[], None] = lambda: None
         self.order: ShuffleOrder | None = None
         self._step = step
@@ -140,8 +140,8 @@ class TowerCall:
             finally:
                 self.close()
                 if self.epoch_iterator is not None:
-                    # A process that ends while TensorFlow runs Python code,
-                    # which reads a batch that nobody wants, hangs.
+                    # The process would hang at its exit if TensorFlow were
+                    # still running Python code that reads an unused batch.
                     self.epoch_iterator.release()
 
     def shadows(self) -> dict[str, Any]:
@@ -164,16 +164,16 @@ class TowerCall:
     def _make(self, kind: str, force: bool = False) -> None:
         """Replacement for ``make_train_function`` and its siblings.
 
-        A function that was traced outside of any call knows no towers, and may
-        be compiled by XLA.
+        A function that was traced outside of any call does not use the towers,
+        and may be compiled by XLA.
         """
         iterator = self.epoch_iterator
         if kind == "predict" and iterator is not None:
             self.prepare(batch_spec(iterator))
         model, name = self.model, f"{kind}_function"
         before = getattr(model, name)
-        knows_towers = before is None or isinstance(before, TowerFunction)
-        made = make_by_keras(model, name, force or not knows_towers)
+        uses_towers = before is None or isinstance(before, TowerFunction)
+        made = make_by_keras(model, name, force or not uses_towers)
         if not isinstance(made, TowerFunction):
             made = KerasFunction(model, name, self._step)
             setattr(model, name, made)
@@ -192,8 +192,8 @@ class TowerCall:
     def is_step(self, fn: Any) -> bool:
         """Whether Keras, not the user's code, runs a function.
 
-        Keras makes the function for predictions itself; a model may make its
-        train function.
+        Keras always makes the predict function itself; a model may override
+        how its train and test functions are made.
         """
         keras_module = compat.trainer_module.__name__
         return (
@@ -303,12 +303,12 @@ def build(
 ) -> Exception | None:
     """Build the model, its metrics and its optimizer as on one device.
 
-    Returns why that cannot be done; None if it has been done. Only shapes and
-    dtypes of a batch are used, so no data is consumed.
+    Returns the error if the model cannot be built, else None. Only the shapes
+    and dtypes of the batch are used, so no data is consumed.
     """
     later = []
     if not with_optimizer or not uses_optimizer(model, kind):
-        # _symbolic_build would build it; leave that to its first use.
+        # Its first use builds it; keep _symbolic_build from doing so.
         later += _unbuilt(model, _OPTIMIZER)
     if kind.startswith("predict"):
         later += _unbuilt(model, _LOSSES_AND_METRICS)
@@ -320,7 +320,7 @@ def build(
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
-            # Its step builds it, as on one device.
+            # The first step builds the model, as on one device.
             logger.debug("building %s by its step: %s", model.name, error)
             for part in unbuilt:
                 # It may have been built with the wrong shapes.
@@ -344,6 +344,6 @@ def uses_optimizer(model: keras.Model, kind: str) -> bool:
 
 
 def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:
-    """Return those of a model's parts that are not built."""
+    """Return the named attributes of a model that exist but are not built."""
     parts = [getattr(model, name, None) for name in names]
     return [part for part in parts if part is not None and not part.built]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("keras_towers")
 
-# They look at several epochs, and forget them when training begins.
+# These compare several epochs, and start afresh when training begins.
 _COUNTING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.ReduceLROnPlateau,
@@ -47,7 +47,7 @@ _Kind = TypeVar("_Kind")
 EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*EVENTS, "set_params", "set_model"))
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
-# The older ones are part of the newer.
+# Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.
 _EVENTS = [e for e in EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
@@ -58,7 +58,7 @@ _CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.ProgbarLogger,
 )
-# What these do around a batch stops no loop, and writes no weights.
+# The batch methods of these classes stop no loop and write no weights.
 _HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
 
 
@@ -117,14 +117,14 @@ class EveryRank(_Marked):
     """
 
 
-# Of a callback's method: it stops no loop, and writes no weights.
+# Attribute of a callback's method that stops no loop and writes no weights.
 NEVER_STOPS = "_never_stops"
 
 
 class ObservesFit(keras.callbacks.Callback):
     """Base of callbacks that observe a whole ``fit``, and its callbacks."""
 
-    # Keras may go on calling others in a thread of their own.
+    # Keras may still call the other callbacks in a separate thread.
     async_safe: bool = True
     first: keras.callbacks.Callback
 
@@ -244,7 +244,7 @@ def adapted(
         yield
         return
     callbacks = arguments.get("callbacks")
-    # A progress bar is on rank 0 only.
+    # Only rank 0 shows a progress bar.
     if config.peers.rank > 0:
         arguments["verbose"] = 0
     with contextlib.ExitStack() as stack:
@@ -252,13 +252,13 @@ def adapted(
             callbacks = _of_this_rank(config.peers, callbacks, stack)
         arguments["callbacks"] = callbacks
         given = listed(callbacks)
-        others = [c for c in given if not isinstance(c, SyncedCallbacks)]
-        # The validation of fit has its callbacks.
-        if nested and len(others) < len(given):
-            call.agree = next(c for c in given if c not in others).agree
+        callers = [c for c in given if not isinstance(c, SyncedCallbacks)]
+        # Validation inside fit runs the callbacks of that fit.
+        if nested and len(callers) < len(given):
+            call.agree = next(c for c in given if c not in callers).agree
         elif config.transport.size > 1:
             synced = SyncedCallbacks(
-                config.transport, others, shared_variables, adoption
+                config.transport, callers, shared_variables, adoption
             )
             arguments["callbacks"] = with_added(callbacks, synced)
             call.agree = synced.agree
@@ -269,17 +269,20 @@ def adapted(
 def _of_this_rank(
     peers: Peers, callbacks: Any, stack: contextlib.ExitStack
 ) -> list[Any]:
-    """Return this rank's callbacks; in the stack some save by themselves."""
+    """Return the callbacks that this rank runs.
+
+    In the block of ``stack`` some of them save without the other ranks.
+    """
     callbacks_here = []
     for callback in listed(callbacks):
         chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
-        saves_alone = chief_only or isinstance(callback, EveryRank)
+        saves_here = chief_only or isinstance(callback, EveryRank)
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
         if peers.rank == 0 or not chief_only:
             callbacks_here.append(callback)
-            if saving.is_once() and saves_alone:
-                own = [e for e in EVENTS if _defines(callback, e)]
+            if saving.is_once() and saves_here:
+                defined = [e for e in EVENTS if _overrides(callback, e)]
                 saves = patches.bind_to(
                     callback, dict.fromkeys(own, _save_alone)
                 )
@@ -287,8 +290,8 @@ def _of_this_rank(
     return callbacks_here
 
 
-def _defines(callback: Any, event: str) -> bool:
-    """Whether a callback has a method of its own for an event."""
+def _overrides(callback: Any, event: str) -> bool:
+    """Whether a callback overrides Keras's empty method for an event."""
     method = getattr(callback, event)
     inherited = getattr(keras.callbacks.Callback, event)
     return getattr(method, "__func__", method) is not inherited
@@ -297,7 +300,7 @@ def _defines(callback: Any, event: str) -> bool:
 def _save_alone(
     callback: Any, original: Callable[..., None], *args: Any, **kwargs: Any
 ) -> None:
-    """Let a callback write its files here, whatever other ranks do."""
+    """Let a callback write its files without waiting for other ranks."""
     with saving.save_on_every_rank():
         original(*args, **kwargs)
 
@@ -305,10 +308,10 @@ def _save_alone(
 class SyncedCallbacks(keras.callbacks.Callback):
     """Propagates the effects of callbacks to all ranks. Collective."""
 
-    # It runs after all others: one on any rank may have written weights, or
-    # stopped the loop. A rank that left the loop by itself would be waited for
-    # in the next step. The ranks agree at an event only if one of them has a
-    # callback that does something there.
+    # It runs after all other callbacks, since a callback on any rank may write
+    # weights or stop the loop. If a single rank left the loop, the next step of
+    # the other ranks would wait for it. The ranks agree at an event only if a
+    # callback on one of them acts there.
 
     def __init__(
         self,
@@ -322,18 +325,18 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
-        # Those that callbacks have written, and who was the last.
+        # The variables that callbacks have written, and the last writer's name.
         self._written: IdentityDict[keras.Variable, str] = IdentityDict()
         acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
         if adoption is None:
-            # Ranks validate by themselves, or only some of them do.
+            # Each rank validates separately, and maybe only some ranks do.
             acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
         ranks = check.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Record what callbacks write in this block."""
+        """Record the variables that callbacks write in this block."""
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
                 run = {e: self._run for e in _EVENTS if _acts(callback, e)}
@@ -365,7 +368,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Share the values that callbacks wrote, and their requests to stop."""
         model = self.model
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
-        # Rank 0 may have restored its place in the epochs.
+        # A callback of rank 0 may have restored the epoch to continue with.
         first = 0 if self._transport.rank else model._initial_epoch or 0
         requests = tf.constant([*map(int, stops), first, len(self._written)])
         *requested, first, written = sum_over_ranks(
@@ -379,11 +382,11 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._take_over()
 
     def _take_over(self) -> None:
-        """Give all ranks what any of them has written."""
+        """Give all ranks the values that callbacks of any rank have written."""
         variables = self._variables(self.model)
         written = {
-            str(place): (_digest(variable), self._written[variable])
-            for place, variable in enumerate(variables)
+            str(index): (_digest(variable), self._written[variable])
+            for index, variable in enumerate(variables)
             if variable in self._written
         }
         self._written.clear()
@@ -396,18 +399,20 @@ class SyncedCallbacks(keras.callbacks.Callback):
         )
         roots: dict[int, list[keras.Variable]] = {}
         conflict = ""
-        for place in dict.fromkeys(itertools.chain(*ranks)):
+        for index in dict.fromkeys(itertools.chain(*ranks)):
             by_rank = {
-                r: own[place] for r, own in enumerate(ranks) if place in own
+                r: writes[index]
+                for r, writes in enumerate(ranks)
+                if index in writes
             }
             differ = len({digest for digest, _ in by_rank.values()}) > 1
             if len(by_rank) == len(ranks) and (apart or not differ):
                 continue
-            variable = variables[int(place)]
+            variable = variables[int(index)]
             roots.setdefault(min(by_rank), []).append(variable)
             if differ:
-                who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
-                conflict = f"{variable.path} ({', '.join(who)})"
+                names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
+                conflict = f"{variable.path} ({', '.join(names)})"
         if roots and self._adoption is not None:
             self._adoption.update.gather_slots()
         for root, theirs in roots.items():
@@ -417,7 +422,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             logger.warning(
                 "callbacks wrote different values into %s on different "
                 "ranks: all ranks continue with the values of the first of "
-                "them.",
+                "these ranks.",
                 conflict,
             )
 
@@ -430,8 +435,8 @@ for _event in set(_EVENTS) - set(vars(SyncedCallbacks)):
 def _acts(callback: Any, event: str) -> bool:
     """Whether a callback may stop a loop or write weights at an event.
 
-    Keras runs methods of older names there, too; a callback of no class of
-    Keras's may lack some.
+    Keras also calls the methods with older names; a callback that does not
+    inherit from Keras's class may lack some.
     """
     names = {event, event.replace("train_batch", "batch")}
     classes = _HARMLESS if "batch" in event else _HARMLESS[:1]
@@ -450,7 +455,7 @@ def _acts(callback: Any, event: str) -> bool:
 
 def _value(variable: keras.Variable) -> Any:
     held = variables_lib.copy_on_tower(variable._value)
-    # Another rank may have it.
+    # The value may be on another rank only.
     return held.read_value() if hasattr(held, "read_value") else None
 
 
@@ -464,7 +469,7 @@ def _is_same(before: Any, after: Any) -> bool:
         return True
     if "CPU" not in before.device:
         return bool(tf.reduce_all(before == after))
-    # TensorFlow writes to another buffer while somebody holds this one.
+    # TensorFlow writes into a new buffer while the old one is referenced.
     first, second = np.asarray(before), np.asarray(after)
     return (
         np.shares_memory(first, second) or first.tobytes() == second.tobytes()

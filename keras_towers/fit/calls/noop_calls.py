@@ -25,10 +25,10 @@ class NoOpCalls(TowerCalls):
     """Runs Keras's methods, with empty steps for training and validation."""
 
     # Keras's own method runs epochs, counts steps and calls callbacks; only the
-    # step function is replaced, and the data where it need not be read.
+    # step function is replaced, and the data unless it has to be read.
 
     def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
-        # The block may be a trial of what is to be trained after it.
+        # The user may train the same model for real after this block.
         super().__init__(update, keeps=False)
         self._logs = logs
 
@@ -45,7 +45,7 @@ class NoOpCalls(TowerCalls):
         # Keras passes this argument where fit itself calls evaluate.
         in_fit = arguments.get("_use_cached_eval_dataset")
         if not keras_call.trains and not in_fit:
-            # A callback may call it during fit: undo the shadows of that.
+            # A callback may call it during fit: undo the shadows of that fit.
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
@@ -98,7 +98,7 @@ class _NoOpCall:
         """Return the model attributes to shadow, by name."""
         name = "train_function" if self.keras_call.trains else "test_function"
         return {
-            # By it, fit's own call of evaluate comes back here.
+            # Makes fit's own call of evaluate use these steps, too.
             "_distribute_strategy": call_lib.StrategyProxy(self.strategy, self),
             "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
@@ -119,7 +119,7 @@ class _NoOpCall:
             # Keras treats a negative number of steps as None.
             if batches is not None or (iterator.steps_per_epoch or 0) > 0:
                 _count_only(iterator, batches)
-        # Callbacks may read the weights; nothing else is used.
+        # Callbacks may read the weights, so build only the model itself.
         trains = self.keras_call.trains and self.has_data
         if trains and call_lib.needs_build(model, "predict"):
             call_lib.build(model, data_batch, kind)
@@ -138,7 +138,7 @@ def _count_only(iterator: Any, batches: int | None) -> None:
     """Let an epoch iterator of Keras count steps without reading data."""
     repeats = () if batches is None else (batches,)
     iterator._get_iterator = lambda: itertools.repeat(None, *repeats)
-    # Its own one would begin to read ahead when an epoch begins.
+    # The original adapter would start to prefetch when an epoch begins.
     iterator.data_adapter = SimpleNamespace(
         num_batches=batches,
         on_epoch_begin=lambda: None,

@@ -1,7 +1,7 @@
 """Checks that all ranks request the same training.
 
-That is, the same arguments, data and callbacks of a call.
-``weights/rank_state.py`` compares variables; both exchange values by
+It compares the arguments, data and callbacks of a call.
+``weights/rank_state.py`` compares variables; both exchange values through
 ``rendezvous/check.py``.
 """
 
@@ -23,10 +23,10 @@ from keras_towers.rendezvous import check as check_lib
 
 logger = logging.getLogger("keras_towers")
 
-# Arguments that decide on the number and the order of a rank's steps; the rest
-# may be each rank's own where each reads its own data.
+# Arguments that determine the number and the order of a rank's steps.
 _ALWAYS = ("epochs", "validation_freq")
-_OF_SAME_DATA = (
+# These may differ where each rank reads its own data.
+_FOR_SAME_DATA = (
     "batch_size",
     "shuffle",
     "steps_per_epoch",
@@ -39,29 +39,29 @@ _OF_SAME_DATA = (
 _RATE = "learning_rate"
 _LAYERS = "layers"
 _SHOWN = 80
-# A layer of the user's may have what is a rank's own.
+# These differences only warn: a custom layer may have per-rank settings.
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
-    "train with that of rank 0.",
+    "train with the learning rate of rank 0.",
     _LAYERS: "the layers of model %r have different settings on some ranks "
     "(%s): build the same model on every rank.",
 }
-# Names count what a process has made; seeds may be each rank's own.
-_OF_A_RANK = ("name", "seed")
+# Settings that may differ: default names contain counters of the process.
+_PER_RANK = ("name", "seed")
 
 
 def check(config: TowerConfig, keras_call: KerasCall) -> None:
     """Check that all ranks call the same method with the same settings.
 
-    Compared are the arguments of the call that decide on its steps, and, for
-    training, the loss and the optimizer that were compiled. Learning rates may
-    differ, since all ranks train with that of rank 0: a warning names them.
+    It compares the arguments of the call that determine its steps and, for
+    training, the compiled loss and optimizer. Different learning rates only
+    cause a warning, since all ranks train with the learning rate of rank 0.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
     names: tuple[str, ...] = _ALWAYS
     if config.batches == "split":
-        names += _OF_SAME_DATA
+        names += _FOR_SAME_DATA
     settings = {
         name: describe_setting(arguments[name])
         for name in names
@@ -74,7 +74,7 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
         settings |= _compiled(model) | {_LAYERS: _layers(model)}
     if keras_call.trains and config.transport.size > 1:
         observer = only_one(ObservesFit, keras_call)
-        # It brings together what all ranks have observed.
+        # It gathers the measurements of all ranks.
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
     ranks = check_lib.gather(
@@ -96,13 +96,13 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
 def _compiled(model: keras.Model) -> dict[str, str]:
     """Describe the compiled settings that affect gradients and updates."""
     optimizer = getattr(model, "optimizer", None)
-    # Of one that scales the loss only the inner one has a learning rate.
+    # In a LossScaleOptimizer only the inner optimizer has a learning rate.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     try:
         options = dict(inner.get_config()) if inner else {}
-    except Exception:  # A user's own need not be serializable.
+    except Exception:  # A custom optimizer need not be serializable.
         options = {}
-    # Only of one that is a variable all ranks take the value of rank 0.
+    # All ranks take rank 0's learning rate only if it is a variable.
     shared = isinstance(getattr(inner, "_learning_rate", None), keras.Variable)
     compiled_loss = getattr(model, "_compile_loss", None)
     settings = {
@@ -120,7 +120,7 @@ def _compiled(model: keras.Model) -> dict[str, str]:
 
 
 def _layers(model: keras.Model) -> str:
-    """Describe the settings of all layers, which need not have variables."""
+    """Describe the settings of all layers, also of those without variables."""
     layers = [
         layer
         for layer in model._flatten_layers()
@@ -133,7 +133,7 @@ def _layers(model: keras.Model) -> str:
 
 def describe_setting(value: Any) -> str:
     """Describe a setting; equal settings have equal texts on all ranks."""
-    # Objects that cannot be looked into are described by their class alone.
+    # Objects without a readable configuration are described by their class.
     text = _describe(value)
     if len(text) <= _SHOWN:
         return text
@@ -150,7 +150,7 @@ def _describe(value: Any) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes())
         return f"{value.shape} {value.dtype} {digest.hexdigest()[:8]}"
     if isinstance(value, Mapping):
-        items = {str(k): v for k, v in value.items() if k not in _OF_A_RANK}
+        items = {str(k): v for k, v in value.items() if k not in _PER_RANK}
         pairs = (f"{key}={_describe(items[key])}" for key in sorted(items))
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Sequence):
@@ -165,7 +165,7 @@ def _describe(value: Any) -> str:
         # Not all of Keras's losses have these in their configuration.
         settings = {**settings, **getattr(value, "_fn_kwargs", {})}
         return f"{name}({_describe(settings)[1:-1]})"
-    except Exception:  # It may be anything, and need not be serializable.
+    except Exception:  # Not every object is serializable.
         return name
 
 
@@ -174,7 +174,7 @@ def _function(function: Any) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if code is None or "<" not in name:
         return str(name)
-    # All lambdas have one name.
+    # All lambdas have the same name: compare their code.
     constants = [c for c in code.co_consts if isinstance(c, str | float | int)]
     parts = code.co_code.hex(), code.co_names, constants
     return f"{name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"

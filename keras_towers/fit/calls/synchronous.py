@@ -156,8 +156,8 @@ def run_alone(keras_call: KerasCall) -> Any:
 def noting_causes(call: TowerCall) -> Iterator[None]:
     """Add possible causes to any error that a call raises.
 
-    A model that cannot be built beforehand is tried in its step, where it may
-    fail otherwise.
+    If a model cannot be built beforehand, its step builds it, and may fail with
+    a different error.
     """
     model = call.model
     try:
@@ -166,7 +166,7 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
         reason = call.build_error
         if reason is not None and type(reason) is not type(error):
             error.add_note(
-                f"Before, model {model.name!r} could not be built on one "
+                f"Before this, model {model.name!r} could not be built on one "
                 f"device: {type(reason).__name__}: {reason}"
             )
         if _lacks_rows(call.epoch_iterator):

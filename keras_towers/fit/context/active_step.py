@@ -17,15 +17,16 @@ class ActiveStep:
 
     Attributes:
         training: whether it is a step of training.
-        apply: takes the calls of optimizers.
+        apply: handles calls of optimizers.
         graph: the graph in which calls are passed to ``apply``; its branches,
             loops and functions trace them like any other code. None: every
             graph.
-        own_statistics: whether BatchNormalization takes the statistics of each
-            tower's rows.
-        index: the tower that runs it; 0 where towers divide one step.
-        total: the number of towers that run steps of their own.
-        device: the tower's device; "": that of one device.
+        own_statistics: whether BatchNormalization computes statistics for each
+            tower's rows separately.
+        index: the tower that runs it; 0 if all towers divide one step.
+        total: the number of towers that run separate steps; 1 if they divide
+            one step.
+        device: the tower's device; "": TensorFlow's default.
     """
 
     training: bool
@@ -48,8 +49,8 @@ current = _tracing.get
 # A block in which a step is the active one.
 tracing = _tracing.filled
 
-# Whether the Keras call that this thread runs without a strategy, as with a
-# single tower, trains; None if there is no such call.
+# Whether the Keras call that this thread runs on one device trains; None if
+# there is no such call.
 training_alone: Slot[bool] = Slot()
 
 

@@ -24,7 +24,11 @@ def entered(name: str) -> Iterator[None]:
 
 
 def elsewhere() -> tuple[str, str] | None:
-    """The strategy and thread of a block that only another thread entered."""
+    """Return an open block of another thread, if this thread has none.
+
+    Returns:
+        The names of the block's strategy and of its thread, or None.
+    """
     here = threading.current_thread()
     blocks = list(_open)
     if any(thread is here for _, thread in blocks):

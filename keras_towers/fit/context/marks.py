@@ -1,10 +1,10 @@
-"""Marks in a training step: when each tower reaches which point.
+"""Marks in a training step: the times at which towers reach certain points.
 
 A mark is an operation that reads the clock once other operations have ended.
-Its times go into a queue, which is read between steps. A tower begins after
-its first mark: it has not begun before it gets a core. Nothing waits for the
-other marks. Marks are only in steps that are traced while a ``Recorder``
-records.
+The times go into a queue, which is read between steps. A tower starts to
+compute after its first mark, so the time it waits for a core does not count.
+Nothing waits for the other marks. Only steps that are traced while a
+``Recorder`` records have marks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.context.blocks import Slot
 
 Point = Literal["begun", "computed", "reduced", "updated"]
-# In the order in which a step comes to them.
+# In the order in which a step reaches them.
 POINTS: tuple[Point, ...] = ("begun", "computed", "reduced", "updated")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -65,9 +65,10 @@ class Recorder:
         """Read the times of the steps that have ended.
 
         Returns:
-            Those that are kept, in seconds since 1970: [steps, towers, points].
-            NaN for points that a tower does not come to. With several
-            optimizers it comes to some more than once: the last time counts.
+            The times of the latest steps, in seconds since 1970, of shape
+            [steps, towers, points]; NaN for points that a tower does not reach.
+            With several optimizers a tower reaches some points more than once:
+            the last time counts.
         """
         steps = _in_order([marks.take() for marks in self._marks])
         self.count += len(steps)
@@ -78,18 +79,18 @@ class Recorder:
 class StepMarks:
     """The marks in one trace of a step."""
 
-    # Their operations are added after all others: a random operation without a
-    # seed takes one from the number of those before it.
+    # Their operations are added at the end of the graph: a random operation
+    # without a seed derives one from the number of operations before it.
 
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
         self._devices = devices
-        # Of each tower: the point of each mark, and what it waits for.
+        # For each tower: the points, and the tensors each mark waits for.
         self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
         self._queues: list[Any] = []
 
     def add(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
-        """Note what a tower's mark waits for."""
+        """Note a mark of a tower, and the operations that it waits for."""
         if compat.get_default_graph() is self._graph:
             self._marks[tower].append((point, list(ends)))
 
@@ -98,7 +99,7 @@ class StepMarks:
         for device, marks in zip(self._devices, self._marks, strict=True):
             host = _host_of(device)
             with compat.outside(host):
-                # It grows as needed: a full one would stop the training.
+                # Unbounded: a full queue would block the training.
                 queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(marks)]])
             self._queues.append(queue)
             with tf.device(host):
@@ -110,8 +111,8 @@ class StepMarks:
     def _begin_after(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
         """Make a tower that calls its step as a function begin after a mark.
 
-        Single operations stay as they are: TensorFlow fuses none that has to
-        wait for another one, and fused ones round otherwise.
+        Single operations get no control dependency: TensorFlow does not fuse
+        operations that have one, and fusion changes rounding.
         """
         for operation in {o for piece in pieces for o in piece.consumers()}:
             if operation.type in _CALLS:
@@ -133,14 +134,15 @@ class StepMarks:
 
 
 def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
-    """The time when a tower's operations have ended, as the host sees it."""
+    """Return the time at which the host sees that operations have ended."""
     if device != _host_of(device):
-        # Operations of an accelerator end when their work is queued, which is
-        # done in order: a value that is queued after it comes when it is done.
+        # TensorFlow regards an accelerator's operation as ended once its work
+        # is queued. Work is done in order, so a value that is queued later
+        # arrives after the work is done.
         with tf.control_dependencies(ends), tf.device(device):
-            behind = tf.random.uniform([], seed=1)
+            later = tf.random.uniform([], seed=1)
         seen = compat.hidden_variable(_host_of(device), 0.0)
-        ends = [seen.assign(behind, read_value=False)]
+        ends = [seen.assign(later, read_value=False)]
     with tf.control_dependencies(ends):
         now = tf.timestamp()
     compat.run_independently(now.op)
@@ -180,7 +182,7 @@ def marked(
 
 
 def reached(tower: int, point: Point, ends: Any) -> None:
-    """Mark where a tower has come to a point: the end of some tensors."""
+    """Mark that a tower reaches a point once some tensors are computed."""
     marks = _marks.get()
     if marks is not None:
         marks.add(tower, point, _tensors(ends))

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 Patch: TypeAlias = tuple[Any, str, Callable[..., Any]]
-"""An owner, the name of its attribute, and what replaces that."""
+"""An owner, the name of its attribute, and the function that replaces it."""
 
 
 _lock = threading.RLock()
-# How many blocks need patches, and what undoes these.
+# For each group of patches: the number of open blocks, and how to undo them.
 _users: collections.Counter[tuple[Patch, ...]] = collections.Counter()
 _undo: dict[tuple[Patch, ...], contextlib.ExitStack] = {}
 
@@ -47,7 +47,8 @@ def replaced(*patches: Patch) -> Iterator[None]:
     """Replace each ``owner.name`` with ``ours(original, ...)`` inside a block.
 
     A decorated method is replaced inside its decorator's closure, so that
-    references taken earlier call ours too. Of a property it is the getter.
+    references taken earlier call ours too. Of a property, the getter is
+    replaced.
     """
     with contextlib.ExitStack() as undo:
         for owner, name, ours in patches:
@@ -58,25 +59,25 @@ def replaced(*patches: Patch) -> Iterator[None]:
 def _replace(
     owner: Any, name: str, ours: Callable[..., Any]
 ) -> Callable[[], None]:
-    """Replace an attribute; return what undoes it."""
-    there = getattr(owner, name)
-    cell = _cell_of_wrapped(there)
+    """Replace an attribute; return a function that puts it back."""
+    found = getattr(owner, name)
+    cell = _cell_of_wrapped(found)
     if cell is not None:
         original = cell.cell_contents
 
         def put(function: Any) -> None:
-            cell.cell_contents = there.__wrapped__ = function
+            cell.cell_contents = found.__wrapped__ = function
 
         put(_calling(ours, original))
         return lambda: put(original)
-    is_own = name in vars(owner)
-    if isinstance(there, property):
-        assert there.fget is not None
-        setattr(owner, name, there.getter(_calling(ours, there.fget)))
+    is_defined_here = name in vars(owner)
+    if isinstance(found, property):
+        assert found.fget is not None
+        setattr(owner, name, found.getter(_calling(ours, found.fget)))
     else:
-        setattr(owner, name, _calling(ours, there))
-    if is_own:
-        return lambda: setattr(owner, name, there)
+        setattr(owner, name, _calling(ours, found))
+    if is_defined_here:
+        return lambda: setattr(owner, name, found)
     return lambda: delattr(owner, name)
 
 

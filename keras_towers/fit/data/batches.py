@@ -16,13 +16,13 @@ from keras_towers.fit.contract import TowerConfig
 
 _PARTS = ("x", "y", "sample_weight")
 _SPLIT = (
-    "If that shows in the first steps of a call, or is known before the batch "
-    "is read, as with drop_remainder=True or tf.ensure_shape, towers divide "
-    "what has a row for each example, and all get the rest."
+    "If the first steps of a call show this, or the shapes are static, as with "
+    "drop_remainder=True or tf.ensure_shape, towers divide the parts that have "
+    "a row for each example, and each tower gets the other parts whole."
 )
 EACH: str = (
     'With batches="each" all parts need a row for each example; with '
-    'batches="split" all towers can get the others as a whole.'
+    'batches="split" every tower can get the other parts whole.'
 )
 
 
@@ -30,7 +30,7 @@ class TowerBatch(NamedTuple):
     """One step's data for the K towers of this process.
 
     Attributes:
-        pieces: the K towers' parts, some maybe without examples.
+        pieces: the K towers' parts of the batch; some may have no examples.
         total: the number of examples of all processes; (): not yet counted.
         start: the number of examples of the processes before this one.
     """
@@ -108,7 +108,7 @@ def split(
         replicas: the number of towers of all processes.
         first: the first tower to return a piece for.
         towers: number of pieces to return; None for all.
-        rows: tells which of its leaves are divided.
+        rows: knows which of its leaves are divided.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
@@ -132,7 +132,7 @@ def micro_batches_of(
     Args:
         batch: the parts.
         number: the number of micro-batches of each tower.
-        divided: for each of their leaves: whether it has rows of examples.
+        divided: for each of their leaves: whether it has a row per example.
     """
     if number == 1:
         return batch
@@ -148,7 +148,7 @@ def micro_batches_of(
 
 
 def _starts(size: Any, number: int) -> list[Any]:
-    """The row where each of N parts begins, and the end of the last part."""
+    """Return the first row of each of N parts, and the end of the last one."""
     least, left = size // number, size % number
     starts: list[Any] = []
     for k in range(number + 1):
@@ -207,7 +207,7 @@ def rows_if(batch: Any, condition: Any) -> Any:
 
 
 def _joined(*leaves: Any) -> Any:
-    """Join the rows of the towers' tensors; without rows they are the same."""
+    """Join the rows of the towers' tensors; others are equal on all towers."""
     if not has_rows(leaves[0]):
         return leaves[0]
     if isinstance(leaves[0], tf.SparseTensor):
@@ -225,8 +225,8 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
         size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
 
         def piece(k: int) -> Any:
-            place = tf.where(k < size, tf.constant(k, tf.int64), 0)
-            batch = batches.skip(place).take(1).get_single_element()
+            index = tf.where(k < size, tf.constant(k, tf.int64), 0)
+            batch = batches.skip(index).take(1).get_single_element()
             return rows_if(batch, k < size)
 
         return TowerBatch(tuple(map(piece, range(towers))))
@@ -245,8 +245,8 @@ def mapped(
 
 def with_equal_rows(batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
-    # TensorFlow's own split would cut them all by the first.
-    advice = "To be split over accelerators, all parts need as many."
+    # TensorFlow's own split would use the rows of the first part for all.
+    advice = "To be split over accelerators, all need the same number."
     with tf.control_dependencies(check_rows(batch, advice)):
         return identity_of(batch)
 
@@ -254,8 +254,8 @@ def with_equal_rows(batch: Any) -> Any:
 def forget_sizes(batch: Any) -> Any:
     """Erase the static batch size.
 
-    With a static size, TensorFlow would drop the last batches if there are too
-    few for all towers.
+    With a static size, TensorFlow would drop the last batches if fewer than one
+    per tower are left.
     """
 
     def forget(leaf: Any) -> Any:
@@ -268,7 +268,7 @@ def forget_sizes(batch: Any) -> Any:
 
 
 def is_whole(batch: Any) -> bool:
-    """Whether a batch is for all towers, not yet split."""
+    """Whether a batch is a global batch that is not split yet."""
     return not isinstance(batch, TowerBatch) and not any(
         isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
     )
@@ -308,7 +308,7 @@ def identity_of(structure: Any) -> Any:
 
 
 def tensors_in(structure: Any) -> list[tf.Tensor]:
-    """Return the tensors of a structure, and those of its ragged ones."""
+    """Return the tensors of a structure, with the components of ragged ones."""
     leaves = tf.nest.flatten(structure, expand_composites=True)
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
@@ -322,11 +322,11 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
 
 
 class RowCheck:
-    """Tells which parts of a batch have a row for each example.
+    """Knows which parts of a batch have a row for each example.
 
-    Parts whose number of rows is known only at run time are assumed to have as
-    many rows as the first part, unless a batch has shown otherwise. A step in
-    which they differ fails.
+    Parts whose number of rows is known only at run time are assumed to have the
+    same number of rows as the first part, unless an earlier batch has shown
+    otherwise. A step in which they differ fails.
     """
 
     def __init__(self) -> None:
@@ -367,15 +367,15 @@ def check_rows(
 
     Args:
         batch: the batch.
-        advice: what to do otherwise, for the error.
-        chosen: for each leaf, whether to look at it; None: all that have rows.
+        advice: the end of the error message, which says what to do.
+        chosen: for each leaf, whether to check it; None: all that have rows.
     """
     leaves_of_batch = tf.nest.flatten(batch)
     if chosen is None:
         chosen = list(map(has_rows, leaves_of_batch))
     named = zip(names_of(batch), leaves_of_batch, chosen, strict=True)
     leaves = {name: leaf for name, leaf, is_chosen in named if is_chosen}
-    # No step needs to look at numbers that are static, and equal.
+    # Static numbers that are equal need no check at run time.
     static = {tf.TensorShape(leaf.shape)[0] for leaf in leaves.values()}
     if len(leaves) < 2 or (len(static) == 1 and None not in static):
         return []
@@ -392,7 +392,7 @@ def check_rows(
 def refuse_without_rows(batch: Any) -> None:
     """Reject a tower's own batch if a part of it cannot be divided.
 
-    Of several such batches it would not be known whose part counts.
+    Each tower's batch has such a part, and one device could use only one.
     """
     for name, leaf in zip(names_of(batch), tf.nest.flatten(batch), strict=True):
         is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
@@ -408,8 +408,8 @@ def refuse_without_rows(batch: Any) -> None:
 def first_with_rows(batch: Any) -> Any:
     """Return the first part of a batch, or spec, that has rows, or None.
 
-    A part that cannot be divided tells nothing of a tower's number of rows, and
-    is only returned if there is no other one.
+    A part that cannot be divided does not show a tower's number of rows, so it
+    is returned only if there is no other part.
     """
     leaves = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
     return next(filter(can_be_divided, leaves), next(iter(leaves), None))
@@ -438,7 +438,7 @@ def is_divided(leaf: Any, rows: int | None) -> bool:
 def can_be_divided(leaf: Any) -> bool:
     """Whether towers can divide a part of a batch that has rows, or its spec.
 
-    If its rows are ragged rows themselves, all towers get all of them.
+    A tensor that is ragged in several axes is not divided.
     """
     return getattr(leaf, "ragged_rank", 1) == 1
 

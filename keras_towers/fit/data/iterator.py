@@ -19,10 +19,10 @@ from keras_towers.fit.data import rank_data as ranks_lib
 
 logger = logging.getLogger("keras_towers")
 
-# The thread that waits until data that nobody wants has been read.
+# The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"
 _PREFETCHED_BATCHES = 2
-# For Dataset.take(): all elements; the steps find the end by themselves.
+# For Dataset.take(): all elements; a step stops when all data have ended.
 _UNTIL_ALL_END = -1
 
 
@@ -50,7 +50,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     ):
         trains = kind == "fit"
         ranks = config.peers.size > 1
-        # Processes that go on without one another need no common end.
+        # Processes that exchange nothing in steps may end at different times.
         together = config.transport.size > 1
         self._config, self._kind = config, kind
         self._between, self._order = between, order
@@ -59,10 +59,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
-            own_rows = None
+            local_rows = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                own_rows = ranks_lib.read_local_rows(self.data_adapter, config)
+                local_rows = ranks_lib.read_local_rows(
+                    self.data_adapter, config
+                )
         self._by_user = by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -73,11 +75,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 "a distributed dataset: pass the original dataset instead."
             )
         self._agreed: int | None = None
-        # Only iterators over arrays: creating one over a dataset may draw a new
-        # shuffle, which one device would have drawn too.
+        # Only iterators over arrays are reused: creating one over a dataset may
+        # draw a new shuffle, as it would on one device.
         self._reuses = arrays
-        # Keras creates one at the end of an epoch and another at the start of
-        # the next, and creating one is expensive.
+        # Keras creates an iterator at the end of an epoch and another at the
+        # start of the next, and creating one is expensive.
         self._unused: Any = None
         self._skip = self._done = 0
         self._whole: tuple[int | None, int | None] | None = None
@@ -91,7 +93,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if agrees and not (self._each and kind.startswith("predict")):
                 self._agree(dataset)
             self._distributed_dataset = self._prefetched(
-                own_rows or dataset, whole
+                local_rows or dataset, whole
             )
         self._set_steps()
 
@@ -177,7 +179,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Skip the batches before ``start`` in the first epoch."""
         self._skip = self._done = start.batch
         if self.steps_per_epoch:
-            # With steps_per_epoch, epochs continue where the last one ended.
+            # With steps_per_epoch, an epoch continues where the last one ended.
             self._skip += start.epoch * self.steps_per_epoch
         self._whole = self.steps_per_epoch, self._num_batches
 
@@ -241,8 +243,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def release(self) -> None:
         """Release the data, once pending reads are done.
 
-        Keras's generator and its iterator hold one another. Only the end of the
-        process waits for data that does not come.
+        Keras's generator and its iterator reference each other. Data that never
+        arrives delays only the exit of the process.
         """
         held = [self._epoch_iterator, self._current_iterator, self._unused]
         self._epoch_iterator = self._current_iterator = self._unused = None
@@ -250,10 +252,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     @property
     def batch_size(self) -> int | None:
-        """The number of examples of a global batch, as far as the data say.
+        """The number of examples of a global batch, None if unknown.
 
-        Ranks that read data of their own, or have distributed them themselves,
-        know nothing of that of the others.
+        A rank that reads its own data, or a dataset that the user distributed,
+        does not know the batch sizes of the other ranks.
         """
         if self._each or self._by_user:
             return None

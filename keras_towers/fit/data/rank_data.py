@@ -29,22 +29,21 @@ _REMEDY = (
     "augmentations the same seed on every rank (keras.utils.set_random_seed). "
     'Or set batches="each" to let every rank read its own data.'
 )
-# So many values of a batch and rows of arrays are looked at, or a few more.
+# About how many values of a batch, and rows of arrays, a fingerprint covers.
 _VALUES = 2**20
 _ROWS = 64
 _PRIME = 1_000_000_007
 _FACTORS = [[618_033], [414_213]]
-# Machines may round differently what they compute from the same data.
+# Machines may round differently when they compute on the same data.
 _TOLERANCE = 1e-4
 
 
 class ShuffleOrder:
     """Makes Keras shuffle identically on all ranks.
 
-    Ranks with equal seeds draw the same orders anyway, which are those of one
-    process. Otherwise all ranks shuffle with a seed drawn by rank 0. Where
-    ``fit`` resumes at a position ``start``, orders depend only on its seed and
-    on the epoch.
+    Ranks with equal seeds draw the same orders anyway, as one process would.
+    Otherwise all ranks shuffle with a seed drawn by rank 0. If ``fit`` resumes
+    at a position ``start``, orders depend only on its seed and on the epoch.
     """
 
     def __init__(self, peers: Peers, start: Start | None = None):
@@ -62,8 +61,8 @@ class ShuffleOrder:
 
     def of_sequences(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle ``PyDataset`` batches identically during ``fit``."""
-        own = {"random": random.Random(self._seed)}
-        ours = {} if self._python_agrees else own
+        seeded = {"random": random.Random(self._seed)}
+        ours = {} if self._python_agrees else seeded
         return patches.shadowed(compat.py_dataset_module, ours)
 
     def of_arrays(self) -> contextlib.AbstractContextManager[None]:
@@ -90,8 +89,8 @@ def agree(
     """Return each rank's number of batches, None if unknown.
 
     Args:
-        same: the value that must be equal on all ranks; None: each rank has its
-            own data.
+        same: the dataset, which must be the same on all ranks; None: each rank
+            has its own data.
 
     Raises:
         TowerError: the ranks must have the same data, but do not.
@@ -137,7 +136,7 @@ def _different(why: str) -> TowerError:
 
 
 def fingerprint(structure: Any) -> tf.Tensor:
-    """Four numbers that are nearly equal for nearly equal values only."""
+    """Return four numbers, nearly equal only if the values are nearly equal."""
     rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
@@ -154,12 +153,12 @@ def _fingerprint_of(flat: tf.Tensor, number: int) -> tf.Tensor:
         flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], 0)
     count = tf.size(flat, tf.int64)
     flat = tf.cast(flat[:: 1 + count // _VALUES], tf.float64)
-    # A column of large numbers must not hide what differs in others.
+    # A column of large numbers must not hide differences in other columns.
     flat = tf.math.asinh(tf.where(tf.math.is_finite(flat), flat, 1))
     norm = tf.norm(flat)
-    # Positions weigh differently, so that an order counts, too.
-    place = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
-    weights = 2 / _PRIME * tf.cast(place**2 * _FACTORS % _PRIME, tf.float64) - 1
+    # Each position has another weight, so that the order counts, too.
+    index = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
+    weights = 2 / _PRIME * tf.cast(index**2 * _FACTORS % _PRIME, tf.float64) - 1
     sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
     sums = tf.unstack(sums, len(_FACTORS))
     numbers = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
@@ -167,7 +166,7 @@ def _fingerprint_of(flat: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
-    """The first rank whose fingerprint differs from that of rank 0; 0: none."""
+    """Return the first rank whose fingerprint differs from rank 0's, or 0."""
     far = tf.abs(fingerprints - fingerprints[0]) > _TOLERANCE
     return tf.argmax(tf.reduce_any(far, 1))
 
@@ -209,8 +208,8 @@ class SameBatches:
 class EagerDraws:
     """Makes steps that run eagerly draw the same numbers on all ranks.
 
-    Each rank computes the step of the whole batch. Where the ranks have no
-    common seed of TensorFlow's, they take rank 0's, or one that it draws.
+    Each rank computes the step on the global batch. If the ranks have no common
+    TensorFlow seed, they use rank 0's, or one that rank 0 draws.
     """
 
     def __init__(self, transport: Transport):
@@ -230,13 +229,13 @@ class EagerDraws:
                 self._seed = seeds[0] or states[0][1]
             self._agreed = True
         if self._seed is not None:
-            # Between steps one rank may draw more than others.
+            # Between steps, ranks may draw different numbers of values.
             tf.random.set_seed(self._seed + self._steps)
             self._steps += 1
 
 
 def joined(batch: Any, transport: Transport) -> Any:
-    """Return the batch of all ranks, given this rank's part; eager only."""
+    """Return the global batch, given this rank's part; eager only."""
     rows = data_lib.static_rows(batch)
 
     def gather_leaf(leaf: Any) -> Any:
@@ -264,7 +263,7 @@ def joined(batch: Any, transport: Transport) -> Any:
 
     whole = tf.nest.map_structure(gather_leaf, batch)
     if int(data_lib.batch_size_of(whole)) == 0:
-        # The data of all have ended.
+        # The data of all ranks have ended.
         raise StopIteration
     return whole
 
@@ -325,7 +324,7 @@ def endless(
     dataset: tf.data.Dataset, towers: int, first: Callable[[], tf.data.Dataset]
 ) -> tf.data.Dataset:
     """Extend a dataset endlessly by steps without examples."""
-    # A rank whose data has ended thus still takes part in collectives.
+    # A rank whose data has ended must still take part in collectives.
 
     def without(batch: Any) -> data_lib.TowerBatch:
         rows = data_lib.rows_if(batch, tf.constant(False))
