@@ -96,11 +96,10 @@ class Options(StepOptions):
             as a gradient, with this Nesterov momentum, as in DiLoCo.
         outer_learning_rate: the learning rate of that step; 1 without a
             momentum gives the mean of the ranks' weights.
-        scale_gradient: divide gradients that towers, or workers, apply
-            independently by the number of these. With SGD, one batch of each
-            then moves the weights as far as one synchronous step; optimizers
-            that are invariant to the scale of gradients, such as Adam, are not
-            affected.
+        scale_gradient: divide the gradients of asynchronous towers, or of
+            workers of parameter servers, by the number of these. Where all
+            gradients of a step are applied together, they are averaged if True
+            and summed if False.
         stall_shutdown_s: seconds that a worker waits for slow or restarting
             workers before it fails; in one process, seconds without any
             replica finishing a step.
