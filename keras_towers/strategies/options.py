@@ -96,10 +96,11 @@ class Options(StepOptions):
             as a gradient, with this Nesterov momentum, as in DiLoCo.
         outer_learning_rate: the learning rate of that step; 1 without a
             momentum gives the mean of the ranks' weights.
-        scale_gradient: divide the gradients of asynchronous towers, or of
-            workers of parameter servers, by the number of these. Where all
-            gradients of a step are applied together, they are averaged if True
-            and summed if False.
+        scale_gradient: divide gradients by the number of towers, or of
+            workers. With SGD, one batch of each then moves the weights as far
+            as one synchronous step; optimizers that are invariant to the scale
+            of gradients, such as Adam, are not affected. Workers that update
+            together apply the average, or with False the sum.
         stall_shutdown_s: seconds that a worker waits for slow or restarting
             workers before it fails; in one process, seconds without any
             replica finishing a step.
@@ -273,7 +274,7 @@ def _values(part: Any) -> tuple[Any, ...]:
 
 def _matches(value: Any, part: Any) -> bool:
     if values := _values(part):
-        return any(type(value) is type(v) and value == v for v in values)
+        return any(isinstance(value, type(v)) and value == v for v in values)
     if part in (int, float):
         return isinstance(value, (int, part)) and not isinstance(value, bool)
     if isinstance(part, type):
