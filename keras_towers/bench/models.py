@@ -7,9 +7,8 @@ differ between backends and processes.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
-import pkgutil
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -254,7 +253,8 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
 
 def call_named(target: str) -> Any:
     """Import MODULE:FUNCTION, also from the current folder, and call it."""
-    if not re.fullmatch(r"[^:]+:[^:]+", target):
+    module, _, name = target.partition(":")
+    if not (module and name):
         raise TowerError(
             f"{target!r} names no function: give MODULE:FUNCTION, such as "
             "my_module:build"
@@ -263,7 +263,7 @@ def call_named(target: str) -> Any:
         sys.path.insert(0, here)
     what = "cannot be imported"
     try:
-        function = pkgutil.resolve_name(target)
+        function = getattr(importlib.import_module(module), name)
         what = "failed"
         return function()
     except Exception as error:

@@ -180,6 +180,8 @@ class Row:
         engine: the module that connects its processes, if not TensorFlow.
         servers: number of parameter servers.
         alone: whether its processes exchange nothing.
+        bursts: whether towers take their batches in bursts, so that only a mean
+            over several rounds is a meaningful rate.
         devices: prepares as many devices of a kind, and returns their names.
         plain: the name of the row of the same backend on one device.
         compute: the name of the row of as many processes without an exchange.
@@ -195,6 +197,7 @@ class Row:
     engine: str = ""
     servers: int = 0
     alone: bool = False
+    bursts: bool = False
     devices: Callable[[str, int], list[str]] = prepare_devices
     plain: str = "plain"
     compute: str = "compute"
@@ -240,6 +243,8 @@ def _registered(name: str, strategy: Registered) -> Row:
         default=name not in ("noop", "distributed-replicated"),
         engine=name if name in _BUILT else "",
         servers=int("ps" in strategy.roles),
+        # Every tower takes a whole batch.
+        bursts=name == "async",
     )
 
 

@@ -21,8 +21,8 @@ from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
 
-# The number of batches per tower over which one time is measured: asynchronous
-# towers take theirs in bursts.
+# The number of batches per tower over which one time is measured, of towers
+# that take theirs in bursts.
 _ROUNDS = 3
 # The first steps of an epoch fill the queues of the input pipeline.
 _SETTLING_STEPS = 3
@@ -43,7 +43,7 @@ def main() -> None:
     if row.alone:
         # Nothing connects the processes, of which TF_CONFIG tells.
         os.environ.pop("TF_CONFIG", None)
-    window = _ROUNDS * cell.replicas if row.runs is Runs.DEVICES else 1
+    window = _ROUNDS * cell.replicas if row.bursts else 1
     work = Workload(
         Stored(cell.model, Path(task["stored"])),
         folder,

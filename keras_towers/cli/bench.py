@@ -72,9 +72,9 @@ def bench(
             there are GPUs or cores; none with --processes alone.
         processes: Numbers of processes, for strategies over several: one core
             or GPU each.
-        strategies: Rows to compare, such as plain, stock-default or the names
-            of strategies; default: those that are installed. Options of a
-            strategy follow its name:
+        strategies: Rows to compare: plain, stock-default, stock-one-device,
+            stock-hierarchical, compute, or the names of strategies. Default:
+            all that are installed. Options of a strategy follow its name:
             default,tower:mode=cpu,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
         batch_size: Examples per step, however many replicas share them.

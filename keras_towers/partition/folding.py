@@ -100,11 +100,20 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
             # The result may select a branch, so the operands must not have
             # overflowed.
             is_exact = is_wide or a == b or not _are_multiples(a, b)
-            return compared(compare, a, b) if is_exact else UNKNOWN
+            return _compared(compare, a, b) if is_exact else UNKNOWN
 
         return _each(compare_entries, *arrays)
 
     return fold
+
+
+def _compared(compare: Callable[[Any, Any], bool], a: Any, b: Any) -> Any:
+    """Compare sizes; what does not hold of an empty batch is not known."""
+    result = compared(compare, a, b)
+    sizes = [0 if isinstance(size, Size) else size for size in (a, b)]
+    if result is UNKNOWN or compare(*sizes) == result:
+        return result
+    return UNKNOWN
 
 
 def _are_multiples(*entries: Any) -> bool:
@@ -151,7 +160,7 @@ def _unless_zero(divide: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 def _cast_or_copy(node: Node, array: Any) -> Any:
     if node.type == "Cast" and node.output_dtype().is_bool:
-        return _each(lambda a: compared(operator.ne, a, 0), array)
+        return _each(lambda a: _compared(operator.ne, a, 0), array)
     return array
 
 

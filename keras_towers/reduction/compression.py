@@ -76,11 +76,18 @@ def _shards(
     )
 
 
-fp16_shards: CommunicationHook = partial(_shards, tf.float16)
-"""Send float16; each rank sums its shard in float32."""
+def fp16_shards(
+    transport: Transport, tensors: Sequence[tf.Tensor], key: str
+) -> list[tf.Tensor]:
+    """Send float16; each rank sums its shard in float32."""
+    return _shards(tf.float16, transport, tensors, key)
 
-bf16_shards: CommunicationHook = partial(_shards, tf.bfloat16)
-"""Send bfloat16; each rank sums its shard in float32."""
+
+def bf16_shards(
+    transport: Transport, tensors: Sequence[tf.Tensor], key: str
+) -> list[tf.Tensor]:
+    """Send bfloat16; each rank sums its shard in float32."""
+    return _shards(tf.bfloat16, transport, tensors, key)
 
 
 def fp16(

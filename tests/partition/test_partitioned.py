@@ -182,6 +182,17 @@ def test_operations_are_delayed_to_the_level_that_needs_them():
     assert levels["Cos"] == 1
 
 
+def test_a_batch_may_be_empty():
+    def function(x):
+        size = tf.shape(x)[0]
+        return [
+            tf.cond(condition, lambda: tf.reduce_mean(x), lambda: 7.0)
+            for condition in (size > 0, tf.cast(size, tf.bool))
+        ]
+
+    check(function, rows(-1, 3), towers=[(2, 1), (0, 0)])
+
+
 def test_the_gradient_of_a_bias_of_images_is_a_sum():
     """OneDNN would fuse it with the kernel's gradient, which needs an image."""
 
@@ -190,6 +201,39 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
 
     program = check_divided(function, rows(-1, 2, 2, 3))
     assert "BiasAddGrad" not in {o.type for o in program.operations}
+
+
+@pytest.mark.parametrize(
+    "of_pairs",
+    [
+        lambda pairs: pairs - tf.eye(tf.shape(pairs)[0]),
+        lambda pairs: tf.linalg.set_diag(pairs, tf.zeros(tf.shape(pairs)[:1])),
+        tf.linalg.diag_part,
+    ],
+)
+def test_pairs_of_examples_are_divided(of_pairs):
+    def function(x):
+        return of_pairs(x @ tf.transpose(x))
+
+    check_divided(function, rows(-1, 3))
+
+
+def test_pairs_of_two_views_are_divided():
+    def function(x):
+        views = tf.concat([x, 2 * x], 0)
+        number = tf.concat([tf.range(tf.shape(x)[0])] * 2, 0)
+        same = tf.cast(number[:, None] == number[None], x.dtype)
+        return views @ tf.transpose(views) * same
+
+    check_divided(function, rows(-1, 3))
+
+
+def test_losses_of_words_of_an_unknown_number_of_classes_are_divided():
+    def function(x, labels):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
+
+    labels = rows(-1, 4, dtype="int32", low=0, high=2)
+    check_divided(with_gradients(function), rows(-1, 4, 3, hidden=(2,)), labels)
 
 
 @pytest.mark.parametrize("hidden", [(), (1, 2)])

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value, Values, require, sizes_of
-from keras_towers.partition.registry import Node, axes, rule
+from keras_towers.partition.layouts import (
+    NotDivided,
+    Shape,
+    Value,
+    Values,
+    require,
+    sizes_of,
+)
+from keras_towers.partition.registry import Node, axes, rule, shape_of
 
 # The axes of the batch: some of the first, or all but some of the last; the
 # number of inputs that have them, which are the first; and the groups of inputs
@@ -49,6 +58,12 @@ _NEED_IMAGES = (
     *("Conv2D", "Conv3D", "DepthwiseConv2dNative"),
     *("MaxPoolGrad", "MaxPool3DGrad"),
 )
+# The ranks of those of their inputs that are a matrix or its diagonal.
+_RANKS_OF_DIAGONALS = {
+    "MatrixDiagV3": (1,),
+    "MatrixDiagPartV3": (2,),
+    "MatrixSetDiagV3": (2, 1),
+}
 _FAMILY_OF = {
     type_: family
     for family, types in _FAMILIES.items()
@@ -116,6 +131,52 @@ def _filter_gradient(
         # Its kernel leaves the output uninitialized if there are no images.
         needs_rows=node.type.startswith("Depthwise"),
     )
+
+
+@rule(*_RANKS_OF_DIAGONALS)
+def _main_diagonal(node: Node, *inputs: Value) -> Values:
+    """The diagonal of a tower's rows begins at the column of its first row."""
+    ranks, partitioner = _RANKS_OF_DIAGONALS[node.type], node.partitioner
+    values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]
+    layout = next((v.sharded for v in values if v.sharded is not None), None)
+    if layout is None:
+        raise NotDivided
+    size = layout.size
+    require([value.sizes for value in values] == [(size,) * r for r in ranks])
+    require(not layout.axis and layout.blocks == 1 and _is_main(offset))
+    total = partitioner.global_size(size)
+    if total is None:
+        raise NotDivided
+    # Without rows, it is the number of a column nevertheless.
+    begin = partitioner.scaled_size(layout.rows_per_unit, layout.unit.start)
+    last = partitioner.compute_size("Sub", total, 1)
+    last = partitioner.compute_size("Maximum", last, 0)
+    sizes = [partitioner.op("Minimum", [begin, last], ())]
+    if node.type == "MatrixDiagV3":
+        rows, columns, *options = options
+        require(rows.number == columns.number == -1)
+        sizes += [partitioner.local_rows(layout), total]
+    operands = [
+        *(partitioner.shard(value, layout) for value in values),
+        *(partitioner.cast(s, tf.int32) for s in sizes),
+        *map(partitioner.replicate, options),
+    ]
+    shape = (size,) * (node.shapes[0].rank or 0)
+    return node.run_on_towers(operands, layout, shapes=[shape])
+
+
+def _is_main(offset: Value) -> bool:
+    """Whether a diagonal is the main one."""
+    return offset.known is not None and not any(offset.known.flat)
+
+
+@shape_of("MatrixDiagV3")
+def _diagonal_matrix(
+    node: Node, diagonal: Value, offset: Value, *rest: Value
+) -> Shape:
+    rows, columns, _ = rest
+    require(_is_main(offset) and rows.number == columns.number == -1)
+    return (*diagonal.sizes, diagonal.sizes[-1])
 
 
 @axes("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")

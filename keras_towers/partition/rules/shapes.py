@@ -218,6 +218,29 @@ def _tile_shape(node: Node, value: Value, times: Value) -> Shape:
     )
 
 
+@shape_of("ConcatV2")
+def _concat_shape(node: Node, *values: Value) -> Shape:
+    *parts, over = values
+    (axis,) = known_axes(over, parts[0].rank)
+    sizes = [
+        next((size for size in each if size is not UNKNOWN), UNKNOWN)
+        for each in zip(*(part.sizes for part in parts), strict=True)
+    ]
+    sizes[axis] = sum(part.sizes[axis] for part in parts)
+    return tuple(sizes)
+
+
+@shape_of(
+    *("Softmax", "LogSoftmax", "Cumsum", "Cumprod", "CumulativeLogsumexp"),
+    *("ReverseV2", "Roll", "ReverseSequence", "MatrixBandPart"),
+    *("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"),
+    # Of the gradient; the losses have fewer axes.
+    "SparseSoftmaxCrossEntropyWithLogits",
+)
+def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
+    return value.sizes
+
+
 # ---- axes --------------------------------------------------------------------
 
 
