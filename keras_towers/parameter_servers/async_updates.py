@@ -13,7 +13,12 @@ from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers.session import Session, WorkerUpdates
 from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
 from keras_towers.replicas.averages import refuse_without_update
-from keras_towers.replicas.resources import Queues, after_writes, variable
+from keras_towers.replicas.resources import (
+    Queue,
+    Queues,
+    after_writes,
+    variable,
+)
 
 _WHOLE = "whole"
 
@@ -32,9 +37,9 @@ class AsyncUpdates(WorkerUpdates):
             variable(f"{name}/steps_{rank}", self._server, (), tf.int64)
             for rank in range(session.peers.size)
         ]
-        # Signal, for each part of the weights, that this worker's update of a
-        # step has been applied, and the part can be read.
-        self._updated = Queues(f"{name}/updated_{session.rank}", self._server)
+        # Signal, for each worker and each part of the weights, that the
+        # worker's update of a step has been applied, and it can read the part.
+        self._updated = Queues(f"{name}/updated", self._server)
         self._taken = False
 
     def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
@@ -55,28 +60,30 @@ class AsyncUpdates(WorkerUpdates):
         with tf.device(self._server):
             for steps in self._steps:
                 steps.assign(tf.zeros((), tf.int64), read_value=False)
+        # The chief frees the queues of all workers, which it creates here.
+        for rank in range(len(self._steps)):
+            self._clear(rank)
 
-    def enter(self) -> None:
-        self._session.calls("enter", self._enter)
-
-    def _enter(self) -> None:
-        self._clear()
-        self._session.variables.pull()
-
-    def _clear(self) -> None:
+    def _clear(self, rank: int) -> None:
         parts = len(self._session.variables.parts)
         for part in (*range(parts), _WHOLE):
-            self._updated[part].clear()
+            self._updated[f"{rank}/{part}"].clear()
+
+    def _queue(self, part: int | str) -> Queue:
+        return self._updated[f"{self._session.rank}/{part}"]
+
+    def enter(self) -> None:
+        self._session.calls("enter", self._session.variables.pull)
 
     def come_back(self) -> int:
         (steps,) = self._session.calls("come back", self._come_back)
         return int(steps)
 
     def _come_back(self) -> tf.Tensor:
-        self._clear()
+        self._clear(self._session.rank)
         with tf.device(self._server):
             steps = self._steps[self._session.rank].read_value()
-        self._updated[_WHOLE].put(steps)
+        self._queue(_WHOLE).put(steps)
         return steps
 
     @contextlib.contextmanager
@@ -89,11 +96,11 @@ class AsyncUpdates(WorkerUpdates):
         # A part is ready as soon as its updates have been applied.
         for index, part in enumerate(variables.parts):
             with tf.control_dependencies(variables.read(part)):
-                self._updated[index].put(0)
+                self._queue(index).put(0)
         with after_writes(), tf.device(self._server):
             steps = self._steps[self._session.rank]
             counted = steps.assign_add(tf.ones((), tf.int64))
-            self._updated[_WHOLE].put(tf.identity(counted))
+            self._queue(_WHOLE).put(tf.identity(counted))
 
     def push(self, call: UpdateCall) -> None:
         self._taken = True
@@ -103,7 +110,7 @@ class AsyncUpdates(WorkerUpdates):
             call.run()
 
     def wait_for_part(self, part: int) -> tf.Tensor:
-        return self._updated[part].get()[0]
+        return self._queue(part).get()[0]
 
     def wait(self) -> tf.Tensor:
-        return self._updated[_WHOLE].get()[0]
+        return self._queue(_WHOLE).get()[0]

@@ -128,7 +128,6 @@ class ServedFit(ReplicaCall):
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
         self._begun = session.trains = True
-        session.connection.finished = False
         session.fits += 1
         self._epoch_before = model._initial_epoch
         epoch = self._epoch_before or arguments.get("initial_epoch") or 0
@@ -146,31 +145,32 @@ class ServedFit(ReplicaCall):
             session.variables.download()
         if is_back:
             self._come_back()
-        else:
-            try:
-                session.updates.enter()
-            except FitEnded:
-                self._has_left = True
         if self._steps_done:
             # It reads them, so that all workers see the same order of data.
             epochs, self._skipped = self.epoch_iterator.skip_batches(
                 self._steps_done
             )
             epoch += epochs
+        try:
+            if is_back and not self._has_left:
+                has_weights, _ = session.next_weights.read()
+                self._has_left = not has_weights
+            elif not is_back:
+                session.updates.enter()
+        except FitEnded:
+            self._has_left = True
         # Keras begins with this epoch; with none if the fit has ended.
         if self._has_left:
             epoch = arguments.get("epochs", 1)
         model._initial_epoch = epoch
 
     def _come_back(self) -> None:
-        """Go on after the last step that this worker made before it died."""
+        """Find the last step that this worker made before it died."""
         workers, updates = self._workers, self.session.updates
         with contextlib.suppress(FitEnded):
             if workers.status(0).steps is None:
                 if not workers.own.left:
                     self._steps_done = updates.come_back()
-                    has_weights, _ = self.session.next_weights.read()
-                    self._has_left = not has_weights
                     return
                 # It may have died before it left the updates.
                 updates.leave()
@@ -268,6 +268,10 @@ class ServedFit(ReplicaCall):
             yield
             if self._begun:
                 self._finish()
+        except BaseException:
+            if self._begun:
+                self.session.connection.finished = False
+            raise
         finally:
             if self._begun:
                 self.model._initial_epoch = self._epoch_before

@@ -250,13 +250,15 @@ class Workers:
         """Return a function to call regularly, which reports lost workers.
 
         Any thread may call it: it is no sign that this worker's script goes
-        on. Each worker is reported once.
+        on. Each loss is reported once.
         """
         watch = self._new_watch()
         reported: set[int] = set()
 
         def poll() -> None:
             lost = self._why_stuck(watch, self._stall_shutdown_s)
+            # A worker that recovers may be lost again.
+            reported.intersection_update(lost)
             for rank in lost.keys() - reported:
                 reported.add(rank)
                 on_lost(rank)

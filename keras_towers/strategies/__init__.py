@@ -23,7 +23,7 @@ class Registered(NamedTuple):
     kind: str
     # Whether each process of a job would train its own model.
     one_process: bool = True
-    # Those of TF_CONFIG that a job on TensorFlow's runtime needs.
+    # The roles of TF_CONFIG that a job on TensorFlow's runtime needs.
     roles: tuple[str, ...] = ()
 
 
@@ -64,8 +64,8 @@ def strategy(name: str, **options: Any) -> Any:
         >>> with keras_towers.strategy("tower", towers=4):
         ...     model.fit(x, y)
     """
-    made_by = _load(find(name))
-    signature = inspect.signature(made_by)
+    factory = _load(find(name))
+    signature = inspect.signature(factory)
     try:
         signature.bind(**options)
     except TypeError as error:
@@ -75,7 +75,7 @@ def strategy(name: str, **options: Any) -> Any:
             f"the strategy '{name}' does not take these options: "
             f"{', '.join(options)} ({error}{''.join(hints)})"
         ) from error
-    return made_by(**options)
+    return factory(**options)
 
 
 def strategy_names() -> list[str]:
@@ -86,23 +86,23 @@ def strategy_names() -> list[str]:
 def _load(entry: EntryPoint) -> Callable[..., Any]:
     """Import the class that an entry point names."""
     package = entry.dist.name if entry.dist else "keras_towers"
-    says = (
+    message = (
         f"the strategy '{entry.name}' of the package {package} cannot be "
         f"created: its entry point '{entry.value}'"
     )
     advice = "Fix or uninstall that package, or give another name."
     try:
-        made_by = entry.load()
+        factory = entry.load()
     except CompatibilityError:
         raise
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise TowerError(
-            f"{says} cannot be imported ({cause}). {advice}"
+            f"{message} cannot be imported ({cause}). {advice}"
         ) from error
-    if not callable(made_by):
-        raise TowerError(f"{says} is {made_by!r}, not a class. {advice}")
-    return made_by
+    if not callable(factory):
+        raise TowerError(f"{message} is {factory!r}, not a class. {advice}")
+    return factory
 
 
 def find(name: str) -> EntryPoint:

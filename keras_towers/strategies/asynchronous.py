@@ -17,18 +17,17 @@ class AsyncTowerStrategy(BaseStrategy):
     optimizer's state. Each tower takes the next whole batch, computes gradients
     with the current weights, and applies them immediately, even if other towers
     have updated the weights in the meantime. So a slow tower never blocks a
-    fast one, but the weights depend on timing: they are not those of one
+    fast one, but the weights depend on timing: they differ from those on one
     device, and runs are not bit-reproducible.
 
     Otherwise ``fit`` behaves as usual. Each batch is one step and one update,
-    none is lost, and ``optimizer.iterations`` counts them. What is added to a
-    variable is not lost, so metrics are exact. Batch callbacks run when the
-    batch is handed out, which is ahead of its step by up to twice as many
-    batches as there are towers, with the logs of the step that has ended last
-    (of the previous epoch until a step of this one has ended). Callbacks at the
-    end of an epoch and later run after all of its steps, and so do those of its
-    last batch if the data has a known length. ``fit`` raises errors that occur
-    on a tower.
+    no update is lost, and ``optimizer.iterations`` counts them. Additions to a
+    variable are not lost either, so metrics are exact. Batch callbacks run when
+    a batch is handed to a tower, up to two batches per tower ahead of its step,
+    with the logs of the step that ended last (of the previous epoch until a
+    step of this one has ended). Epoch-end callbacks run after all steps of the
+    epoch; so do the callbacks of its last batch if the length of the data is
+    known. ``fit`` raises errors that occur on a tower.
 
     ``train_on_batch`` trains as one device does, and a single tower is plain
     training. ``evaluate``, ``predict`` and custom training loops run on all

@@ -44,8 +44,8 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 _KERAS_2 = "tf_keras"
 _OTHER_KERAS = (
-    "this is a model of tf_keras (Keras 2), and strategies of keras_towers "
-    "train those of Keras 3: import keras instead of tf_keras, and unset "
+    "this is a model of tf_keras (Keras 2), but strategies of keras_towers "
+    "train models of Keras 3: import keras instead of tf_keras, and unset "
     "TF_USE_LEGACY_KERAS."
 )
 
@@ -61,7 +61,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     ``_compose``, with its own update and calls, if any.
     """
 
-    # The mode, where it is not how gradients are summed.
+    # Overrides the name of the mode.
     _own_mode: str | None = None
 
     def __init__(
@@ -73,7 +73,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         others: Peers | None = None,
         gradient_factor: float = 1.0,
     ):
-        # TensorFlow reads it, too, and expects a JSON object.
+        # Refuse a malformed TF_CONFIG before TensorFlow reads it.
         tf_config.read()
         self._options = options or Options()
         self._mode = modes.choose(
@@ -111,7 +111,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
         if update is None:
-            update = modes.update_of(self._config, self._options, self._mode)
+            update = modes.create_update(
+                self._config, self._options, self._mode
+            )
         calls = calls or TowerCalls(update)
         self._components = Components(self._config, update, calls)
 
@@ -177,7 +179,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def updates(self) -> str:
-        """Who updates the weights: ``"once"``, ``"each"``, ..."""
+        """Where the weights are updated: ``"once"``, ``"each"``, ..."""
         return self._components.update.name
 
     @property
@@ -195,8 +197,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
-        Of all that such a model calls, wherever it was made and compiled, only
-        its steps are known to be its own.
+        A model of tf_keras is recognized here, by the module of its step
+        function: nothing else that it calls gives it away.
 
         Raises:
             TowerError: it is a step of a model of tf_keras.
@@ -251,12 +253,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             )
         if config.micro_batches == "auto":
             lines.append(
-                "each tower takes its rows in as many parts as its memory needs"
+                "each tower processes its rows in as few parts as memory allows"
             )
         elif config.micro_batches > 1:
             lines.append(
-                f"each tower takes its rows in {config.micro_batches} parts, "
-                "one after another"
+                f"each tower processes its rows in {config.micro_batches} "
+                "parts, one after another"
             )
         if config.transport.size > 1:
             lines += modes.describe_rank_options(self._options)
@@ -271,9 +273,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def scope(self) -> Iterator[Self]:
         """Make this the current strategy, as with any TensorFlow strategy.
 
-        A model that is built inside stays on the towers permanently. One that
-        is built in the strategy's own block is an ordinary model after it,
-        whose training goes to the towers.
+        A model that is built in this scope stays on the towers permanently. A
+        model that is built in ``with strategy:`` is an ordinary model after the
+        block.
         """
         current = tf.distribute.get_strategy()
         if tf.distribute.has_strategy() and current is not self:
@@ -283,7 +285,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 "first."
             )
         if isinstance(self._config.peers, SingleProcess):
-            _warn_of_others(type(self).__name__)
+            _warn_if_in_job(type(self).__name__)
         with hooks.installed(), super().scope():
             yield self
 
@@ -305,8 +307,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def _announce(self) -> None:
         """Announce the strategy in one line."""
         alone = isinstance(self._config.peers, SingleProcess)
-        one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
-        if one and alone and self._components.calls.alone:
+        one_device = (
+            self._config.num_replicas == len(devices_lib.resolve(None)) == 1
+        )
+        if one_device and alone and self._components.calls.alone:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
@@ -325,7 +329,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 if error[0] is None:
                     self._components.adoption.gather_slots()
                 else:
-                    # The other ranks may not be here.
+                    # The other ranks may not take part.
                     variables.asks_ranks = False
             if stack is not None:
                 stack.__exit__(*error)
@@ -339,15 +343,15 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # It is its devices, and models on it: what is copied shares it.
+        # Models are bound to this strategy: their copies share it.
         return self
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now instead of at its first ``fit``.
 
         Raises:
-            TowerError: the model belongs to another strategy, or is not of
-                Keras 3.
+            TowerError: the model belongs to another strategy, or is not a
+                model of Keras 3.
         """
         if not isinstance(model, keras.Model):
             raise TowerError(
@@ -360,8 +364,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
 
 @functools.cache
-def _warn_of_others(name: str) -> None:
-    """Warn if several processes each train a model of their own."""
+def _warn_if_in_job(name: str) -> None:
+    """Warn if each process of a job would train a separate model."""
     from keras_towers.rendezvous.launchers import (
         HOW_TO_TRAIN_ALONE,
         ClusterEnvironment,
@@ -369,8 +373,8 @@ def _warn_of_others(name: str) -> None:
     )
 
     member: ClusterEnvironment | tf_config.Cluster | None = detect()
-    others, advice = "HorovodStrategy", HOW_TO_TRAIN_ALONE
-    # One of an unknown number may be meant to train by itself.
+    suitable, advice = "HorovodStrategy", HOW_TO_TRAIN_ALONE
+    # In a job of unknown size, separate training may be intended.
     in_job = member is not None and member.size not in (None, 1)
     if member is None:
         # One process needs no cluster: a malformed TF_CONFIG does no harm.
@@ -378,7 +382,7 @@ def _warn_of_others(name: str) -> None:
             member = tf_config.from_environment()
         if member is not None:
             in_job = member.members > 1 and member.role != "evaluator"
-            others, advice = member.strategy, tf_config.HOW_TO_TRAIN_ALONE
+            suitable, advice = member.strategy, tf_config.HOW_TO_TRAIN_ALONE
     if not in_job:
         return
     logger.warning(
@@ -386,6 +390,6 @@ def _warn_of_others(name: str) -> None:
         "separate model. %s trains one model in all of them. %s",
         name,
         member,
-        others,
+        suitable,
         advice,
     )

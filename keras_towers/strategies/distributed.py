@@ -41,7 +41,7 @@ def connect(
     options: Options,
     cluster: tf_config.Cluster | None,
 ) -> tuple[list[str], ServerPeers]:
-    """Connect with the parameter servers of a job, or be one of them.
+    """Connect to the parameter servers of a job, or run as one of them.
 
     Returns:
         The devices of this worker, and the workers.
@@ -85,7 +85,7 @@ class _WorkerStrategy(BaseStrategy):
         name = type(self).__name__
         devices, self._peers = connect(name, towers, given, cluster)
         size = self._peers.size
-        # In step, the gradients of all are averaged.
+        # Synchronous updates average the workers' gradients.
         averaged = 1.0 if given.scale_gradient else float(size)
         super().__init__(
             devices,
@@ -93,11 +93,11 @@ class _WorkerStrategy(BaseStrategy):
             others=self._peers,
             gradient_factor=averaged if sync else averaged / size,
         )
-        self._in_step = sync
+        self._sync = sync
 
     def _train(self, update: CachedOnce | CopiesOnTowers) -> None:
         make_updates: Callable[[Session], WorkerUpdates] = AsyncUpdates
-        if self._in_step:
+        if self._sync:
             size = self._peers.size
             make_updates = functools.partial(
                 EarlyUpdates, quorum=Quorum(size, size, shared=False)
@@ -107,7 +107,7 @@ class _WorkerStrategy(BaseStrategy):
 
     def _description_lines(self) -> list[str]:
         scaled = self._options.scale_gradient
-        if self._in_step:
+        if self._sync:
             reduced = "averaged" if scaled else "summed"
             how = f"the gradients of all workers are {reduced} and applied once"
         else:
@@ -129,11 +129,11 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
     Each trained weight is held by one of the servers, the one with the fewest
     bytes, together with the optimizer's state for it. A worker sums the
     gradients of its towers and sends them there; then it reads all weights into
-    one copy of its own, which its towers share.
+    one local copy, which its towers share.
 
     All processes run the same script with ``TF_CONFIG``, started by
     ``keras-towers run --ps 1 --workers 3 script.py`` or by hand; parameter
-    servers end when training has. ``fit`` reports a worker's own metrics.
+    servers end with the training. ``fit`` reports a worker's own metrics.
     Afterwards all workers have the same model, with the moving statistics of
     the chief. Only the chief writes files.
 
@@ -144,9 +144,9 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     Args:
         towers: devices of this worker, as for ``HorovodStrategy``.
-        sync: True: all workers train in step. False: each worker applies its
-            own gradients and waits for no other one; the weights are then not
-            those of one device.
+        sync: True: all workers train synchronously. False: each worker applies
+            its own gradients without waiting; the weights then differ from
+            those on one device.
         caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
@@ -199,14 +199,13 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 class DistributedReplicatedStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers and local copies.
 
-    Every tower of every worker has a copy of all weights. The gradients of all
-    are averaged on the servers and applied once, as one device applies the
-    gradient of the whole batch; then each worker copies the new weights to its
-    towers.
+    Every tower of every worker has a copy of all weights. All gradients are
+    averaged on the servers and applied once, as one device applies the gradient
+    of the whole batch; then each worker copies the new weights to its towers.
 
-    What no optimizer trains, such as moving statistics, each worker keeps for
-    itself; at the end of each epoch the servers get the chief's. Otherwise it
-    is as with ``DistributedParameterServerStrategy``.
+    Variables that no optimizer trains, such as moving statistics, stay local to
+    each worker; at the end of each epoch the servers get the chief's.
+    Everything else is as with ``DistributedParameterServerStrategy``.
 
     Ports tensorpack's ``DistributedTrainerReplicated``.
 

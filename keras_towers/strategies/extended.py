@@ -20,7 +20,7 @@ from keras_towers.transport.keys import next_key
 
 @contextlib.contextmanager
 def _without_tf_info_logs() -> Iterator[None]:
-    """Drop logs of TensorFlow in a notebook: devices, and repeated errors."""
+    """Hide TensorFlow's logs of devices and of errors that it also raises."""
 
     def is_shown(record: logging.LogRecord) -> bool:
         from_tf_strategy = record.module in ("coordinator", "mirrored_strategy")
@@ -55,7 +55,7 @@ class TowerExtended(compat.MirroredExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _get_cross_device_ops(self, value):
-        # Those that TensorFlow takes for int32 know of one process only.
+        # For int32, TensorFlow would use ops that reduce within one process.
         if self._transport.size > 1:
             return self._cross_device_ops
         return super()._get_cross_device_ops(value)
@@ -88,10 +88,10 @@ class TowerExtended(compat.MirroredExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         return super()._experimental_distribute_dataset(
-            self._of_this_rank(dataset), options
+            self._shard(dataset), options
         )
 
-    def _of_this_rank(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _shard(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """This rank's share of every global batch."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
@@ -181,6 +181,6 @@ class RankReduction(tf.distribute.ReductionToOneDevice):
 
 
 def _first(value: Any) -> Any:
-    """Return a value, or that of the first replica."""
+    """Return a value, or the first replica's value."""
     several = isinstance(value, tf.distribute.DistributedValues)
     return value.values[0] if several else value

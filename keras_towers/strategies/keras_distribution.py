@@ -1,7 +1,7 @@
 """``keras.distribution`` on the TensorFlow backend.
 
 Under a ``DataParallel`` models stay on the towers between calls, until another
-distribution is set; after ``initialize()`` devices are those of all ranks.
+distribution is set; after ``initialize()`` the devices of all ranks are listed.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ _BACKEND: dict[str, Callable[..., Any]] = {
     "num_processes": lambda original: _job.size,
     "process_id": lambda original: _job.rank,
 }
-"""What Keras's TensorFlow backend lacks, or knows of one process only."""
+"""Functions that Keras's TensorFlow backend lacks, or limits to one process."""
 
 
 def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
     """Create the strategy that trains on the devices of a ``DataParallel``."""
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job.size == 1:
-        _refuse_unjoined()
+        _require_initialized()
         from keras_towers.strategies.tower import TowerStrategy
 
         return TowerStrategy(names)
@@ -119,7 +119,7 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
             f"this process has {', '.join(devices)}: start a process for "
             "each device."
         )
-    # By number Horovod's own rule holds, which assigns GPUs by local rank.
+    # Given a number, HorovodStrategy assigns GPUs by local rank.
     kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
     by_number = devices == [f"{kind}:0"]
     return strategies.strategy(
@@ -161,10 +161,10 @@ def _per_rank(kind: str) -> int:
     return max(1, len(tf.config.list_logical_devices(kind.upper())))
 
 
-def _refuse_unjoined() -> None:
+def _require_initialized() -> None:
     """Prevent each process of a job from training a separate model."""
     member = launchers.detect()
-    # One of an unknown number may be meant to train by itself.
+    # In a job of unknown size, separate training may be intended.
     joined = not isinstance(_job, SingleProcess)
     if member is None or member.size in (None, 1) or joined:
         return
@@ -215,7 +215,7 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     placed = strategy_for(model, kind) or tf.distribute.has_strategy()
     if kind in TRAINING and not placed and not distribution:
         check_permitted(kind, model.name)
-    # A call inside a call, as of evaluate() in fit().
+    # A nested call, such as evaluate() inside fit().
     if _thread.running:
         yield
         return
@@ -228,7 +228,7 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     _refuse_in_scope(distribution)
     strategy = _strategy_of(distribution)
     _move_models_to(strategy)
-    # Keras is not to split the data over processes.
+    # Keep Keras from splitting the data over processes.
     whole = patches.shadowed(distribution, {"_is_multi_process": False})
     _thread.running = True
     try:
@@ -267,7 +267,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
     if last is not None:
         assert _thread.patched is not None
         with _thread.patched:
-            # In an error, ranks do not wait for one another.
+            # After an error, ranks do not wait for one another.
             last.__exit__(*sys.exc_info())
     if strategy is not None:
         from keras_towers.fit.hooks import keras as keras_hooks
@@ -291,7 +291,7 @@ def _refuse_in_scope(distribution: Any) -> None:
     if tf.distribute.has_strategy():
         current = tf.distribute.get_strategy()
         raise TowerError(
-            f"a model is to train under {type(distribution).__name__} of "
+            f"a model would train under {type(distribution).__name__} of "
             f"keras.distribution and, at the same time, in the scope of "
             f"{type(current).__name__}: leave that scope, or end the "
             "distribution with "

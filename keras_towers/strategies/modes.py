@@ -65,7 +65,7 @@ def choose(
     wanted: ModeName | None,
     packer: reduction.GradientPacker | bool | None = None,
 ) -> Mode:
-    """Choose the reduction for devices; warn if the wanted one cannot run."""
+    """Choose the reduction for devices; warn if it is not the wanted one."""
     on_host = devices_lib.all_on_host(devices)
     name: ModeName = "cpu" if on_host else "gpu"
     obstacle = _obstacle(wanted or "nccl", devices)
@@ -82,7 +82,7 @@ def choose(
         reason = f"NCCL cannot run: {obstacle}"
     else:
         name = "nccl"
-        reason = "several GPUs, whose links NCCL finds out by itself"
+        reason = "several GPUs, whose links NCCL detects"
     reduce = MODES[name](devices)
     if isinstance(reduce, reduction.CollectiveAllReduce):
         reason += f"; {reduce.hint} algorithm"
@@ -96,7 +96,7 @@ def choose(
     return Mode(name, reason, reduce)
 
 
-def update_of(
+def create_update(
     config: TowerConfig, options: Options, mode: Mode
 ) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients."""
@@ -105,7 +105,7 @@ def update_of(
     transport, updates = config.transport, options.updates
     rounds = None
     if transport.size > 1:
-        hook = _hook_of(options.compression, transport, config.devices)
+        hook = _choose_hook(options.compression, transport, config.devices)
         over_ranks = functools.partial(
             reduction.sum_over_ranks, transport, hook=hook
         )
@@ -123,14 +123,14 @@ def update_of(
             )
     if updates == "sharded" and config.num_replicas == 1:
         logger.warning(
-            'updates="sharded" is off: there is one tower, with no others '
-            "to share the update with"
+            'updates="sharded" is off: there is only one tower, so the update '
+            "cannot be shared"
         )
         updates = None
     if updates == "sharded":
         from keras_towers.fit.update.sharded import UpdateSharded
 
-        # An all-reduce that was asked for takes more transfers, but is used.
+        # A requested all-reduce is used, although it transfers more.
         requested = options.mode or options.packer
         return UpdateSharded(config, over_ranks, reduce if requested else None)
     if updates is None:
@@ -140,7 +140,7 @@ def update_of(
     return kind(config, reduce, rounds)
 
 
-def _hook_of(
+def _choose_hook(
     compression: CompressionName | CommunicationHook | None,
     transport: Transport,
     devices: Sequence[str],
@@ -182,7 +182,6 @@ def describe_rank_options(options: Options) -> list[str]:
             )
         lines.append(
             f"sync_every={options.sync_every} changes results: every rank "
-            f"updates weights of its own, and each {options.sync_every}th step "
-            f"{end}"
+            f"updates its own weights, and the end of each round {end}"
         )
     return lines

@@ -18,7 +18,7 @@ class NoOpStrategy(BaseStrategy):
     For testing callbacks, schedules and scripts without waiting for a model.
     Weights and moving averages do not change, except by callbacks. No data is
     needed (``fit(steps_per_epoch=100)``), and data is read only to find its end
-    if its length is unknown; of a ``PyDataset``, which does not declare its
+    if its length is unknown; from a ``PyDataset``, which does not declare its
     shapes, Keras reads a batch or two. An unbuilt model is built from its data.
 
     Validation inside ``fit`` also computes nothing and runs its callbacks.

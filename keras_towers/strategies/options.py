@@ -38,7 +38,7 @@ class Options(StepOptions):
     Each strategy accepts some of them as keyword arguments.
 
     Attributes:
-        average: True: gradients are those of one device. False: gradients are
+        average: True: gradients are the same as on one device. False: they are
             multiplied by the number of replicas, as if each had its own batch
             and the gradients were summed, as in tensorpack.
         batches: ``"split"``: the global batch is split over the towers; of
@@ -56,13 +56,13 @@ class Options(StepOptions):
             and changes results.
         micro_batches: a number k: each tower processes its rows of a batch in k
             parts, one after another, so that it holds the activations of one
-            part at a time. The result is that of the whole batch. An operation
-            that needs all rows, such as BatchNormalization, waits for all
-            parts, whose earlier activations stay in memory. With
-            ``batch_norm="tower"`` the statistics are those of each part.
-            ``"auto"``: start with one part, and double the number whenever
-            one of the first steps of a call runs out of memory; that step is
-            retried from the same weights. Not for several processes.
+            part at a time. The result is the same as for the whole batch. An
+            operation that needs all rows, such as BatchNormalization, waits for
+            all parts, whose earlier activations stay in memory. With
+            ``batch_norm="tower"`` each part has its own statistics. ``"auto"``:
+            start with one part, and double the number whenever one of the first
+            steps of a call runs out of memory; that step is retried from the
+            same weights. Not for several processes.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -126,9 +126,9 @@ class Options(StepOptions):
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more, or 'auto'."
             )
-        self._check_rounds()
+        self._check_local_sgd()
 
-    def _check_rounds(self) -> None:
+    def _check_local_sgd(self) -> None:
         """Refuse options of local SGD that contradict each other."""
         steps = self.sync_every
         momentum, rate = self.outer_momentum, self.outer_learning_rate
@@ -158,8 +158,8 @@ class Options(StepOptions):
             )
         elif not self.average:
             other = (
-                "average=False, which sums gradients, of which a rank would "
-                "have its part only"
+                "average=False, which sums the gradients of all ranks, while "
+                "each rank would have only its own"
             )
         if other:
             raise TowerError(
@@ -211,12 +211,12 @@ def options_of(
 
     Args:
         strategy: the strategy, for the message.
-        keywords: one of the classes above: what the strategy takes.
+        keywords: the class above that declares the strategy's options.
         options: the arguments.
 
     Raises:
-        TowerError: an option is not one of the strategy's, or has a value
-            that is not allowed.
+        TowerError: the strategy has no such option, or its value is not
+            allowed.
     """
     kind = type(strategy)
     named = inspect.signature(kind).parameters
@@ -258,22 +258,22 @@ def _check(name: str, value: Any, hint: Any) -> None:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     parts = typing.get_args(hint) if is_union else (hint,)
     if not any(_matches(value, part) for part in parts):
-        *most, last = itertools.chain(*map(_words, parts))
+        *most, last = itertools.chain(*map(_describe_type, parts))
         text = ", ".join(most) + ("," if len(most) > 1 else "")
         raise TowerError(
             f"{name}={value!r} is not allowed: give {text} or {last}."
         )
 
 
-def _values(part: Any) -> tuple[Any, ...]:
-    """The values of a type that has only a few."""
+def _allowed_values(part: Any) -> tuple[Any, ...]:
+    """The values of a type that lists them; empty for other types."""
     if typing.get_origin(part) is Literal:
         return typing.get_args(part)
     return {bool: (True, False), types.NoneType: (None,)}.get(part, ())
 
 
 def _matches(value: Any, part: Any) -> bool:
-    if values := _values(part):
+    if values := _allowed_values(part):
         return any(isinstance(value, type(v)) and value == v for v in values)
     if part in (int, float):
         return isinstance(value, (int, part)) and not isinstance(value, bool)
@@ -282,9 +282,9 @@ def _matches(value: Any, part: Any) -> bool:
     return callable(value)
 
 
-def _words(part: Any) -> list[str]:
-    """Name what matches a part of an annotation."""
-    if values := _values(part):
+def _describe_type(part: Any) -> list[str]:
+    """Describe the values that match a part of an annotation."""
+    if values := _allowed_values(part):
         return list(map(repr, values))
     if part in (int, float):
         return ["a number"]

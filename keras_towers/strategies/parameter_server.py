@@ -21,7 +21,7 @@ from keras_towers.strategies.options import (
 def choose_places(
     devices: Sequence[str], where: Where | None
 ) -> tuple[Where, list[str]]:
-    """Choose the devices that hold weights; on one or two towers, these."""
+    """Choose the devices that hold weights: the towers, or their host."""
     if where is None:
         where = "gpu" if len(devices) <= 2 else "cpu"
     places = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
@@ -36,7 +36,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
     of its variable and applied there once. The weights are as exact as with
     ``TowerStrategy``, but need the memory of only one copy.
 
-    The trained weights of a model and the optimizer's slots are placed so. All
+    Only trained weights and the optimizer's slots are placed in this way. All
     other variables (moving statistics, metrics, random states, frozen weights)
     stay where they are. In a custom loop in ``strategy.scope()`` each tower has
     a replica, as with ``TowerStrategy``.
@@ -53,15 +53,15 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ps_device: ``"cpu"``: all weights are on the host. ``"gpu"``: they are
             spread over the towers, each going to the tower that holds the
             fewest bytes. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
-        average: True: gradients are those of one device. False: they are that
-            times the number of replicas, as in tensorpack.
+        average: True: gradients are the same as on one device. False: they are
+            multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
             tower draws a whole one.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization has the statistics of the
-            global batch. ``"tower"``: those of each tower's rows.
-        micro_batches: how many parts each tower takes its rows in, one after
-            another, to save memory; ``"auto"``: as many as memory needs.
+            global batch. ``"tower"``: only of each tower's rows.
+        micro_batches: into how many parts each tower divides its rows, to save
+            memory; ``"auto"``: as few as memory allows.
         **options: described in more detail by ``Options``.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Towers whose updates average the gradients of the fastest of them."""
+"""Towers whose updates average the gradients of the fastest ones."""
 
 from __future__ import annotations
 
@@ -29,67 +29,64 @@ from keras_towers.strategies.distributed import connect, describe_workers
 from keras_towers.strategies.options import Options, check_arguments
 
 Tokens = Literal["per_replica", "shared"]
-"""Whether each replica has tokens of its own, or all draw from one queue."""
+"""Whether each replica has its own tokens, or all share one queue."""
 
 
 class SyncReplicasStrategy(BaseStrategy):
     """Trains an existing Keras model without waiting for its slowest replicas.
 
     Each of T replicas takes the next whole batch and computes its gradients.
-    As soon as R gradients have come, their average is applied once, as one
+    As soon as R gradients have arrived, their average is applied once, as one
     device would apply the gradient of these R batches together, and every
-    replica goes on with the new weights. A gradient that is older than the
+    replica continues with the new weights. A gradient that is older than the
     weights is dropped, and counted.
 
     With T > R there are T - R backup replicas: a slow replica, or one that
-    has stopped, does not hold up the others. With T = R nothing is dropped:
-    the weights are those of one device that trains on R batches at a time, up
-    to float rounding. With T < R replicas compute several gradients for each
+    has stopped, does not delay the rest. With T = R nothing is dropped: the
+    weights equal those of one device that trains on R batches at a time, up to
+    float rounding. With T < R replicas compute several gradients for each
     update, for batches that are larger than the devices have memory for.
 
-    Each gradient is that of the mean loss of its batch, and all have the same
-    weight in an average, whatever the size of their batches; what else depends
-    on a batch as a whole, as the statistics of a BatchNormalization, is that of
-    one replica's batch. An epoch's last update averages what there is, if the
-    number of batches is no multiple of R. ``optimizer.iterations`` counts
-    updates.
+    A gradient belongs to the mean loss of one batch, and all gradients count
+    equally in an average, whatever the size of their batches. Statistics of a
+    batch, as in BatchNormalization, also cover one replica's batch. The last
+    update of an epoch averages fewer gradients if the number of batches is not
+    a multiple of R. ``optimizer.iterations`` counts updates.
 
-    Where gradients can be dropped, the logs of an epoch have their number as
-    ``"dropped_gradients"``, and a ``TensorBoard`` callback that of each replica
-    of this process.
+    If gradients can be dropped, the logs of an epoch have their number as
+    ``"dropped_gradients"``, and a ``TensorBoard`` callback also writes the
+    number of each replica of this process.
 
-    Callbacks see batches as with ``AsyncTowerStrategy``; so do
-    ``train_on_batch``, ``evaluate``, ``predict`` and custom training loops
-    behave. In a callback of ``fit`` the same model cannot ``fit`` once more.
+    Batch callbacks, ``train_on_batch``, ``evaluate``, ``predict`` and custom
+    training loops work as with ``AsyncTowerStrategy``. A callback of ``fit``
+    cannot call ``fit`` of the same model.
 
-    With parameter servers in ``TF_CONFIG`` every worker is a replica, which
-    computes its part of the gradients of each batch by itself: weights,
-    gradients and the optimizer are on the servers, and the chief has averages
-    applied. There ``fit`` is all that trains, and it ends in all workers
-    together, with the same model and ``counts``, which until then only the
-    chief has.
+    With parameter servers in ``TF_CONFIG`` every worker is a replica. The
+    servers hold the weights, the gradients and the optimizer, and the chief
+    starts the updates. Only ``fit`` can train then. It ends in all workers
+    together, with the same model and ``counts``; until then only the chief has
+    ``counts``.
 
-    Ports TensorFlow 1's ``SyncReplicasOptimizer``; the algorithm is that of
-    Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous
-    SGD", 2016.
+    Ports TensorFlow 1's ``SyncReplicasOptimizer``; the algorithm is from Chen,
+    Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous SGD",
+    2016.
 
     Args:
         replicas_to_aggregate: how many gradients an update averages, R. None:
-            as many as there are replicas.
-        total_num_replicas: number of replicas, T. None: as many as there are
-            devices.
+            the number of replicas.
+        total_num_replicas: number of replicas, T. None: the number of devices.
         variable_averages: a ``tf.train.ExponentialMovingAverage`` of the
             trained weights, to be updated with them; see ``average_of``. A
             custom training loop has to call its ``apply``.
         tokens: ``"per_replica"``: each replica computes its share of every
             update. ``"shared"``: as in TensorFlow 1, any replica may compute
             any gradient, so that a fast one may compute several of an update;
-            the weights are then not those of one device, and gradients can be
-            dropped whatever T and R are.
+            the weights then differ from those on one device, and gradients can
+            be dropped for any T and R.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
-            Across processes those of this worker, 1 by default.
-        stall_shutdown_s: seconds to wait for workers that are slow or gone;
-            in one process, seconds in which no replica ends a step.
+            In a job with parameter servers, this worker's; default: 1.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone; in
+            one process, seconds without any replica finishing a step.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.
@@ -97,9 +94,9 @@ class SyncReplicasStrategy(BaseStrategy):
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.
-        TowerError: numbers that cannot be met, or devices that do not exist;
-            when training, a model that is set to ``run_eagerly``, or a step
-            that does not apply one gradient of each optimizer.
+        TowerError: impossible numbers of replicas, or unknown devices; when
+            training, a model that is set to ``run_eagerly``, or a step that
+            does not apply one gradient of each optimizer.
 
     Example:
         >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
@@ -208,7 +205,7 @@ class SyncReplicasStrategy(BaseStrategy):
             variable: a trainable variable of the model trained last.
 
         Raises:
-            TowerError: there is none.
+            TowerError: the variable has no moving average.
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:

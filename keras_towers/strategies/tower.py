@@ -18,10 +18,10 @@ class TowerStrategy(BaseStrategy):
     The step of one device is divided: each tower computes the part of it that
     belongs to its share of the batch. The gradients are all-reduced, and the
     optimizer then does what it does on one device. Weights, losses and metrics
-    are those of one device, up to float rounding, whatever the model does: with
-    BatchNormalization, random layers or a loss over the whole batch, too. What
-    towers exchange for that, and what is computed once for all of them,
-    ``describe`` says after the first step.
+    are the same as on one device, up to float rounding, for any model,
+    including BatchNormalization, random layers and losses over the whole batch.
+    After the first step ``describe`` lists what towers exchange for that, and
+    what is computed once for all of them.
 
     It is a real ``tf.distribute.Strategy`` and also works as ``with
     strategy.scope():`` and in custom training loops.
@@ -30,17 +30,17 @@ class TowerStrategy(BaseStrategy):
 
     Args:
         towers: number of devices, a list of GPU ids, a list of device names,
-            or None for those that ``virtual_towers`` made; without it, for
-            all visible GPUs, or all logical CPUs if there are none.
-        average: True: gradients are those of one device. False: they are that
-            times the number of replicas, as in tensorpack.
+            or None: the devices that ``virtual_towers`` made; without it, all
+            visible GPUs, or all logical CPUs if there are none.
+        average: True: gradients are the same as on one device. False: they are
+            multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
             tower draws a whole one.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization has the statistics of the
-            global batch. ``"tower"``: those of each tower's rows.
-        micro_batches: how many parts each tower takes its rows in, one after
-            another, to save memory; ``"auto"``: as many as memory needs.
+            global batch. ``"tower"``: only of each tower's rows.
+        micro_batches: into how many parts each tower divides its rows, to save
+            memory; ``"auto"``: as few as memory allows.
         mode: how gradients are summed: ``"nccl"``, ``"collective"``,
             ``"hierarchical"``, ``"gpu"``, ``"cpu"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every

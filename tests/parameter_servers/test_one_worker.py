@@ -11,6 +11,7 @@ from keras_towers.replicas.replica_call import TrainFunction
 from keras_towers.strategies import distributed
 from tests.exactness import models as m
 from tests.kit.compare import same_model
+from tests.kit.leaving import Boom
 from tests.kit.long import some_of
 from tests.kit.training import X, Y, fit, linear
 from tests.strategies import async_cases
@@ -162,6 +163,19 @@ def test_fit_in_a_callback_is_for_other_models_only(strategy):
     fit(reference)
     same_model(model, reference, 1e-5)
     same_model(other, reference, 1e-5)
+
+
+def test_a_fit_that_fails_after_a_fit_in_it_has_not_finished(strategy):
+    """Its worker may be restarted: it does not sign off at the servers."""
+
+    def train_another_and_fail(epoch, logs):
+        fit(linear())
+        raise Boom
+
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=train_another_and_fail)
+    with (mine := strategy()), pytest.raises(Boom):
+        fit(linear(), callbacks=[watch])
+    assert not mine._peers.connection.finished
 
 
 def test_the_initial_epoch_of_a_backup_is_restored(strategy, tmp_path):

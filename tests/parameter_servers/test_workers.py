@@ -97,6 +97,17 @@ def test_the_chief_does_not_wait_for_late_workers_after_the_last_update(
     assert "worker 1 does not answer: fit ends" in caplog.text
 
 
+def test_a_worker_that_recovers_may_be_lost_again(job):
+    chief, stops = of(job(2), 0, 1, stall_shutdown_s=1)
+    lost = []
+    losing = chief.loss_poller(lost.append)
+    meanwhile(1.5, losing)
+    assert lost == [1]
+    stops.beat()
+    meanwhile(1.5, losing)
+    assert lost == [1, 1]
+
+
 @pytest.mark.parametrize(
     "epoch, end", [((), {"steps": 12}), ((3,), {"epoch": 3})]
 )

@@ -81,7 +81,7 @@ def assert_rounds(steps, towers, **outer):
     # What ``ModelCheckpoint`` would save, on every rank.
     look = s.Does(on_epoch_end=lambda it: epochs.append(it.get_weights()))
     with s.Strategy(towers, sync_every=steps, **outer) as strategy:
-        assert f"each {steps}th step" in strategy.describe()
+        assert f"sync_every={steps} changes" in strategy.describe()
         history = fit(mine, look)
     s.assert_equal_on_ranks(history.history)
     s.assert_same_model(mine)

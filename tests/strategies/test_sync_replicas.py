@@ -203,8 +203,6 @@ def test_callbacks_that_evaluate_and_train():
 
 def test_blocks_leave_nothing_behind(monkeypatch):
     """Neither graphs nor queues on the devices."""
-    # Those of other tests' models.
-    gc.collect()
     destroyed = []
     original = tf.raw_ops.DestroyResourceOp
 

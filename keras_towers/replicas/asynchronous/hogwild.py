@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,8 +47,19 @@ class HogwildUpdate(WeightUpdate):
         super().__init__(config, reduction)
         self.scale = scale
         self.after_update = after_update
+        self._steps: weakref.WeakSet[Any] = weakref.WeakSet()
         # The locks of optimizers.
         self._turns: IdentityDict[Any, tf.CriticalSection] = IdentityDict()
+
+    def forget_on_release(self, steps: Any) -> None:
+        """Call ``steps.forget`` when the strategy is exited."""
+        self._steps.add(steps)
+
+    def release(self) -> None:
+        """Undo every placement; forget all traced steps."""
+        super().release()
+        for steps in self._steps:
+            steps.forget()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the gradients of other towers."""

@@ -155,17 +155,21 @@ class ReplicaSteps(TowerSteps):
         self._quorum = quorum
         self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
-        self._create_group()
+        # Frees the group; None before a step is traced.
+        self._freed: weakref.finalize | None = None
 
     def forget(self) -> None:
         super().forget()
-        self._free()
-        self._create_group()
+        if self._freed is not None:
+            self._freed()
+            self._freed = None
+            del self._averages, self._group
 
     def _create_group(self) -> None:
+        self._update.forget_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
-        self._free = weakref.finalize(self, free, name)
-        self._free.atexit = False
+        self._freed = weakref.finalize(self, free, name)
+        self._freed.atexit = False
         self._group = Group(name, _HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(name, self._group, _device_of, self._apply)
@@ -174,7 +178,11 @@ class ReplicaSteps(TowerSteps):
         return self._averages.step_of(tower)
 
     def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
-        return self._push if fits else super()._apply_of(fits)
+        if not fits:
+            return super()._apply_of(fits)
+        if self._freed is None:
+            self._create_group()
+        return self._push
 
     def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""

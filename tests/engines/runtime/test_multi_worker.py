@@ -62,11 +62,11 @@ def test_a_cluster_of_one_trains_alone(place, caplog):
 def test_towers_of_one_process_in_a_cluster_are_warned_of(place, caplog, index):
     place("worker", index, worker=["a:1", "b:1"])
     for entered in (lambda s: s, lambda s: s.scope()):
-        base._warn_of_others.cache_clear()
+        base._warn_if_in_job.cache_clear()
         caplog.clear()
         with entered(kt.TowerStrategy(1)):
             pass
-    base._warn_of_others.cache_clear()
+    base._warn_if_in_job.cache_clear()
     told = "MultiWorkerTowerStrategy trains one model in all" in caplog.text
     assert told == (index is not None)
 

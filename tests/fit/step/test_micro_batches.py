@@ -1,4 +1,4 @@
-"""Each tower takes its rows in parts, with the results of one device."""
+"""Towers process their rows in parts, with the results of one device."""
 
 import keras
 import pytest
@@ -107,7 +107,7 @@ def test_describe_says_what_is_held_of_all_parts():
         with strategy:
             fit(stacked(layers)(), 1, X, Y, BATCH)
         described = strategy.describe()
-        assert "each tower takes its rows in 2 parts" in described
+        assert "each tower processes its rows in 2 parts" in described
         lines.append("held of all parts" in described)
     assert lines == [False, True]
 
