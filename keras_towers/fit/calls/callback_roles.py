@@ -284,7 +284,7 @@ def _of_this_rank(
             if saving.is_once() and saves_here:
                 defined = [e for e in EVENTS if _overrides(callback, e)]
                 saves = patches.bind_to(
-                    callback, dict.fromkeys(own, _save_alone)
+                    callback, dict.fromkeys(defined, _save_alone)
                 )
                 stack.enter_context(patches.shadowed(callback, saves))
     return callbacks_here

@@ -11,7 +11,7 @@ While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
 the same names (``parameter_servers/served_fit.py``). ``kt.verify`` patches
-how variables are initialised while it measures. The drop-ins of Horovod and
+how variables are initialized while it measures. The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 
@@ -49,7 +49,7 @@ def installed() -> contextlib.AbstractContextManager[None]:
 
 
 def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
-    # A part of the batch is only what a replica has: in a custom loop.
+    # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
     if across and contract.in_force() is not None:
         return value
@@ -105,7 +105,7 @@ def _notify_adoption(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Tell the strategy in force of a model that was created or compiled."""
+    """Notify the current strategy that a model was created or compiled."""
     original(model, *args, **kwargs)
     strategy = contract.in_force()
     if strategy is not None:
@@ -117,7 +117,7 @@ def _create_optimizer(
 ) -> None:
     """Create an optimizer as one device does; its update runs on one tower.
 
-    In another thread a strategy of TensorFlow's own may be in force.
+    Another thread may have one of TensorFlow's own strategies.
     """
     with contextlib.ExitStack() as stack:
         if contract.in_force() is not None:
@@ -127,7 +127,7 @@ def _create_optimizer(
 
 def _reset_default_graph(original: Callable[[], None]) -> None:
     """Reset the default graph, but keep the active strategies in scope."""
-    # TensorFlow keeps them in the old one, and they end there.
+    # TensorFlow stores the scopes in the old graph, and exits them there.
     scopes = compat.get_default_graph()._thread_local
     original()
     compat.get_default_graph()._thread_local = scopes
@@ -138,8 +138,8 @@ def _call_loaded(
 ) -> Any:
     """Call a function of a loaded model.
 
-    TensorFlow refuses one that was loaded inside of the block outside of its
-    replicas; here it reads the variables of the first tower.
+    TensorFlow refuses to call a function that was loaded under a strategy
+    outside of its replicas; here it reads the variables of the first tower.
     """
     outside = tf.distribute.get_replica_context() is None
     if active_step.current() is not None or (outside and contract.in_force()):
@@ -156,7 +156,7 @@ def _create_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
     if active_step.current() is not None:
-        # A step makes its variables as one device does.
+        # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
         return
@@ -177,9 +177,9 @@ def _batch_norm(
 ) -> Any:
     """Normalize with the statistics of each tower's rows.
 
-    For ``batch_norm="tower"``: it takes no exchange, and changes results. A
-    layer normalizes each example with the statistics of the rows of its tower;
-    its moving statistics take the means of these over all examples.
+    For ``batch_norm="tower"``: it needs no exchange, but changes results. A
+    layer normalizes each example with the statistics of its tower's rows; the
+    moving statistics are updated with the means of these over all examples.
     """
     step = active_step.current()
     of_each_tower = step is not None and step.training and step.own_statistics
@@ -238,13 +238,13 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # keras.utils.clear_session() calls it, inside the block too.
     (tf.compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),
-    # An error in a function is that of its caller.
+    # An error in a called function also ends its caller.
     (compat.function_module, "from_func_graph", error_notes.shares_rendezvous),
     # A step may use optimizers that its model does not hold.
     (compat.BaseOptimizer, "__getattribute__", attribute_of_optimizer),
-    # Keras divides losses by the replicas, also where none of them runs.
+    # Keras divides losses by the number of replicas, even outside of replicas.
     (compat.loss_module, "scale_loss_for_distribution", _scaled_loss),
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
-    # Its statistics may be those of each tower.
+    # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", _batch_norm),
 )

@@ -1,9 +1,9 @@
 """The names in Keras that stay replaced outside of scopes.
 
 They run a model's methods on the towers of its strategy, and connect
-``keras.distribution`` to towers. Keras's TensorFlow backend has no code behind
-that; the functions that its JAX backend has are filled in where Keras itself
-looks for them. Four more are replaced: the six methods of a model, what
+``keras.distribution`` to towers. Keras's TensorFlow backend does not implement
+that; the functions that its JAX backend has are added where Keras itself looks
+for them. These are replaced: the six methods of a model, the method that
 resolves its ``jit_compile="auto"``, the function by which Keras stores the
 distribution, and the one that decides which frames a traceback shows.
 """
@@ -45,8 +45,8 @@ def connect(
         around_call: makes the block around each call of a model's method.
         set_distribution: gets the function that stores a distribution, and the
             distribution, or None.
-        backend: functions that get the one of Keras that they replace, or None,
-            and the arguments of a call.
+        backend: functions by name. Each gets Keras's function that it replaces,
+            or None, and the arguments of a call.
     """
 
     def method(
@@ -69,7 +69,7 @@ def connect(
     replacements: list[patches.Patch] = [
         *((trainer, name, functools.partial(method, name)) for name in METHODS),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
-        # Also reached by a set_distribution that was imported by its name.
+        # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),
         # Tracebacks show the user's lines.
         (compat.traceback_utils, "include_frame", _is_shown),
@@ -96,7 +96,7 @@ def _run(
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
     if in_block and contract.in_force() is None:
-        # The block of any strategy may train an ordinary model.
+        # One of TensorFlow's own strategies may train an ordinary model.
         adoption.release_from_default(model)
     strategy = adoption.strategy_for(model, kind)
     in_replica = in_block and tf.distribute.get_replica_context() is not None
@@ -119,7 +119,8 @@ def _run(
 def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
     """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
 
-    Under one of TensorFlow's XLA cannot compile a step; on towers it can.
+    Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers
+    it can.
     """
     if contract.owner_of(model) is None:
         return original(model)

@@ -1,11 +1,11 @@
 """Saving once where every rank runs the whole script.
 
-Under ``keras-towers run --strategy NAME`` a script that knows of no ranks calls
-``model.save("model.keras")`` on all of them, at one path. Rank 0 writes the
-file, and the others wait until it is there. Before rank 0 writes at a path
-again it waits for the others, which may still read what is there; but not for
-long, since it may be the only one that saves. A rank that finds rank 0 saving
-something else writes at a path of its own.
+Under ``keras-towers run --strategy NAME`` a script written for one process
+calls ``model.save("model.keras")`` on all ranks, with the same path. Rank 0
+writes the file, and the other ranks wait until it is written. Before rank 0
+overwrites a file it waits for ranks that may still be reading it; but only for
+a limited time, since it may be the only rank that saves. If rank 0 goes on to
+save other files, a waiting rank writes the file itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 # How many saves rank 0 has begun.
 _TOTAL = "saves"
-# Everything in Keras that writes a model, and its argument that says where.
+# All functions of Keras that write a model, as owner and name.
 _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
@@ -95,7 +95,7 @@ class _Saves:
         self._others = set(range(1, size))
         self._board = board
         self._counts: collections.Counter[str] = collections.Counter()
-        # Those that do not save at a path where rank 0 does.
+        # Ranks that do not save at a path where rank 0 does.
         self._absent: set[tuple[int, str]] = set()
 
     def save(
@@ -106,8 +106,8 @@ class _Saves:
             bound = inspect.signature(original).bind(*args, **kwargs)
             where = bound.arguments["filepath"]
         except (TypeError, KeyError):
-            where = None  # Keras says what is missing.
-        # One of these may call another one.
+            where = None  # Keras reports the wrong arguments.
+        # In a nested call of these functions, the outer call decides.
         known = isinstance(where, str | os.PathLike)
         if _on_every_rank.get() or not known:
             return original(*args, **kwargs)
@@ -152,10 +152,11 @@ class _Saves:
                 self._absent.add((rank, path))
                 logger.warning(
                     "rank %d does not save %s again, but rank 0 does, and no "
-                    "longer waits for it. Put saves of one rank into "
+                    "longer waits for rank %d. Put saves of one rank into "
                     "`with kt.save_on_every_rank():`.",
                     rank,
                     path,
+                    rank,
                 )
 
     def _wait_or_write(
@@ -173,7 +174,7 @@ class _Saves:
                     )
                 return None
             if not self._board.get(_key("saves", path, count)):
-                # It has done as many saves, but has not begun with this one.
+                # Rank 0 has begun at least as many saves, but not this one.
                 done = self._board.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()

@@ -1,10 +1,10 @@
 """A traced function, called as one operation or inlined into its caller.
 
-TensorFlow would inline every call of a function and optimise each copy, at a
-cost that grows with their number. The calls of a ``called`` function stay
-calls, as those of a function that XLA compiles do, and it runs as it is. Where
-other ranks need an output before the rest is computed, such as a gradient,
-functions are ``inlined``: TensorFlow makes their operations those of the
+By default TensorFlow inlines every call of a function and optimizes each copy,
+at a cost that grows with the number of calls. In the mode ``called`` it inlines
+no calls and does not optimize the function; in the mode ``xla`` XLA compiles
+the function. If other ranks need an output, such as a gradient, before the rest
+is computed, the mode is ``inlined``: TensorFlow copies the operations into the
 caller.
 """
 
@@ -26,10 +26,10 @@ _ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
-# What XLA is asked with for sizes that are not known yet, one after the other:
-# batches may be large for it, but no image must be smaller than a kernel, and
-# some steps need a multiple of a number.
-_SIZES = (8, 64, 840)
+# Sizes to try, in turn, for unknown lengths when XLA compiles a function: small
+# ones are cheap, but an image must not be smaller than a kernel, and some steps
+# need a multiple of a number.
+_TRIED_SIZES = (8, 64, 840)
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
 
@@ -44,7 +44,7 @@ class GraphFunction:
     def __init__(self, graph: Any, mode: CallMode = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
-        # Control flow has functions of its own, which belong to this graph.
+        # Control flow adds functions to the graph, which then need inlining.
         self._is_final: bool = mode == "called" and not (
             graph.as_graph_def().library.function
         )
@@ -54,7 +54,7 @@ class GraphFunction:
             _ATTRIBUTES[mode],
         )
         config = tf.compat.v1.ConfigProto()
-        # The options that the user has set for all functions.
+        # Start from the user's options for all functions.
         config.CopyFrom(compat.eager_context().config)
         if self._is_final:
             config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -75,21 +75,21 @@ class GraphFunction:
                 output.set_shape(shape)
         return list(outputs)
 
-    # XLA compiles a function at its first call for inputs of certain shapes,
-    # and the step would fail there.
+    # XLA compiles a function at its first call for inputs of certain shapes; a
+    # failure would end the step.
     def check_xla(self, device: str) -> None:
         """Raise Uncompilable unless XLA compiles the function on a device."""
         tensors = self._inputs
         for dtype, what in (
             (tf.resource, "reads variables in a loop"),
-            (tf.variant, "uses a list that is made outside of it"),
+            (tf.variant, "uses a list that is created outside of it"),
             (tf.string, "uses strings"),
         ):
             if any(tensor.dtype == dtype for tensor in tensors):
                 raise Uncompilable(what)
         are_known = all(t.shape.is_fully_defined() for t in tensors)
         error: Exception | None = None
-        for size in _SIZES[:1] if are_known else _SIZES:
+        for size in _TRIED_SIZES[:1] if are_known else _TRIED_SIZES:
             specs = [
                 tf.TensorSpec(_filled(t.shape, size), t.dtype) for t in tensors
             ]
@@ -103,8 +103,8 @@ class GraphFunction:
 
 
 def _not_constant(tensor: tf.Tensor) -> Any:
-    """Keep a number that differs between towers from being a constant."""
-    # TensorFlow would make, and optimise, a function for each call.
+    """Hide from TensorFlow that a scalar is constant."""
+    # Otherwise TensorFlow would specialize the function for each constant.
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[])
@@ -120,7 +120,7 @@ def _reason(message: str) -> str:
     """Shorten a long error message of XLA to a few words."""
     unknown = sorted(set(_UNKNOWN_OPERATION.findall(message)))
     if unknown:
-        return f"uses what XLA does not have: {', '.join(unknown)}"
+        return f"uses operations XLA does not have: {', '.join(unknown)}"
     line = message.removeprefix("Failed getting HLO text: ").splitlines()[0]
     line = line.strip("' ")
     return f"cannot be compiled ({line})"

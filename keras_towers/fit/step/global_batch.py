@@ -39,12 +39,13 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
 
-# Batches may have so many examples if nobody knows.
+# The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
-# Rows of fewer are not worth an exchange of their own.
+# For fewer rows per tower, gathering is not worth an exchange.
 _MIN_GATHERED_ROWS = 32
-# Ranks gather rows if they are so much less to send than a gradient, of batches
-# that are not so large that computing it takes longer than sending it.
+# Ranks gather rows instead of a gradient if the rows are at least this many
+# times smaller, and only for batches up to this size: for larger ones computing
+# the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
 
@@ -53,12 +54,12 @@ class GlobalStep:
     """Runs steps of Keras on all towers, with the results of one device.
 
     Attributes:
-        micro_batches: the number of parts that each tower has of a batch, in
-            steps that are traced from now on.
+        micro_batches: the number of micro-batches of each tower, in steps that
+            are traced from now on.
         on_trace: called with the graph of a step that has been traced.
-        examples: how many examples most batches have, which decides what is
-            faster; None: nobody knows.
-        has_gathered: whether that has decided anything so far.
+        examples: the usual number of examples of a batch, from which a step
+            chooses what to gather; None: unknown.
+        has_gathered: whether a step has gathered rows because of this number.
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
@@ -82,7 +83,7 @@ class GlobalStep:
             self.same.begin()
 
     def alone(self) -> GlobalStep:
-        """Return the steps of this process alone."""
+        """Return the same steps without the other processes."""
         return GlobalStep(self.update, self.config.alone())
 
     def run(
@@ -104,7 +105,7 @@ class GlobalStep:
             return self._on_one_device(step, batch, model, kind)
         divided = self._divide(batch, kind)
         recorded = model if kind in TRAINING else None
-        # The first part of each tower.
+        # The first micro-batch of each tower.
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
             watch.preparing(),
@@ -117,7 +118,7 @@ class GlobalStep:
         return result
 
     def _divide(self, data: Any, kind: str) -> DividedBatch:
-        """Divide a batch over towers, once the step before has ended."""
+        """Divide a batch over towers, once the previous step has ended."""
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
         batch = self.order.begin(batch)
@@ -136,9 +137,11 @@ class GlobalStep:
     def _step_gets_global_batch(self) -> bool:
         """Whether Keras passes the batch of one device to a step."""
         config = self.config
-        own_batches = config.batches == "each" and config.transport.size > 1
-        apart = config.others is not None or self.update.rounds is not None
-        return not own_batches and not apart
+        rank_batches = config.batches == "each" and config.transport.size > 1
+        independent = (
+            config.others is not None or self.update.rounds is not None
+        )
+        return not rank_batches and not independent
 
     def _on_one_device(
         self,
@@ -187,7 +190,7 @@ class GlobalStep:
             for index, tensor in enumerate(traced.captures)
             if id(tensor) in handles
         }
-        # Each part of a tower would change them.
+        # Each micro-batch of a tower would change these variables.
         changed = traced.written if self.micro_batches > 1 else ()
         copied = [mirrors.pop(index) for index in changed if index in mirrors]
         first = len(divided.layouts)
@@ -203,19 +206,19 @@ class GlobalStep:
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
-        own_rows = (
+        local_step = (
             to_local_step(program) if self._is_one_of_several_workers else None
         )
-        if own_rows is not None:
-            program = own_rows.program
-            if len(own_rows.parts) < len(program.updates):
+        if local_step is not None:
+            program = local_step.program
+            if len(local_step.parts) < len(program.updates):
                 _warn_of_local_rows(model.name, config)
         all_parts = config.num_replicas * self.micro_batches
         step_costs.record_costs(config, kind, model.name, program, all_parts)
         common, parts = divided.values_of(
             program.inputs,
             transport.rank == 0,
-            own_rows,
+            local_step,
             config.peers.rank == 0,
         )
         common.update(
@@ -240,7 +243,7 @@ class GlobalStep:
             self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
-            functools.partial(self._update, traced, own_rows, divided),
+            functools.partial(self._update, traced, local_step, divided),
         )
         for handles_of_towers in copied:
             _copy_first(handles_of_towers, config.devices)
@@ -258,7 +261,7 @@ class GlobalStep:
             view.enter_context(self.update.variables.showing_first_copies())
 
             def build(optimizer: Any, weights: Sequence[Any]) -> None:
-                # Slots are made beside all copies of their weights.
+                # Slots are created with all copies of their weights in view.
                 view.close()
                 self.update.make_ready(optimizer, weights)
                 view.enter_context(self.update.variables.showing_first_copies())
@@ -280,20 +283,20 @@ class GlobalStep:
         return split and others is not None and others.size > 1
 
     def _gather_ratio(self, transport: Transport) -> float | None:
-        """Return by how much a sum must be larger for rows to be gathered."""
+        """Return how many times larger a sum must be to gather rows instead."""
         config, examples = self.config, self.examples
         on_host = devices.all_on_host(config.devices)
         if self._is_one_of_several_workers or self.micro_batches > 1:
             return None
         if transport.size == 1:
-            # Whoever computes it, it takes as long.
+            # Towers share the cores: only the time of the sum matters.
             rows = -(-(examples or _ASSUMED_BATCH) // config.num_towers)
             return max(rows, _MIN_GATHERED_ROWS) if on_host else None
-        # All ranks compute it.
+        # Every rank computes the gradient.
         few = examples is not None and examples <= _MAX_GATHERED_BATCH
         is_lossless = config.compression in (None, "none")
-        one_place = on_host or config.num_towers == 1
-        if not (few and is_lossless and one_place):
+        one_device = on_host or config.num_towers == 1
+        if not (few and is_lossless and one_device):
             return None
         return _MIN_SAVING_RATIO * (examples or 0)
 
@@ -301,20 +304,20 @@ class GlobalStep:
         """Return where the towers of this process compute.
 
         Args:
-            copied: whether each has copies of variables on its device.
+            copied: whether each tower has copies of variables on its device.
         """
         towers = self.config.devices
         if copied or not devices.all_on_host(towers):
             return towers
-        # They share all cores anyway, and what is made ready for one device
-        # serves all towers.
+        # They share all cores anyway, and TensorFlow instantiates each function
+        # only once for a single device.
         return [towers[0]] * len(towers)
 
     def _call_mode(self) -> CallMode:
         """Return how towers call their functions.
 
-        Other ranks get gradients while the step computes others. TensorFlow
-        does not optimise functions that are called, as accelerators need.
+        Inlined functions send gradients to other ranks while the step computes
+        more, and TensorFlow optimizes them, as accelerators need.
         """
         on_host = devices.all_on_host(self.config.devices)
         alone = self.config.transport.size == 1
@@ -323,30 +326,30 @@ class GlobalStep:
     def _update(
         self,
         traced: Trace,
-        own_rows: LocalStep | None,
+        local_step: LocalStep | None,
         divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],
         wholes: list[Any],
     ) -> None:
         call = traced.updates[update.name]
-        rows = [with_components(call, each) for each in parts]
+        grads = [with_components(call, tensors) for tensors in parts]
         sums = with_components(call, wholes)
         weight = 1
-        if own_rows is not None and update.name in own_rows.parts:
+        if local_step is not None and update.name in local_step.parts:
             # The workers' gradients are averaged.
             weight = self.config.peers.size
             sums = _scale_or_zero(1 / weight, sums)
-        elif own_rows is not None:
+        elif local_step is not None:
             share = divided.share * self.config.peers.size
-            rows = [_scale_or_zero(share, row) for row in rows]
+            grads = [_scale_or_zero(share, of_tower) for of_tower in grads]
             sums = _scale_or_zero(share, sums)
-        self.update.reduce_and_apply(call, rows, sums, weight)
+        self.update.reduce_and_apply(call, grads, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
-        apart = self.update.rounds is not None and kind in TRAINING
-        alone = apart or self._counts_local_examples(kind)
+        independent = self.update.rounds is not None and kind in TRAINING
+        alone = independent or self._counts_local_examples(kind)
         return SingleProcess() if alone else self.config.transport
 
     def _counted(
@@ -355,8 +358,8 @@ class GlobalStep:
         """Count the examples of a step.
 
         Returns:
-            The batch as a part of that of all processes, and as a part of that
-            of the processes that compute the step together.
+            The batch, as a part of the batch of all processes, and as a part of
+            the batch of the processes that compute the step together.
         """
         config, rounds = self.config, self.update.rounds
         here = _examples_in(batch)
@@ -375,10 +378,10 @@ class GlobalStep:
 
     def _counts_local_examples(self, kind: str) -> bool:
         """Whether only this process's examples count."""
-        # Ranks with data of their own predict that.
+        # Ranks with their own data predict independently.
         predicts = kind.startswith("predict")
-        own_batches = predicts and self.config.batches == "each"
-        return own_batches or self.config.transport.size == 1
+        rank_batches = predicts and self.config.batches == "each"
+        return rank_batches or self.config.transport.size == 1
 
 
 def _examples_in(batch: data_lib.TowerBatch) -> Any:
@@ -407,8 +410,8 @@ def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
             "the gradients of model %r need values of the whole batch, such "
             "as the statistics of a BatchNormalization or the number of masked "
             "entries, and each worker with %s computes them from its own part "
-            "only: the weights will not be those of one device. With "
-            "HorovodStrategy and MultiWorkerTowerStrategy they are.",
+            "only: the weights will differ from the weights on one device. "
+            "HorovodStrategy and MultiWorkerTowerStrategy give equal weights.",
             model,
             strategy,
         )
@@ -424,7 +427,7 @@ def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
 
 
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
-    """Multiply gradients by a factor; if it is 0, they may be NaN."""
+    """Multiply gradients by a factor; a factor of 0 turns NaN into 0, too."""
 
     def times(values: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
@@ -433,7 +436,7 @@ def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _capture(tensor: Any) -> Any:
-    """Return a tensor of an outer graph, or an eager one, in this graph."""
+    """Capture a tensor of an outer graph, or an eager one, in this graph."""
     graph: Any = compat.get_default_graph()
     with contextlib.suppress(AttributeError):
         return graph.capture(tensor)

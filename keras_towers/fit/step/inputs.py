@@ -1,4 +1,4 @@
-"""The inputs of a program: each tower's rows of a batch, and numbers."""
+"""The inputs of a program: each tower's rows of a batch, and their counts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class DividedBatch:
     """A global batch, and how each of its tensors is divided over towers.
 
     Attributes:
-        batch: its parts, equally many for each of K towers.
+        batch: its micro-batches, the same number for each of K towers.
         whole: the specs of the batch of one device.
-        layouts: those of its N tensors, with the parts of ragged and sparse
-            ones.
-        of_all: the same parts, among the examples of all processes.
+        layouts: the layouts of its N tensors, including the components of
+            ragged and sparse tensors.
+        of_all: the position and total of this batch in that of all processes.
     """
 
     batch: TowerBatch
@@ -47,18 +47,18 @@ class DividedBatch:
         self,
         inputs: Inputs,
         is_first: bool,
-        own_rows: LocalStep | None = None,
+        local_step: LocalStep | None = None,
         is_first_of_all: bool = False,
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return the inputs that all towers share, and the inputs of each part.
+        """Return the inputs that towers share, and those of each micro-batch.
 
         Args:
-            inputs: the program's.
+            inputs: the inputs of the program.
             is_first: whether this is the first of the processes that compute
                 the step together.
-            own_rows: the program, if it also needs inputs of the batch of all
+            local_step: the step, if it also needs inputs of the batch of all
                 processes.
-            is_first_of_all: whether this is the first of these.
+            is_first_of_all: whether this is the first of all processes.
         """
         pieces = [tensors_in(piece) for piece in self.batch.pieces]
         shared: dict[Any, Any] = {}
@@ -75,7 +75,7 @@ class DividedBatch:
             shared[tensor] = _same_size([p[index] for p in pieces], axis)
         counts = counts_of(self.batch)
 
-        def add_place(
+        def add_position(
             of: Inputs | LocalStep, batch: TowerBatch, has_first: bool
         ) -> None:
             """Add where each part begins in a batch, and its total."""
@@ -86,10 +86,10 @@ class DividedBatch:
                 values[of.is_first] = tf.constant(has_first and k == 0)
                 start = start + tf.cast(counts[k], tf.int64)
 
-        add_place(inputs, self.batch, is_first)
-        if own_rows is not None:
-            add_place(own_rows, self.of_all, is_first_of_all)
-            shared[own_rows.has_rows] = shared[inputs.total] > 0
+        add_position(inputs, self.batch, is_first)
+        if local_step is not None:
+            add_position(local_step, self.of_all, is_first_of_all)
+            shared[local_step.has_rows] = shared[inputs.total] > 0
         return shared, parts
 
 
@@ -100,15 +100,15 @@ def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
         sizes,
         sizes[0],
         "the batches of towers have different sizes along an axis other than "
-        "the first, so that they are no parts of one batch: pad all to the "
-        'same size, or use batches="split"',
+        "the first, so they cannot be parts of one batch: pad all of them to "
+        'the same size, or use batches="split"',
     )
     with tf.control_dependencies([check]):
         return tf.identity(sizes[0])
 
 
 def share_of(here: Any, total: Any) -> tf.Tensor:
-    """Return the fraction of a batch that some examples are."""
+    """Return the number of local examples as a fraction of the total."""
     numbers = [tf.cast(number, tf.float32) for number in (here, total)]
     return tf.math.divide_no_nan(*numbers)
 
@@ -118,13 +118,13 @@ def layouts_of(batch: Any, divided: Sequence[bool]) -> list[InputLayout]:
 
     Args:
         batch: its specs.
-        divided: for each of its leaves: whether it has rows of examples; all
-            towers get the others as a whole.
+        divided: for each of its leaves: whether it has a row per example; every
+            tower gets the other leaves whole.
     """
     layouts: list[InputLayout] = []
     leaves = zip(tf.nest.flatten(batch), divided, strict=True)
-    for place, (leaf, has_rows) in enumerate(leaves):
-        layouts += _layouts(leaf, f"leaf{place}", has_rows)
+    for index, (leaf, has_rows) in enumerate(leaves):
+        layouts += _layouts(leaf, f"leaf{index}", has_rows)
     return layouts
 
 

@@ -1,4 +1,4 @@
-"""Keras's functions of a model; first steps show how to divide batches."""
+"""Train, test and predict functions that learn how to divide batches."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.global_batch import GlobalStep
 
-# What shows in a step shows in the first ones: what is not divided, and the
-# memory that is needed.
+# The first steps show which inputs are not divided and how much memory a step
+# needs.
 _FIRST_STEPS = 3
-# So often a step is repeated to find out why it was cancelled.
-_CANCELLED = 10
-# A step is traced again for batches that are so many times larger.
-_OUTGROWN = 4
+# How often a cancelled step is repeated to find the error that cancelled it.
+_MAX_CANCELLED = 10
+# A step is traced again for batches that are this many times larger.
+_RETRACE_RATIO = 4
 
 
 class TowerFunction:
     """A train, test or predict function that a call on towers has made."""
 
     def __call__(self, data: Any) -> Any:
-        """Run as many steps as Keras runs at a time.
+        """Run the model's ``steps_per_execution`` steps.
 
         Args:
             data: an iterator of batches, or a list of them.
@@ -38,16 +38,16 @@ class TowerFunction:
 
 
 class KerasFunction(TowerFunction):
-    """The function that Keras makes, which learns how to divide batches.
+    """A function that Keras makes, wrapped to learn how to divide batches.
 
-    It looks at the first batches of a call. Parts that turn out to have other
-    numbers of rows than the first are given to all towers as a whole. With
-    ``micro_batches="auto"``, if memory is not enough, it puts back what these
-    steps have changed, and runs them again with twice as many micro-batches.
+    It inspects the first batches of a call. Parts that turn out to have a
+    different number of rows than the first part go to every tower whole. With
+    ``micro_batches="auto"``, when memory runs out, it restores the variables
+    and runs the steps again with twice as many micro-batches.
 
     Args:
         model: the model that has the function.
-        name: that of its attribute.
+        name: the name of the model's attribute that holds the function.
         step: divides the batches.
     """
 
@@ -66,12 +66,13 @@ class KerasFunction(TowerFunction):
         self._largest = 0
 
     def look_at_batches(self, rows_may_differ: bool, from_now: bool) -> None:
-        """Look at the first batches of a call, if these decide anything.
+        """Inspect the first batches of a call, if this is of use.
 
         Args:
             rows_may_differ: whether parts of a batch may have different numbers
                 of rows.
-            from_now: whether batches may differ from those of earlier calls.
+            from_now: whether batches may differ from the batches of earlier
+                calls.
         """
         self._looks = not self._model.run_eagerly and (
             self._fits_memory or rows_may_differ
@@ -82,8 +83,8 @@ class KerasFunction(TowerFunction):
         expected, examples = self._examples, self._step.examples
         if expected is None or examples is None:
             return
-        # Rows that were few are many now.
-        if self._step.has_gathered and examples > _OUTGROWN * expected:
+        # The choice to gather rows was made for much smaller batches.
+        if self._step.has_gathered and examples > _RETRACE_RATIO * expected:
             self._examples = examples
             self._retrace()
 
@@ -102,7 +103,7 @@ class KerasFunction(TowerFunction):
             batches = list(itertools.islice(data, number))
         if not batches:
             if of_dataset:
-                # Keras's step begins, and finds that there is no more data.
+                # Keras's function raises the error for the end of the data.
                 return self._run_once(data)
             raise StopIteration
         self._see_rows(batches)
@@ -140,8 +141,8 @@ class KerasFunction(TowerFunction):
         """Run steps, with more micro-batches whenever memory runs out.
 
         Args:
-            batches: returns their data, as Keras passed it.
-            rows: the largest number of rows that a tower has of a batch.
+            batches: returns the data of the steps, as Keras passed it.
+            rows: the largest number of rows of a batch on one tower.
         """
         cancelled = 0
         while True:
@@ -154,11 +155,11 @@ class KerasFunction(TowerFunction):
                     raise
                 self._use_more_micro_batches(rows)
             except tf.errors.CancelledError:
-                # Of several towers, TensorFlow may report one that it stopped
-                # when another failed, and not why that failed.
+                # TensorFlow may report a tower that it cancelled after another
+                # one failed, instead of the failure.
                 self._variables.put_back()
                 cancelled += 1
-                if cancelled == _CANCELLED:
+                if cancelled == _MAX_CANCELLED:
                     raise
 
     def _run_once(self, data: Any) -> Any:
@@ -183,14 +184,14 @@ class KerasFunction(TowerFunction):
         self._retrace()
 
     def _retrace(self) -> None:
-        """Let Keras make the function again, to be traced again."""
-        # This may be inside of another function, which the model has.
+        """Let Keras make the function again, so that it is traced again."""
+        # The model's attribute may be another function that wraps this one.
         before = getattr(self._model, self._name)
         self._function = make_by_keras(self._model, self._name, anew=True)
         setattr(self._model, self._name, before)
 
     def _rows_of(self, batch: Any) -> int:
-        """Return how many rows of a batch the largest tower gets."""
+        """Return the largest number of rows that a tower gets of a batch."""
         pieces = data_lib.as_tower_batch(
             self._step.config, batch, data_lib.RowCheck()
         )
@@ -203,10 +204,10 @@ def make_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
     Args:
         model: the model.
         name: the name of the function.
-        anew: whether to replace one that it has.
+        anew: whether to replace an existing function.
     """
     make = getattr(type(model), f"make_{name}").__get__(model)
-    # XLA cannot compile what spans devices.
+    # XLA cannot compile a function that spans devices.
     with patches.shadowed(model, {"_jit_compile": False}):
         # A model that overrides it may take no argument.
         make(**({"force": True} if anew else {}))
@@ -270,7 +271,7 @@ def _as_before(data: Any, batches: Sequence[Any], spec: Any) -> Any:
     dataset = tf.data.Dataset.from_tensors(batches[0])
     for batch in batches[1:]:
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(batch))
-    # Shapes of batches may be known better than those of the data; the function
-    # would be traced for them.
+    # These batches have more static shapes than the data, for which the
+    # function would be traced again: use the data's specs.
     variant = tf.data.experimental.to_variant(dataset)
     return iter(tf.data.experimental.from_variant(variant, spec))

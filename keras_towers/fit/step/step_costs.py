@@ -38,11 +38,10 @@ class StepCosts:
         rounds: the number of rounds in which they take place.
         fixed: bytes exchanged per step, whatever the batch; None if unknown.
         per_example: bytes exchanged per example.
-        held: the bytes for each example that towers hold until an exchange is
-            over, as long as they have several parts: of all parts; None:
-            nobody knows.
-        once: by the line of code that asks for it: the share of the step's
-            operations that are computed once for all towers because of it.
+        held: the bytes per example that a tower with several micro-batches
+            holds for all of them until an exchange is over; None: unknown.
+        once: by line of code: the fraction of the step's operations that are
+            computed once for all towers because of it.
     """
 
     exchanges: int
@@ -55,39 +54,41 @@ class StepCosts:
     @property
     def exchange_summary(self) -> str:
         """Describe the exchanges; N is the number of examples."""
-        what = _count(self.exchanges, "exchange")
+        exchanges = _count(self.exchanges, "exchange")
         size = f"{_bytes(self.per_example)} x N" if self.per_example else ""
         if self.fixed != 0 or not size:
             size = f"{_bytes(self.fixed)}{' + ' if size else ''}{size}"
-        return f"{what} in {_count(self.rounds, 'round')}, {size}"
+        return f"{exchanges} in {_count(self.rounds, 'round')}, {size}"
 
     @property
     def once_summary(self) -> list[str]:
         """Describe the operations computed once, most expensive first."""
         shares = sorted(self.once.items(), key=lambda item: -item[1])
-        said = "computed once for all towers"
-        return [f"{said}: {line} ({x:.1%} of the step)" for line, x in shares]
+        return [
+            f"computed once for all towers: {line} ({share:.1%} of the step)"
+            for line, share in shares
+        ]
 
 
 def record_costs(
     config: TowerConfig, kind: str, model: str, program: Program, parts: int
 ) -> None:
-    """Record what a step costs, and announce once what is not divided.
+    """Record the costs of a step, and announce once what is not divided.
 
     Args:
         config: the towers that run the step.
         kind: the method of Keras that the step belongs to.
         model: the name of its model.
-        program: what the towers do.
-        parts: the number of parts of a batch in all processes.
+        program: the program that the towers run.
+        parts: the number of micro-batches in all processes.
     """
-    does = "prediction" if "predict" in kind else "evaluation"
-    name = f"{'training' if kind in TRAINING else does} of {model!r}"
+    other = "prediction" if "predict" in kind else "evaluation"
+    name = f"{'training' if kind in TRAINING else other} of {model!r}"
     costs = costs_of(program, parts)
     _costs.setdefault(config.strategy, {})[name] = costs
-    first, *others = costs.once_summary or [""]
+    first, *more = costs.once_summary or [""]
     if first and config.peers.rank == 0 and first_time((name, first)):
-        announce(f"{name}: {first}{', ...' if others else ''}")
+        announce(f"{name}: {first}{', ...' if more else ''}")
 
 
 def describe_steps(config: TowerConfig) -> list[str]:
@@ -96,15 +97,16 @@ def describe_steps(config: TowerConfig) -> list[str]:
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
         if config.micro_batches != 1 and costs.held != 0:
-            each = f"{_bytes(costs.held)} for each example"
-            lines.append(f"{name}: held of all parts of a tower's rows: {each}")
+            held = f"{_bytes(costs.held)} per example"
+            lines.append(f"{name}: held for all micro-batches: {held}")
         lines += [f"{name}: {line}" for line in costs.once_summary]
     return lines
 
 
 def costs_of(program: Program, towers: int) -> StepCosts:
-    """Return what a program costs on a number of towers."""
-    # Levels, what a tower gives, and how large it is together along an axis.
+    """Return the costs of a program on a number of towers."""
+    # For each exchange: its level, a tower's tensor, and the total size along
+    # an axis, or (without an axis) how often the tensor is sent.
     exchanged: list[tuple[int, Tensor, int | None, Any]] = []
     for exchange in program.exchanges:
         tensor, size = exchange.given, exchange.size
@@ -145,7 +147,7 @@ def costs_of(program: Program, towers: int) -> StepCosts:
 
 
 def _held_bytes(program: Program) -> int | None:
-    """The bytes per example that towers hold from level to level."""
+    """Return the bytes per example that towers hold from level to level."""
     later = {
         tensor
         for operation in program.operations
@@ -170,12 +172,12 @@ def _held_bytes(program: Program) -> int | None:
 
 
 def _once(program: Program) -> dict[str, float]:
-    taking = {id(operation) for operation in program.once}
+    undivided = {id(operation) for operation in program.once}
     causes: dict[Any, str] = {}
     counts: collections.Counter[str] = collections.Counter()
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
-        if id(operation.source) in taking:
+        if id(operation.source) in undivided:
             cause = _line_of(operation.source)
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
@@ -185,7 +187,7 @@ def _once(program: Program) -> dict[str, float]:
 
 
 def _line_of(operation: Any) -> str:
-    """The innermost line of the step outside of libraries, or a name."""
+    """Return the innermost line of the user's code, or the operation's name."""
     for frame in reversed(list(operation.traceback)):
         path = os.path.abspath(frame.filename)
         if path == trace.__file__:
@@ -196,8 +198,8 @@ def _line_of(operation: Any) -> str:
     return operation.name.rpartition("/")[0] or operation.type
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _bytes(number: int | None) -> str:

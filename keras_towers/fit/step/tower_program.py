@@ -34,14 +34,15 @@ from keras_towers.transport.keys import next_key
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Level:
-    """The computations up to an exchange or an update, and these.
+    """The computations up to exchanges and updates, and these.
 
     Attributes:
-        common: the operations computed once, by the first process at least.
+        common: the operations computed once in each process, or only in the
+            first process.
         made: their results that are used elsewhere.
         function: the function that each tower calls, or None.
-        inputs: the tensors that it is given.
-        outputs: those that it returns.
+        inputs: the inputs of the function.
+        outputs: the outputs of the function.
         exchanges: the exchanges that follow.
         updates: the updates that follow.
     """
@@ -56,17 +57,17 @@ class _Level:
 
 
 class TowerProgram:
-    """A program as functions, made once, that all towers call.
+    """A program as functions that all towers call.
 
     Args:
         program: the program.
-        mode: how towers call their functions; those that XLA cannot compile are
-            called without.
+        mode: how towers call their functions; functions that XLA cannot compile
+            are called without it.
         device: a tower's device, for which XLA compiles.
 
     Attributes:
-        not_compiled: why XLA cannot compile functions, if it cannot.
-        compiled: how many functions it compiles.
+        not_compiled: for each function that XLA cannot compile, the reason.
+        compiled: the number of functions that XLA compiles.
     """
 
     def __init__(self, program: Program, mode: CallMode, device: str):
@@ -125,13 +126,13 @@ class TowerProgram:
 
         Args:
             common: the inputs that all towers share.
-            parts: the inputs of each part of the batch, in tower order; each
-                tower computes as many, one after another.
+            parts: the inputs of each micro-batch, in tower order; each tower
+                computes the same number of them, one after another.
             devices: the K towers' devices.
             transport: connects the processes.
-            order: that of what they exchange.
-            update: called with an update, K lists of what towers give to it,
-                and what all have of that.
+            order: orders the exchanges between processes.
+            update: called with an update, K lists of the towers' gradients, and
+                a list of the gradients that all towers share.
         """
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
@@ -162,20 +163,20 @@ class TowerProgram:
                 _exchange(level.exchanges, known, towers, transport, order)
             for change in level.updates:
                 gradients = [tower.gradients(change) for tower in towers]
-                wholes = [
+                shared = [
                     None if t.on_towers else _value(t, known)
                     for t in change.given
                 ]
                 with tf.control_dependencies(checks):
-                    update(change, gradients, wholes)
+                    update(change, gradients, shared)
         with tf.device(devices[0]):
             return [_value(t, known) for t in program.results]
 
     def _call(self, level: _Level, tower: _Tower) -> None:
-        """Call the function of a level for a tower's parts."""
+        """Call the function of a level for a tower's micro-batches."""
         made: list[Any] = []
         for part in tower.parts:
-            # What one part takes is free before the next one takes it.
+            # One micro-batch frees its memory before the next one begins.
             with tf.device(tower.device), tf.control_dependencies(made):
                 inputs = [_value(t, part) for t in level.inputs]
                 if made:
@@ -201,9 +202,10 @@ class _Tower:
 
     Attributes:
         device: where it computes.
-        parts: for each of its parts of the batch: its own tensors, and behind
-            them those that all towers share.
-        sums: the sums over these parts of what enters a sum over towers.
+        parts: for each micro-batch its tensors, chained to the tensors that all
+            towers share.
+        sums: the sums over micro-batches of tensors that are summed over
+            towers.
     """
 
     device: str
@@ -211,25 +213,25 @@ class _Tower:
     sums: dict[Tensor, Any] = dataclasses.field(default_factory=dict)
 
     def add(self, tensor: Tensor, value: Any) -> Any:
-        """Add a part's tensor to a sum; return the sum so far."""
+        """Add a micro-batch's tensor to a sum; return the sum so far."""
         before = self.sums.get(tensor)
         self.sums[tensor] = value if before is None else before + value
         return self.sums[tensor]
 
     def sum(self, tensor: Tensor) -> Any:
-        """Return the sum over all parts."""
+        """Return the sum over all micro-batches."""
         if tensor not in self.sums:
             for part in self.parts:
                 self.add(tensor, _value(tensor, part))
         return self.sums[tensor]
 
     def joined(self, tensor: Tensor) -> Any:
-        """Return the rows of all parts."""
+        """Return the rows of all micro-batches."""
         rows = [_value(tensor, part) for part in self.parts]
         return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
     def gradients(self, update: Update) -> list[Any]:
-        """Return those for an update; None for those all towers share."""
+        """Return gradients for an update; None for those all towers share."""
         with tf.device(self.device):
             return [
                 (self.joined if t in update.rows else self.sum)(t)
@@ -246,11 +248,11 @@ def _exchange(
     transport: Transport,
     order: StepOrder,
 ) -> None:
-    """Exchange what towers have, and add the results to theirs."""
+    """Exchange tensors of towers, and add the results to their tensors."""
     parts = [part for tower in towers for part in tower.parts]
 
     def given(exchange: Exchange) -> list[Any]:
-        """What towers, or all their parts, give to an exchange."""
+        """Return the tensors of towers, or of micro-batches, to exchange."""
         tensor = exchange.given
         if _is_at_root(tensor) and transport.rank != 0:
             return []
@@ -273,7 +275,7 @@ def _exchange(
 
 def _after_dependencies(tensor: Any) -> Any:
     """Return a tensor after the control dependencies of this block."""
-    # Handles are constants, and a copy would not be known as one.
+    # TensorFlow would not recognize a copy of a handle as a constant.
     if tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.identity(tensor)
@@ -285,7 +287,7 @@ def _is_at_root(tensor: Tensor) -> bool:
 
 
 def _shape_across_towers(exchange: Exchange) -> tf.TensorShape:
-    """The shape of an exchanged tensor, with the gathered axis unknown."""
+    """Return the shape of an exchanged tensor; a gathered axis is unknown."""
     shape = exchange.given.shape
     if exchange.kind != "gather" or shape.rank is None:
         return shape
@@ -353,12 +355,12 @@ def exchanged(
 
     Args:
         exchanges: N exchanges of a level.
-        values_of_towers: for each exchange what the K towers of this process
-            give; nothing where only the first process has it.
+        values_of_towers: for each exchange the tensors of this process's K
+            towers; empty if only the first process has one.
         transport: connects the processes.
 
     Returns:
-        For each of them its result; of ``before`` a list of one for each tower.
+        The result of each exchange; for ``before`` a list of K results.
     """
     results: list[Any] = [
         _exchanged_here(exchange, values) if values else None
@@ -366,7 +368,7 @@ def exchanged(
     ]
     if transport.size == 1:
         return results
-    # Those of one dtype go as one message.
+    # Tensors of the same dtype are sent as one message.
     summed = {
         k: results[k]
         if exchange.kind == "sum"
@@ -411,16 +413,15 @@ def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
         return transport.all_gather(tensor, next_key("rows"))
     order = list(range(tensor.shape.rank))
     order[0], order[axis] = order[axis], order[0]
-    turned = tf.transpose(tensor, order)
-    joined = transport.all_gather(turned, next_key("rows"))
-    return tf.transpose(joined, order)
+    rows = transport.all_gather(tf.transpose(tensor, order), next_key("rows"))
+    return tf.transpose(rows, order)
 
 
 def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     """Give all ranks the first rank's tensor."""
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
-    # TensorFlow's constant folding would exchange what it takes for constant.
+    # TensorFlow's constant folding would run an exchange of constants.
     one = _variable_one().read_value()
     if shape.is_fully_defined() and dtype != tf.string:
         count = tf.reshape(one * shape.num_elements(), [1])
@@ -428,7 +429,7 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
         sent = tf.reshape(sent, shape)
         (result,) = transport.broadcast([sent], next_key("root"))
         return result
-    # Others may not know its shape, and have no rows of it.
+    # Other ranks may not know the shape, and contribute no rows.
     nothing = tf.reshape(one - 1, [1])
     flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
     rows = transport.all_gather(flat, next_key("root"))

@@ -29,9 +29,9 @@ class Trace:
         graph: its operations; its inputs are the leaves of the batch, then
             ``captures``.
         captures: the tensors of the outer graph that it uses.
-        updates: the optimizers' updates, in their order, by the names of the
-            operations that stand for them.
-        output: what the step returns, with the graph's tensors.
+        updates: the optimizers' updates, in their order, by the names of their
+            marker operations.
+        output: the return value of the step, with the graph's tensors.
     """
 
     graph: Any
@@ -71,7 +71,7 @@ class Trace:
         return [text for call in calls for text in call.describe_gradients()]
 
     def update_infos(self) -> dict[str, UpdateInfo]:
-        """Return what is known of each update, by its operation's name."""
+        """Return facts about each update, by the name of its marker."""
         return {n: self._update_info(call) for n, call in self.updates.items()}
 
     @property
@@ -81,15 +81,15 @@ class Trace:
         return self.graph.inputs[first:]
 
     def _update_info(self, call: UpdateCall) -> UpdateInfo:
-        sparse, place = [], 0
+        sparse, index = [], 0
         for gradient in call.grads:
             if isinstance(gradient, tf.IndexedSlices):
-                sparse.append((place, place + 1))
-            place += len(_components(gradient))
+                sparse.append((index, index + 1))
+            index += len(_components(gradient))
         return UpdateInfo(sparse, self._used_by(call))
 
     def _used_by(self, call: UpdateCall) -> list[Any] | None:
-        """The captured variables that an update may use; None: any of them."""
+        """Return the captures that an update may use; None: any of them."""
         parts = list(optimizers_in(call.optimizer))
         rates = [getattr(part, "_learning_rate", None) for part in parts]
         constraints = [getattr(v, "constraint", None) for v in call.variables]
@@ -102,10 +102,12 @@ class Trace:
         for part in parts:
             used += [*part.variables, *part._trainable_variables]
         copies = (copy_on_tower(getattr(v, "_value", v), 0) for v in used)
-        # Another rank may have the value of one.
+        # A value that is on another rank has no handle here.
         handles = {id(getattr(copy, "handle", None)) for copy in copies}
         captures = zip(self._captured, self.captures, strict=True)
-        return [tensor for tensor, own in captures if id(own) in handles]
+        return [
+            inside for inside, outside in captures if id(outside) in handles
+        ]
 
 
 def trace(
@@ -123,8 +125,8 @@ def trace(
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
         build: builds an optimizer for weights, unless it is built.
-        own_statistics: whether BatchNormalization takes the statistics of each
-            tower's rows.
+        own_statistics: whether BatchNormalization computes statistics for each
+            tower's rows separately.
         xla: whether XLA is to compile it.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
@@ -137,12 +139,12 @@ def trace(
         inside = [None if leaf is None else next(remaining) for leaf in leaves]
         data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
         graph = compat.get_default_graph()
-        # Draws without a seed are those of the graph that the step belongs to,
-        # which may have several steps.
+        # Draws without a seed continue the count of the outer graph, which may
+        # have several steps.
         draw_counts[graph] = draw_counts.get(outer, 0)
 
         def note(call: UpdateCall) -> None:
-            # What follows in the step may read the optimizer's variables.
+            # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
             updates[_add_update_marker(call)] = call
@@ -170,14 +172,14 @@ def trace(
 
 
 def _add_update_marker(call: UpdateCall) -> str:
-    """Add an operation that stands for an update; return its name."""
+    """Add an operation that marks an update; return its name."""
     given = [t for gradient in call.grads for t in _components(gradient)]
     operation = tf.raw_ops.IdentityN(input=given, name="update")[0].op
     return operation.name
 
 
 def _components(gradient: Any) -> list[tf.Tensor]:
-    """The tensors of a gradient: values and indices, or one, or none."""
+    """Return the tensors of a gradient: values and indices, or one, or none."""
     if gradient is None:
         return []
     if isinstance(gradient, tf.IndexedSlices):

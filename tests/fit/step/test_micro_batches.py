@@ -108,7 +108,7 @@ def test_describe_says_what_is_held_of_all_parts():
             fit(stacked(layers)(), 1, X, Y, BATCH)
         described = strategy.describe()
         assert "each tower processes its rows in 2 parts" in described
-        lines.append("held of all parts" in described)
+        lines.append("held for all micro-batches" in described)
     assert lines == [False, True]
 
 

@@ -163,7 +163,7 @@ def test_graphs_without_xla_kernels_run_without_xla(reasons):
     ((level, said),) = reasons()
     assert level == "WARNING"
     assert said.startswith("jit_compile is off for training of 'sequential")
-    assert "uses what XLA does not have: AsString" in said
+    assert "uses operations XLA does not have: AsString" in said
     assert_same(found, outcome(make(jit_compile=False), trained))
 
 
