@@ -10,10 +10,6 @@ import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-# Like other passes over graphs (tests/kit/untuned.py), oneDNN's takes longer
-# than it saves.
-if "KERAS_TOWERS_TEST_OPTIMIZED" not in os.environ:
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 import tensorflow as tf

@@ -1,7 +1,7 @@
 """The models of the benchmark: its own, or the user's.
 
-Weights and data that all rows start from are stored once: otherwise they would
-differ between backends and processes.
+The initial weights and the data are stored once, so that they are the same for
+all backends and processes.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Stored:
     def store(self, examples: int) -> str:
         """Store weights and data, and return a title.
 
-        If the function gives no data, as many random examples are stored.
+        Without data from the function, random examples are stored.
         """
         import keras
         import numpy as np
 
-        model, *data = self._made()
+        model, *data = self._make()
         kind = ""
         if not data:
             data = list(random_examples(model, self.source, examples))
@@ -96,7 +96,7 @@ class Stored:
         if len(lengths) != 1:
             raise TowerError(
                 f"{self.source} returned {' and '.join(map(str, lengths))} "
-                "examples; x and y need as many"
+                "examples; x and y need the same number"
             )
         numbers = list(range(len(arrays)))
         structure = keras.tree.pack_sequence_as(data, numbers)
@@ -108,7 +108,7 @@ class Stored:
 
     def build(self) -> Any:
         """Build and compile the model with the stored weights."""
-        model = self._made()[0]
+        model = self._make()[0]
         self._build_variables(model)
         model.set_weights(_load(self.folder / _WEIGHTS))
         return model
@@ -128,7 +128,7 @@ class Stored:
         if not model.built:
             model(self.data(1)[0])
 
-    def _made(self) -> list[Any]:
+    def _make(self) -> list[Any]:
         """Return a compiled model, and x and y if the function gives them."""
         import keras
 
@@ -163,9 +163,9 @@ class Workload:
     folder: Path
     rank: int
     size: int
-    # Of this process; none: the row chooses.
+    # This process's devices; empty: the row chooses.
     devices: Sequence[str]
-    # Examples of a global batch.
+    # Examples in a global batch.
     batch: int
     steps: int
 
@@ -176,7 +176,7 @@ class Workload:
 
     @property
     def share(self) -> int:
-        """Examples of this process in each step."""
+        """The examples of this process in each step."""
         return self.batch // self.size
 
     def part(self) -> tuple[Any, Any]:
@@ -227,7 +227,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
             "made: it has no inputs of known shape, or several outputs; "
             "return (model, x, y)"
         )
-    # Every embedding has to know them.
+    # Ids that every embedding accepts.
     ids = min(
         (
             layer.input_dim
@@ -245,7 +245,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
 
     x = [examples_for(tensor) for tensor in inputs]
     y = examples_for(outputs[0])
-    # By name, by class or as a function.
+    # The loss may be a name, an object or a function.
     if "sparse" in repr(model.loss).lower():
         y = random.integers(y.shape[-1], size=y.shape[:-1])
     return x[0] if len(x) == 1 else x, y

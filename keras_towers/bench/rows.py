@@ -1,4 +1,4 @@
-"""The rows of the benchmark: how each trains, in one of its processes."""
+"""The rows of the benchmark, and how each trains in one process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Times:
         batches: when each step began.
         epochs: when each epoch began, and the end of training; none in custom
             loops, where epochs do nothing.
-        losses: the loss of each step, where steps wait for theirs.
-        first_step_s: time until the first loss was there.
+        losses: the loss of each step, if steps wait for it.
+        first_step_s: seconds until the first loss was available.
     """
 
     began: float = field(default_factory=time.perf_counter)
@@ -42,14 +42,14 @@ class Times:
     first_step_s: float | None = None
 
     def add_loss(self, loss: float) -> None:
-        """Note the loss of a step that has just ended."""
+        """Record the loss of a step that has just ended."""
         self.losses.append(loss)
         if self.first_step_s is None:
             self.first_step_s = time.perf_counter() - self.began
 
 
 Train: TypeAlias = Callable[[int, int, bool], Times]
-"""Trains for so many steps per epoch and so many epochs.
+"""Trains for a number of steps per epoch, and a number of epochs.
 
 The last argument says whether every step waits for its loss.
 """
@@ -85,7 +85,7 @@ def _recorder(times: Times, waits: bool) -> Any:
 
     sum_of_epoch = 0.0
 
-    # From start to start, with the handling of data and metrics.
+    # Measured from start to start, to include input and metrics.
     def begin_batch(batch: int, logs: Any) -> None:
         times.batches.append(time.perf_counter())
 
@@ -97,13 +97,13 @@ def _recorder(times: Times, waits: bool) -> Any:
         times.add_loss(sum_of_epoch - before)
 
     for method in (begin_batch, end_batch):
-        # Ranks would send a message after each step, to agree to go on.
+        # Otherwise ranks exchange a message after each step: does any stop?
         setattr(method, NEVER_STOPS, True)
     return keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda *_: times.epochs.append(time.perf_counter()),
         on_train_end=lambda *_: times.epochs.append(time.perf_counter()),
         on_train_batch_begin=begin_batch,
-        # With this method, Keras waits for every step.
+        # If this is set, Keras waits for every step.
         on_train_batch_end=end_batch if waits else None,
     )
 
@@ -146,8 +146,8 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     if device == "gpu":
         return [f"/device:GPU:{index}" for index in range(towers)]
     tf.config.set_visible_devices([], "GPU")
-    # With more threads one device would use all cores, and the figures would be
-    # those of parallel operations instead of the towers.
+    # With more threads, one device would use all cores, and the figures would
+    # show parallel operations instead of parallel towers.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(max(4, towers))
     tf.config.set_logical_device_configuration(
@@ -158,7 +158,7 @@ def prepare_devices(device: str, towers: int) -> list[str]:
 
 
 class Runs(StrEnum):
-    """The place of a row's replicas."""
+    """Where a row's replicas run."""
 
     ONE = "one device"
     DEVICES = "devices"
@@ -172,19 +172,20 @@ class Row:
     Attributes:
         name: its name on the command line.
         train: prepares the training of one process.
-        note: what stands below the table.
-        runs: where its replicas are.
+        note: its explanation below the table.
+        runs: where its replicas run.
         stock: whether it is a strategy of TensorFlow.
-        default: whether it is measured where no row is named.
-        backend: of Keras.
-        engine: the module that connects its processes, if not TensorFlow.
+        default: whether it is measured if no rows are chosen.
+        backend: Keras's backend.
+        engine: the module that connects its processes, unless TensorFlow does.
         servers: number of parameter servers.
         alone: whether its processes exchange nothing.
         bursts: whether towers take their batches in bursts, so that only a mean
             over several rounds is a meaningful rate.
-        devices: prepares as many devices of a kind, and returns their names.
+        devices: prepares a number of devices of a kind, and returns their
+            names.
         plain: the name of the row of the same backend on one device.
-        compute: the name of the row of as many processes without an exchange.
+        compute: the name of the row whose processes exchange nothing.
     """
 
     name: str
@@ -206,7 +207,7 @@ class Row:
     def missing(self) -> str:
         """Why the row cannot be measured here; empty if it can.
 
-        TensorFlow is needed for all rows, and not looked for.
+        All rows need TensorFlow, which is not checked.
         """
         for module in {self.engine, self.backend} - {"", "tensorflow"}:
             if importlib.util.find_spec(module) is None:
@@ -219,7 +220,7 @@ class Row:
     def launcher(self, processes: int) -> list[str]:
         """Options of ``keras-towers run`` that start the processes."""
         if self.engine:
-            # On this machine, also in an allocation of others.
+            # On this machine, even inside an allocation of other hosts.
             number = ["-np", str(processes), "-H", f"localhost:{processes}"]
             needs_servers = ENGINES[self.engine].servers
             return [*number, *(["--servers", "1"] if needs_servers else [])]
@@ -285,7 +286,7 @@ def find(rows: Mapping[str, Row], name: str) -> Row:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             options[key] = value
-    # Not of the strategy, but of the job, as in sync-replicas:ps=2.
+    # An option of the job, not of the strategy: sync-replicas:ps=2.
     servers = options.pop("ps", row.servers)
     train = partial(in_strategy, name=known, options=options)
     return replace(row, name=name, train=train, note="", servers=servers)

@@ -1,4 +1,4 @@
-"""Cells, each measured in fresh processes with a time limit."""
+"""Measures cells, each in fresh processes with a time limit."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from keras_towers.rendezvous.store import FileStore
 from keras_towers.settings import RANK, SECRET, SIZE, STORE
 from keras_towers.system import handle_signals
 
-# The first steps, each of which waits for its loss.
+# The first steps wait for their losses.
 FIRST_STEPS = 20
 RESULT = "result"
-"""With its rank behind it, the key under which a process leaves its result."""
-# Of two losses, relative to plain Keras's. Other orders of summation stay far
-# below it; a mean over other examples, or another optimizer, far above.
+"""Followed by a rank: the key under which this rank stores its result."""
+# Relative to plain Keras's loss. A different order of summation stays far below
+# it; a mean over other examples, or another optimizer, is far above.
 TOLERANCE = 1e-3
 _STDERR_LINES = 12
 # The launcher needs time to end its ranks.
 _GRACE_S = 15
-# With more threads a single rank would use all cores.
+# With more threads, a single rank would use all cores.
 _ONE_CORE = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
 }
-# What would tell a process that it is one of a job that this runs in.
-_OF_ANOTHER_JOB = (
+# Variables of the job that this command itself may run in.
+_OUTER_JOB = (
     "HOROVOD_ELASTIC",
     Horovodrun.rank_in,
     SECRET,
@@ -75,13 +75,12 @@ class Setting:
 
     Attributes:
         device: "cpu" or "gpu".
-        batch: examples of a global batch.
+        batch: examples in a global batch.
         steps: number of steps that are timed.
         timeout_s: time limit of a cell.
-        exact: whether a row fails if its losses are not those of plain Keras;
-            then every step waits for its loss, and every replica has a core of
-            its own.
-        rows: where the rows are, by the name of their module and their own.
+        exact: whether a row fails if its losses differ from plain Keras's; then
+            every step waits for its loss, and every replica has its own core.
+        rows: the rows, as the names of a module and of its attribute.
     """
 
     device: str
@@ -106,7 +105,7 @@ class Measurements:
     """The titles of the models, and the samples of all cells.
 
     Attributes:
-        complete: whether nobody has interrupted it.
+        complete: whether all cells were measured, without an interrupt.
     """
 
     titles: dict[str, str] = field(default_factory=dict)
@@ -142,7 +141,7 @@ def measure_all(
     setting: Setting,
     console: Console,
 ) -> Measurements:
-    """Measure all cells but those of rows that failed, or until Ctrl-C."""
+    """Measure all cells until Ctrl-C; skip repeats of a row that failed."""
     found = Measurements()
     models = dict.fromkeys(cell.model for cell in cells)
     # On SIGTERM, end exactly as on Ctrl-C.
@@ -157,7 +156,7 @@ def measure_all(
                 for number, cell in enumerate(cells):
                     title = f"{cell.title} ({number + 1} of {len(cells)})"
                     bar.update(task, completed=number, description=title)
-                    # A row that failed has used up its time limit.
+                    # A repeat would use up the time limit again.
                     failed = {s.cell.title for s in found.samples if s.error}
                     if cell.title in failed:
                         continue
@@ -190,8 +189,8 @@ def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
     replicas shows in the second step.
 
     Args:
-        losses: the loss of each step, as a mean over the global batch.
-        reference: the losses to agree with; empty: there are none.
+        losses: the mean loss over the global batch, for each step.
+        reference: the losses to compare with; empty: plain Keras failed.
 
     Example:
         >>> difference([2.3, 1.0], [2.3, 2.1])
@@ -201,7 +200,7 @@ def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
         return "plain Keras failed"
     pairs = zip(losses, reference, strict=True)
     for step, (loss, wanted) in enumerate(pairs, 1):
-        # Infinity is no loss to agree on, and NaN agrees with nothing.
+        # Infinities do not count as equal, and NaN equals nothing.
         close = math.isclose(loss, wanted, rel_tol=TOLERANCE)
         if not (math.isfinite(wanted) and close):
             shown = f"{loss:.7g} against {wanted:.7g}"
@@ -212,7 +211,7 @@ def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
 def store(model: str, folder: Path, setting: Setting) -> str:
     """Store a model's initial weights and data; return its title."""
     command = ["-m", "keras_towers.bench.models", model, str(folder)]
-    # For a model that comes without data.
+    # Used if the model comes without data.
     examples = (FIRST_STEPS + setting.steps) * setting.batch
     try:
         answer = subprocesses.ask_python(
@@ -228,7 +227,7 @@ def store(model: str, folder: Path, setting: Setting) -> str:
 
 
 def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
-    """Measure one cell; if that fails, the others are not lost with it."""
+    """Measure one cell; a failure becomes part of the sample."""
     try:
         return Sample(cell, combine(run_workers(row, cell, setting, stored)))
     except TowerError as error:
@@ -238,7 +237,7 @@ def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
 def run_workers(
     row: Row, cell: Cell, setting: Setting, stored: Path
 ) -> list[dict[str, Any]]:
-    """Run the processes of a cell, and return what each has measured."""
+    """Run the processes of a cell; return the measurements of each."""
     ranks, launcher = 1, list[str]()
     if row.runs is Runs.RANKS:
         ranks = cell.replicas
@@ -275,9 +274,9 @@ def run_workers(
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process that belongs to no other job."""
-    outer = {k: v for k, v in os.environ.items() if k not in _OF_ANOTHER_JOB}
-    # This package is found also where it is not installed.
+    """Return the environment of a process outside of any outer job."""
+    outer = {k: v for k, v in os.environ.items() if k not in _OUTER_JOB}
+    # This package may not be installed.
     path = [str(Path(__file__).parents[2]), outer.get("PYTHONPATH")]
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -293,8 +292,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the measurements of the processes of a cell.
 
-    Times are means over the processes, memory is that of all together, and
-    losses are those of the global batch, of which processes have equal shares.
+    Times are means over the processes, and memory is their total. Losses are
+    means, too: processes have equal shares of the global batch.
     """
 
     def mean(name: str) -> float | None:

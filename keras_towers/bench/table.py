@@ -1,4 +1,4 @@
-"""What was measured, relative to other rows, and as a table."""
+"""Compares the measurements of rows, and shows them as a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Column:
     title: str
     legend: str
     form: str = "{:.2f}"
-    # Whether the smallest and largest of all repeats are shown.
+    # Whether the range over all repeats is shown.
     ranges: bool = False
 
 
@@ -32,8 +32,8 @@ COLUMNS = {
     ),
     "efficiency": Column(
         "effi-\nciency",
-        "throughput relative to n times one device of the same backend; none "
-        "where devices share cores.",
+        "throughput relative to n times one device of the same backend; empty "
+        "if devices share cores.",
         "{:.0%}",
     ),
     "step_ms": Column(
@@ -55,18 +55,20 @@ COLUMNS = {
     ),
     "cost_ms": Column(
         "above\ncompute",
-        "milliseconds above the compute row of the same repeat, where as many "
-        "processes train concurrently without exchanging anything.",
+        "milliseconds above the compute row of the same repeat, whose "
+        "processes train at the same time without exchanging anything.",
         ranges=True,
     ),
     "first_step_s": Column(
         "first\nstep",
         "seconds from the call of fit to the end of its first batch, in a new "
-        "process, with all that is traced and compiled for it.",
+        "process, including tracing and compilation.",
         "{:.1f} s",
     ),
     "epoch_cost_s": Column(
-        "epoch", "per-epoch overhead of fit, beside the steps.", "{:.2f} s"
+        "epoch",
+        "overhead of fit per epoch, besides the steps.",
+        "{:.2f} s",
     ),
     "memory_mb": Column(
         "memory",
@@ -86,7 +88,7 @@ class Result:
         replicas: its number of replicas.
         row: its name.
         figures: a value for each repeat that did not fail, by column.
-        error: why a repeat failed; empty: none did.
+        error: why a repeat failed; empty if none did.
     """
 
     model: str
@@ -106,9 +108,9 @@ def summarize(
 
     Args:
         rows: the rows, by name.
-        samples: what was measured.
-        batch: examples of a global batch.
-        devices: how many the machine has.
+        samples: the measurements.
+        batch: examples in a global batch.
+        devices: the number of devices of the machine.
     """
     step_ms = {s.cell: s.result["step_ms"] for s in samples if not s.error}
     results: dict[str, Result] = {}
@@ -121,7 +123,7 @@ def summarize(
             result.error = sample.error
             continue
         figures = _figures(sample, rows, step_ms, batch)
-        # Devices that share cores have no efficiency.
+        # Efficiency is meaningless if devices share cores.
         if not 1 < cell.replicas <= devices:
             figures["efficiency"] = None
         for name, figure in figures.items():
@@ -136,7 +138,7 @@ def _figures(
     step_ms: Mapping[Cell, float],
     batch: int,
 ) -> dict[str, float | None]:
-    """Return the columns of one run, relative to others of the same repeat."""
+    """Return the columns of one run, relative to rows of the same repeat."""
     cell, result = sample.cell, sample.result
     row, ms = rows[cell.row], step_ms[cell]
     plain = step_ms.get(replace(cell, row=row.plain, replicas=1))
@@ -163,13 +165,13 @@ def show(
     names: Sequence[str],
     console: Console,
 ) -> None:
-    """Print a table for each model, explain it, and say what failed.
+    """Print a table for each model, with explanations and failures.
 
     Args:
         results: what to show.
         rows: the rows, by name.
-        titles: those of the models.
-        names: the columns; one without a figure is left out.
+        titles: the titles of the models.
+        names: the columns; columns without figures are left out.
         console: where to print.
     """
     columns = {
@@ -218,7 +220,7 @@ def _table(
             if result.error:
                 name += " [red]failed[/]"
             cells = (
-                _shown(result.figures.get(key), column)
+                _format(result.figures.get(key), column)
                 for key, column in columns.items()
             )
             table.add_row(str(replicas), name, *cells)
@@ -226,8 +228,8 @@ def _table(
     return table
 
 
-def _shown(figures: Sequence[float] | None, column: Column) -> str:
-    """Format a median and, where repeats are compared, their range."""
+def _format(figures: Sequence[float] | None, column: Column) -> str:
+    """Format a median and, if repeats are compared, their range."""
     if not figures:
         return "–"
     median = column.form.format(statistics.median(figures))

@@ -21,8 +21,8 @@ from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
 
-# The number of batches per tower over which one time is measured, of towers
-# that take theirs in bursts.
+# If towers take batches in bursts, the number of batches per tower that one
+# measured time covers.
 _ROUNDS = 3
 # The first steps of an epoch fill the queues of the input pipeline.
 _SETTLING_STEPS = 3
@@ -31,7 +31,7 @@ _POLL_S = 0.005
 
 
 def main() -> None:
-    """Measure the cell of the command line, with the others of its job."""
+    """Measure the cell of the command line, as one process of its job."""
     task = json.loads(sys.argv[1])
     setting, cell = Setting(**task["setting"]), Cell(**task["cell"])
     folder, rank, size = Path(task["folder"]), 0, 1
@@ -41,7 +41,7 @@ def main() -> None:
         rank = place.rank if place else int(os.environ["HOROVOD_RANK"])
         size = cell.replicas
     if row.alone:
-        # Nothing connects the processes, of which TF_CONFIG tells.
+        # No strategy connects the processes that TF_CONFIG describes.
         os.environ.pop("TF_CONFIG", None)
     window = _ROUNDS * cell.replicas if row.bursts else 1
     work = Workload(
@@ -71,7 +71,7 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
     ranks, in_one = row.runs is Runs.RANKS, row.runs is Runs.DEVICES
     if setting.device == "cpu":
         if ranks or setting.exact:
-            # A core for each replica, also for its threads that communicate,
+            # One core for each replica and its communication threads; set
             # before the backends count the cores.
             cores = sorted(os.sched_getaffinity(0))[: cell.replicas]
             os.sched_setaffinity(0, cores)
@@ -87,7 +87,7 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
 def reset_peak_memory() -> float:
     """Return the resident megabytes; from now on they are also the peak."""
     with contextlib.suppress(OSError):
-        # 5 sets the peak to what is resident now.
+        # 5 resets the peak to the current resident memory.
         Path("/proc/self/clear_refs").write_text("5")
     return _megabytes("VmRSS")
 
@@ -112,20 +112,20 @@ def measure(
         train: trains the model.
         work: the model and its data.
         setting: the options of all cells.
-        window: over how many steps each time is a mean.
-        alone: whether processes exchange nothing, so that each has to go on
-            until all others have been measured.
+        window: the number of steps that each time is averaged over.
+        alone: whether processes exchange nothing; each then has to continue
+            until all have been measured.
     """
     store = FileStore(work.folder)
 
-    def all_left(name: str) -> bool:
+    def all_stored(name: str) -> bool:
         return all(store.get(f"{name}.{r}") for r in range(work.size))
 
     first = train(FIRST_STEPS, 1, True)
     store.put(f"warm.{work.rank}", True)
-    while not all_left("warm"):
+    while not all_stored("warm"):
         time.sleep(_POLL_S)
-    # On a GPU, and with JAX, a step otherwise ends before what it started.
+    # On GPUs and with JAX, a step otherwise ends before its computation.
     waits = setting.exact
     settling = max(_SETTLING_STEPS, window)
     times = train(settling + setting.steps + window, 1, waits)
@@ -136,8 +136,8 @@ def measure(
         epoch_s = differences(short.epochs)[_SKIPPED_EPOCHS:]
         cost_s = statistics.median(epoch_s) - _SHORT_EPOCH_STEPS * step_s
     store.put(f"done.{work.rank}", True)
-    while alone and not all_left("done"):
-        # If a rank stopped early, the others would run on a less busy machine.
+    while alone and not all_stored("done"):
+        # If a rank stopped early, the other ranks would run faster.
         train(_SHORT_EPOCH_STEPS, 1, waits)
     return {
         "first_step_s": first.first_step_s,

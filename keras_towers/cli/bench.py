@@ -68,10 +68,10 @@ def bench(
         models: Your own model as MODULE:FUNCTION, which returns it compiled,
             alone or as (model, x, y): without data, random examples are made.
             Or some of small, large, cnn.
-        towers: Numbers of towers of one process. Default: 2, 4 or 8, as many as
-            there are GPUs or cores; none with --processes alone.
-        processes: Numbers of processes, for strategies over several: one core
-            or GPU each.
+        towers: Numbers of towers in one process. Default: 2, 4 or 8, whatever
+            the GPUs or cores allow; none with --processes alone.
+        processes: Numbers of processes, for strategies that use several: one
+            core or GPU each.
         strategies: Rows to compare: plain, stock-default, stock-one-device,
             stock-hierarchical, compute, or the names of strategies. Default:
             all that are installed. Options of a strategy follow its name:
@@ -112,13 +112,13 @@ def compare(
 
     Args:
         setting: the options of all runs.
-        columns: of the table, by name.
+        columns: the names of the table's columns.
         json_path: a file to write all measurements to.
         models: comma-separated names.
         towers: comma-separated numbers, or "auto".
         processes: likewise.
         strategies: comma-separated names.
-        repeats: how often each row is measured.
+        repeats: the number of runs per row.
     """
     if json_path:
         check_writable(json_path, "bench")
@@ -131,7 +131,7 @@ def compare(
     places = [runs for runs, counts in numbers.items() if counts]
     chosen, skipped = _rows(rows, strategies, places)
     facts = probe.machine_facts(setting.timeout_s)
-    setting, there = _placed(setting, numbers, facts)
+    setting, there = _resolve(setting, numbers, facts)
     console = Console()
     cells = plan(chosen, sources, numbers, repeats)
     console.print(
@@ -158,20 +158,20 @@ def compare(
     raise typer.Exit(int(any(sample.error for sample in found.samples)))
 
 
-def _placed(
+def _resolve(
     setting: Setting, numbers: Mapping[Runs, list[int]], facts: dict[str, Any]
 ) -> tuple[Setting, int]:
-    """Choose where to run, and numbers that are not given.
+    """Choose the device, and the numbers that are not given.
 
     Returns:
-        The setting, and how many devices of its kind there are.
+        The setting, and the number of available devices of its kind.
     """
     gpus = len(facts["gpus"])
     if setting.device == "auto":
         most = max(n or 2 for counts in numbers.values() for n in counts)
         setting = replace(setting, device="gpu" if gpus >= most else "cpu")
     there = gpus if setting.device == "gpu" else facts["cores"]
-    # One core is enough for two devices, which then share it.
+    # Two towers may share a core.
     fitting = next(n for n in (8, 4, 2) if n <= max(2, there))
     for counts in numbers.values():
         counts[:] = [count or fitting for count in counts]
@@ -189,7 +189,7 @@ def _placed(
 
 def _models(text: str) -> list[str]:
     """Split comma-separated names of models, and functions."""
-    names = _words(text)
+    names = _split(text)
     unknown = [n for n in names if n not in MODELS and ":" not in n]
     if unknown or not names:
         raise TowerError(
@@ -202,10 +202,10 @@ def _models(text: str) -> list[str]:
 def _rows(
     rows: Mapping[str, Row], text: str, places: Collection[Runs]
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """Return the rows to measure, and why default ones are not."""
+    """Return the rows to measure, and why some default rows are skipped."""
     chosen: dict[str, Row] = {}
     skipped = {}
-    for name in _words(text):
+    for name in _split(text):
         if name == "default":
             for row in rows.values():
                 if not row.default or row.runs not in places:
@@ -223,13 +223,13 @@ def _rows(
             raise TowerError(f"{name} needs {option} N")
     if not chosen:
         raise TowerError(f"no strategy given; choose {', '.join(rows)}")
-    # Those first that figures of others are relative to.
+    # Rows that other rows are relative to come first.
     first = {row.plain for row in chosen.values()}
     first |= {r.compute for r in chosen.values() if r.runs is Runs.RANKS}
     return {n: r for n, r in rows.items() if n in first} | chosen, skipped
 
 
-def _words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     """Split comma-separated words."""
     words = (word.strip() for word in text.split(","))
     return list(dict.fromkeys(filter(None, words)))
@@ -239,7 +239,7 @@ def _numbers(option: str, text: str | None, least: int) -> list[int]:
     """Parse comma-separated whole numbers from ``least``; "auto" is 0."""
     if text in (None, "auto"):
         return [] if text is None else [0]
-    counts = [int(w) if w.isdecimal() else 0 for w in _words(text)]
+    counts = [int(w) if w.isdecimal() else 0 for w in _split(text)]
     if not counts or min(counts) < least:
         raise TowerError(
             f"{option} takes whole numbers from {least}, not '{text}'"

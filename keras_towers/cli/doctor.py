@@ -21,7 +21,7 @@ _MARKS = {
     Status.NOTE: "[dim]–[/]",
     Status.OK: "[green]✓[/]",
 }
-# The strategies of the self-test, where they are there.
+# The strategies of the self-test, if they are installed.
 _TESTED = ("multi-worker", "sync-replicas", "horovod")
 
 
@@ -35,8 +35,8 @@ def doctor(
 
     Args:
         self_test: Also train in two processes, over TensorFlow, parameter
-            servers and Horovod, and compare the losses with those of one
-            process (one to three minutes).
+            servers and Horovod, and compare the losses with one process's (one
+            to three minutes).
     """
     console = Console(highlight=False)
     with console.status("checking"):
@@ -56,7 +56,7 @@ def _is_bad(findings: list[Finding]) -> bool:
 
 
 def _self_test(console: Console, findings: list[Finding]) -> list[Finding]:
-    """Run the self-test over what is installed, if all of that works."""
+    """Run the self-test with the installed engines, if all of them work."""
     if _is_bad(findings):
         why = "not run: see the problems above"
         return [Finding("Self-test", "two processes", why, Status.NOTE)]
@@ -74,16 +74,16 @@ def run_self_test(
     try:
         found = measure_all(cells, rows, setting, console)
     except TowerError as error:
-        return [_tested("plain", str(error))]
+        return [_report("plain", str(error))]
     if not found.complete:
         raise typer.Exit(130)
-    return [_tested(s.cell.row, s.error) for s in found.samples]
+    return [_report(s.cell.row, s.error) for s in found.samples]
 
 
-def _tested(name: str, error: str) -> Finding:
-    """What the self-test has found of a strategy; no error: it works."""
+def _report(name: str, error: str) -> Finding:
+    """Report the self-test's result for a strategy; no error means success."""
     if not error:
-        return Finding("Self-test", name, "has the losses of one process")
+        return Finding("Self-test", name, "same losses as one process")
     advice = f"The self-test ({name}) failed: {error}"
     return Finding("Self-test", name, "failed", Status.BAD, advice)
 

@@ -69,7 +69,7 @@ def _install(recipe: Recipe, rebuild: bool) -> None:
     console = Console(highlight=False)
     start = time.monotonic()
     try:
-        # Compilers run in a process group of their own, and would go on.
+        # Compilers have their own process group, and would keep running.
         numbers = [signal.SIGTERM, signal.SIGHUP]
         as_ctrl_c = handle_signals(numbers, signal.default_int_handler)
         with as_ctrl_c, _progress(console) as progress:
@@ -93,7 +93,7 @@ def _install(recipe: Recipe, rebuild: bool) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    """Yield a function that shows what is done now, a line for each."""
+    """Yield a function that shows the current activity."""
     with console.status("checking this machine") as status:
 
         def show(what: str) -> None:

@@ -19,16 +19,16 @@ from keras_towers.errors import CompatibilityError, TowerError
 
 
 class Command(TyperCommand):
-    """A subcommand; its docstring is its help and that of its options.
+    """A subcommand; its docstring provides the help, also of its options.
 
-    Errors are shown without a traceback. The exit code is 2 for what is wrong
-    in the command, and 1 for what is wrong on this machine.
+    Errors are shown without a traceback. The exit code is 2 for a mistake in
+    the command, and 1 for a problem on this machine.
     """
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
         self.help, _, options = (self.help or "").partition("\n\nArgs:\n")
-        # A name, and lines that are indented further.
+        # An argument's name, and its text with deeper indentation.
         pattern = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"
         texts = dict(re.findall(pattern, options, re.MULTILINE))
         parameters: Any = self.params

@@ -78,35 +78,35 @@ def run(
 ) -> None:
     """Run a script as N processes that train one model together.
 
-    Each line of output is tagged with its rank. If a rank fails, the others are
-    stopped, and its exit code is that of the command.
+    Each line of output is tagged with its rank. If a rank fails, the other
+    ranks are stopped, and the command ends with its exit code.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
     Under srun, mpirun or torchrun it runs the script as one of their processes.
 
     Args:
-        script: What each rank runs.
-        arguments: What is passed to SCRIPT, options too.
+        script: The script that each rank runs.
+        arguments: Arguments and options of SCRIPT.
         processes: Number of processes. Default: the slots of the hosts that are
             named or that a cluster has allocated.
-        hosts: Hosts to run on. Default: those of the cluster's allocation, or
-            this machine.
+        hosts: Hosts to run on. Default: the cluster's allocation, or this
+            machine.
         hostfile: Hosts in a file, with lines like 'host slots=2'.
         ps: Number of parameter servers, on this machine.
         workers: Number of processes that train, connected by TensorFlow on this
-            machine. Each task finds the others by TF_CONFIG.
+            machine. TF_CONFIG lists all tasks.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Default: the script enters a strategy itself.
-        no_strategy: Let each process train a model of its own. Without it, fit
-            is an error where neither --strategy nor the script has a strategy.
-        towers: Towers per process, with --strategy or --ps. Without GPUs the
-            CPU is split into as many.
-        servers: Servers of BytePS to start beside the processes. Default: 1
-            with --strategy byteps, else none.
+        no_strategy: Let each process train a separate model. Otherwise fit
+            fails if neither --strategy nor the script sets a strategy.
+        towers: Towers per process, with --strategy or --ps. Without GPUs, the
+            CPU is split into this number.
+        servers: BytePS servers to start besides the processes. Default: 1 with
+            --strategy byteps, else none.
         seed: Random seed of all ranks, with --strategy. Default: a random seed.
         module: SCRIPT is a module name, as for python -m.
-        output: Also write each rank's output to a file here.
+        output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
             for; 0: never.
         stall_shutdown: Seconds until a stalled job is ended; 0: never.
@@ -188,14 +188,13 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which processes a command starts, or which one it becomes itself.
+    """The processes that a command starts, or the one that it becomes.
 
     Attributes:
-        processes: how many there are; None for an elastic job that does not
-            name a number.
+        processes: their number; None for an elastic job without a given number.
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
-        tasks: how many tasks of TensorFlow's runtime each role has; empty: the
+        tasks: the number of tasks of TensorFlow's runtime, by role; empty: the
             processes are ranks.
         member: the rank or task that another launcher made of this process.
     """
@@ -217,7 +216,7 @@ class Plan:
         return bool(self.elastic or self.member or self.processes != 1)
 
     def advice(self, servers: int | None) -> str | None:
-        """Return the strategy that fits; None where there is one process."""
+        """Return the suitable strategy; None for a single process."""
         if not self.elastic and (self.processes or 1) == 1:
             return None
         if self.has_servers:
@@ -255,7 +254,7 @@ def _plan(
 
 
 def _hosts(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
-    """Return the slots of the named hosts, None where none are named."""
+    """Return the slots of the given hosts; None if none are given."""
     if hosts and hostfile:
         raise TowerError("give -H or --hostfile, not both")
     if hostfile:
@@ -264,12 +263,12 @@ def _hosts(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
 
 
 def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
-    """Return the seed of the options, or else one that all ranks have."""
+    """Return the given seed, or one that is the same on all ranks."""
     if seed is not None:
         return seed
     if member is None:
         return secrets.randbelow(2**31)
-    # Nobody tells the ranks of another launcher: by what they all know.
+    # Another launcher passes no seed: derive it from the job's identity.
     digest = hashlib.sha256(member.identity().encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
@@ -305,7 +304,7 @@ def _check_strategy(
 def _servers(
     number: int | None, strategy: str | None, plan: Plan
 ) -> int | None:
-    """Return the number of servers beside the ranks, None without them."""
+    """Return the number of servers besides the ranks; None without servers."""
     with_servers = [e for e in engines.ENGINES.values() if e.servers]
     names = [engine.strategy for engine in with_servers]
     if number and strategy not in names and strategy in STRATEGIES:
@@ -328,7 +327,7 @@ def _tasks(
     workers: int | None,
     processes: int | None,
 ) -> dict[str, int]:
-    """Return the number of tasks of each role, none without the runtime."""
+    """Return the number of tasks by role; empty: the processes are ranks."""
     known = STRATEGIES.get(strategy or "")
     roles = known.roles if known else ()
     if (ps, workers) == (None, None) and (not roles or processes == 1):

@@ -32,14 +32,14 @@ def verify(
         target: A function without arguments that returns a compiled model and
             data, as for fit: (model, x), (model, x, y), (model, x, y,
             sample_weight) or (model, dataset).
-        towers: Number of towers. By default all GPUs; without any, 2 on the
-            CPU, or as many as the function makes.
+        towers: Number of towers. Default: all GPUs; without GPUs, the devices
+            that the function makes, or 2 on the CPU.
         batch_size: Examples in a batch of arrays.
         steps: How many steps to compare.
-        tolerance: The largest difference that is no failure.
+        tolerance: The largest acceptable difference.
     """
     try:
-        found = _measured(target, towers, batch_size, steps)
+        found = _measure(target, towers, batch_size, steps)
     except TowerError:
         raise
     except Exception as error:
@@ -51,7 +51,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _measured(
+def _measure(
     target: str, towers: int | None, batch_size: int | None, steps: int
 ) -> Verification:
     import tensorflow as tf
@@ -60,7 +60,7 @@ def _measured(
 
     if not tf.config.list_physical_devices("GPU"):
         kt.virtual_towers(2 if towers is None else towers)
-    model, *data = _built(target)
+    model, *data = _build(target)
     return kt.verify(
         model,
         *data,
@@ -70,8 +70,8 @@ def _measured(
     )
 
 
-def _built(target: str) -> tuple[Any, ...]:
-    """Call the function that is named, or raise ``TowerError``."""
+def _build(target: str) -> tuple[Any, ...]:
+    """Call the named function, or raise ``TowerError``."""
     built = call_named(target)
     if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
         raise TowerError(
