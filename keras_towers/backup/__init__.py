@@ -1,1 +1,1 @@
-"""Training that goes on where an earlier run of it was."""
+"""Training that resumes where an earlier run stopped."""

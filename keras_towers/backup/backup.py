@@ -1,4 +1,4 @@
-"""Backups of training on disk, from which an interrupted ``fit`` goes on."""
+"""Backups of training on disk, from which an interrupted ``fit`` resumes."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ from keras_towers.system import make_writable
 
 _NAME = "backup{}.npz"
 _FACTS = ("epoch", "batch", "seed", "epochs", "history")
-# How many calls of fit have ended with a backup in a folder.
+# The number of finished calls of fit with a backup in each folder.
 _ended: collections.Counter[Path] = collections.Counter()
 
 
 class Backup(ResumingCallback):
     """Backs up training, ends it cleanly on a signal, and resumes it.
 
-    For jobs that may be ended and started again: Slurm's ``--requeue``,
+    For jobs that may be stopped and restarted: Slurm's ``--requeue``,
     Kubernetes, spot machines. At every epoch's end, after every ``every``
     batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
     optimizer's state, random states, metrics and the position in the data.
-    After a signal the process ends after that batch, on all ranks, with exit
-    code 75. The same script, started again, goes on after that batch: weights
-    and ``History`` are those of an undisturbed run. When ``fit`` has ended, the
-    backup is deleted.
+    After a signal all ranks end after the current batch, with exit code 75. The
+    same script, started again, resumes after that batch: weights and
+    ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
+    is deleted.
 
     A script that calls ``fit`` several times can use one folder: each call has
-    a file of its own. Calls that had ended run again.
+    its own file. Calls that had ended run again.
 
-    ``keras.callbacks.BackupAndRestore`` goes on from the beginning of an epoch,
+    ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
 
     Args:
-        folder: where to write; all ranks that can be rank 0 have to see it.
+        folder: where to write; every process that may become rank 0 needs
+            access.
         every: batches between two backups; None: one at every epoch's end.
         delete: whether to delete the backup when ``fit`` has ended.
 
@@ -117,7 +118,7 @@ class BackupFile(FitPosition):
         self.writes = peers.rank == 0
         if self.writes:
             make_writable(self.folder, "give Backup another one.")
-        # A script may call fit several times, and does when it starts again.
+        # Number the calls of fit: a restarted script repeats them in order.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
         self.epoch = self.batch = 0
@@ -192,7 +193,7 @@ class BackupFile(FitPosition):
 
 def _numpy(variable: keras.Variable) -> np.ndarray:
     value = np.asarray(variable)
-    # NumPy's files know no bfloat16.
+    # NumPy's files do not support bfloat16.
     return value.astype("float32") if value.dtype.kind == "V" else value
 
 

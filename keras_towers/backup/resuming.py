@@ -1,4 +1,4 @@
-"""Callbacks that make ``fit`` go on where an earlier run of it was."""
+"""Callbacks that make ``fit`` resume where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class FitPosition:
-    """Position of ``fit`` in its epochs, with the weights of that moment.
+    """A position of ``fit`` in its epochs, with the weights at that point.
 
     Attributes:
-        outlives_process: whether it is still there when the process has ended.
-            SIGTERM and SIGUSR1 then end ``fit`` after the next batch, with
-            exit code 75.
+        outlives_process: whether it is still available after the process ends.
+            SIGTERM and SIGUSR1 then end ``fit`` after the next batch, with exit
+            code 75.
     """
 
     epoch: int
@@ -52,7 +52,7 @@ class FitPosition:
 
 
 class ResumingCallback(ResumesFit):
-    """Saves the position of ``fit``, and makes ``fit`` go on from there."""
+    """Saves the position of ``fit``, and makes ``fit`` resume from there."""
 
     def __init__(self, position: FitPosition, every: int | None):
         super().__init__()
@@ -87,11 +87,11 @@ class ResumingCallback(ResumesFit):
         done = self._skipped + batch + 1
         if done == self.params.get("steps"):
             return  # The epoch's end is next.
-        ends = self._is_to_end()
+        ends = self._should_end()
         due = self._every and done - self.position.batch >= self._every
         if ends or due:
             self.position.batch = done
-            self.position.metrics = self._gathered_metrics()
+            self.position.metrics = self._gather_metrics()
             self.position.commit()
         if ends:
             self._end(f"after batch {done} of epoch {self.position.epoch + 1}")
@@ -107,7 +107,7 @@ class ResumingCallback(ResumesFit):
             for name, value in (logs or {}).items()
         }
         position.commit()
-        if self._is_to_end():
+        if self._should_end():
             self._end(f"after epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -119,28 +119,28 @@ class ResumingCallback(ResumesFit):
     def _metrics(self) -> list[keras.Variable]:
         return state_lib.collect(self.model).metrics
 
-    def _train_apart(self) -> bool:
+    def _ranks_train_separately(self) -> bool:
         """Whether each rank counts its own examples, as with ``sync_every``."""
         adoption = _adoption()
         return adoption is not None and adoption.ranks_train_independently
 
     def _counts_for_all(self) -> bool:
-        """Whether this rank's metrics go on from those of all ranks."""
+        """Whether this rank continues with the metrics of all ranks."""
         transport = _transport()
         first = transport is None or transport.rank == 0
-        return first or not self._train_apart()
+        return first or not self._ranks_train_separately()
 
-    def _gathered_metrics(self) -> list[np.ndarray]:
-        """Return the metrics of all ranks, and gather the model. Collective.
+    def _gather_metrics(self) -> list[np.ndarray]:
+        """Return the metrics of all ranks, and gather the model (collective).
 
-        Ranks that train apart (``sync_every``) end their round, and go on from
-        rank 0's optimizer, as they do when the backup is read.
+        With ``sync_every``, ranks end their round and continue with rank 0's
+        optimizer, as they do after reading the backup.
         """
         adoption = _adoption()
         if adoption is not None:
             adoption.gather_slots()
         local = [v.numpy() for v in self._metrics()]
-        if adoption is None or not self._train_apart():
+        if adoption is None or not self._ranks_train_separately():
             return local
         adoption.broadcast(self.model)
         adoption.sum_metrics(self.model)
@@ -149,7 +149,7 @@ class ResumingCallback(ResumesFit):
             variable.assign(value)
         return total
 
-    def _is_to_end(self) -> bool:
+    def _should_end(self) -> bool:
         """Whether any rank has received a signal."""
         if not self.position.outlives_process:
             return False
@@ -164,7 +164,7 @@ class ResumingCallback(ResumesFit):
     def _end(self, where: str) -> None:
         transport = _transport()
         if transport is not None:
-            # When one has ended, its launcher ends the others.
+            # The launcher ends all ranks as soon as one has ended.
             check.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r ends %s, because of a signal. Start it again to "
@@ -177,13 +177,13 @@ class ResumingCallback(ResumesFit):
 
 
 def _adoption() -> Adoption | None:
-    """What holds the models of the strategy in force, if there is one."""
+    """The adoption of the current strategy's models, if there is one."""
     strategy = contract.in_force()
     return None if strategy is None else strategy._components.adoption
 
 
 def _transport() -> Transport | None:
-    """The transport to other ranks, None where there are none."""
+    """The transport to other ranks; None if there are none."""
     strategy = contract.in_force()
     if strategy is None:
         return None

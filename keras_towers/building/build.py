@@ -32,15 +32,15 @@ from keras_towers.building.recipe import (
 from keras_towers.system import make_writable
 
 Progress = Callable[[str], None]
-"""Called with what is done now."""
+"""Called with a description of the current activity."""
 
 
 def build(
     recipe: Recipe, progress: Progress, rebuild: bool = False
 ) -> tuple[Path, bool]:
-    """Build a wheel for this environment; or find it in the cache: True."""
+    """Build a wheel, or find it in the cache; return whether it was found."""
     cache = cache_folder(recipe)
-    with _locked(cache, progress):
+    with _lock(cache, progress):
         found = next(cache.glob("*.whl"), None)
         if found and not rebuild:
             return found, True
@@ -54,7 +54,7 @@ def build(
             prefix="keras-towers-", ignore_cleanup_errors=True
         ) as build_folder:
             wheel = _compile(recipe, Path(build_folder), progress)
-            # Also without a lock, others find a whole wheel or none.
+            # Even without a lock, other builds find a complete wheel or none.
             copy = shutil.copy(wheel, cache / f".new-{os.getpid()}")
             return Path(shutil.move(copy, cache / wheel.name)), False
 
@@ -62,7 +62,7 @@ def build(
 def install(
     recipe: Recipe, wheel: Path, cached: bool, progress: Progress
 ) -> tuple[bool, InstalledEngine]:
-    """Install a wheel that loads: if a cached one does not, a new one."""
+    """Install a wheel; if a cached one does not load, build a new one."""
     while True:
         progress("installing")
         _install(recipe, wheel)
@@ -102,7 +102,7 @@ def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
         "CXX": toolchain.find_compiler().path or "",
     }
     if "MAKELEVEL" in variables:
-        # Run by make: these flags are for its own jobs, not set by the user.
+        # Flags that make passes to its own jobs were not set by the user.
         for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):
             variables.pop(name, None)
     # The default of an engine's setup.py can exceed the memory.
@@ -114,7 +114,7 @@ def _install(recipe: Recipe, wheel: Path) -> None:
     """Install the wheel and the packages it imports, and nothing else."""
     # Reinstall even the same version: it may be for another TensorFlow.
     replace = ["--no-deps", "--force-reinstall", str(wheel)]
-    # Runtime packages that are there already, pip leaves as they are.
+    # pip leaves installed runtime packages as they are.
     for arguments in (recipe.runtime, replace):
         _pip(recipe, ["install", *arguments], "pip could not install it")
 
@@ -139,7 +139,7 @@ def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
     arguments = [
         "wheel",
         "--verbose",
-        # pip's own cache does not know for which TensorFlow a wheel is.
+        # pip's own cache does not distinguish wheels by TensorFlow version.
         "--no-cache-dir",
         "--no-deps",
         "--no-build-isolation",
@@ -175,7 +175,7 @@ def _pip(
     if ended.code is None:
         failure += f" in {settings.BUILD_S / 3600:.0f} hours"
     if variables:
-        # These long paths are deleted already, and of no help.
+        # These long paths do not help: they are deleted already.
         deleted = f"{variables['TMPDIR']}/"
         errors = [line.replace(deleted, "") for line in errors]
     shown = "".join(f"  {line}\n" for line in errors)
@@ -203,8 +203,8 @@ def cache_folder(recipe: Recipe) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(cache: Path, progress: Progress) -> Iterator[None]:
-    """Let one process at a time build the wheel; the next finds it."""
+def _lock(cache: Path, progress: Progress) -> Iterator[None]:
+    """Let one process at a time build the wheel; the next one finds it."""
     lock = filelock.FileLock(make_folder(cache) / ".lock")
     try:
         lock.acquire(blocking=False)

@@ -46,7 +46,7 @@ class InstalledEngine:
 def put_first(
     variables: dict[str, str], name: str, values: Sequence[str]
 ) -> None:
-    """Put folders before those of an environment variable, if any."""
+    """Prepend folders to an environment variable, which may be unset."""
     kept = [variables[name]] if variables.get(name) else []
     if values:
         variables[name] = os.pathsep.join([*values, *kept])
@@ -65,17 +65,17 @@ class Recipe(ABC):
     """The build of one engine, with the options that were chosen.
 
     Attributes:
-        prefix: begins the names of the user's variables for it.
-        purpose: when it is wanted, for the doctor.
-        without_nccl: what it does without NCCL, likewise.
+        prefix: the prefix of the user's variables for it.
+        purpose: what it is needed for, shown by the doctor.
+        without_nccl: what it does without NCCL, shown by the doctor.
         for_one_cpu: whether its wheel may not run on another CPU.
         build_tools: the requirements that pip installs for the build.
         runtime: the packages that it imports, besides TensorFlow.
         probe: Python code that imports it, and prints
             ``InstalledEngine.parts`` as JSON.
         revision: incremented when the build changes, for new wheels.
-        build_variables: the user's variables that affect the build, besides
-            those of every compiler.
+        build_variables: the user's variables that affect the build, besides the
+            common variables of compilers.
         overruled: prefixes of variables that contradict the options.
     """
 
@@ -97,7 +97,7 @@ class Recipe(ABC):
     with_nccl: bool
 
     def libraries(self) -> list[Tool]:
-        """The compilers and libraries of the options that were chosen."""
+        """The compilers and libraries that the chosen options need."""
         if not self.with_nccl:
             return []
         return [
@@ -141,7 +141,7 @@ class Recipe(ABC):
         return None
 
     def find_installed(self) -> InstalledEngine | None:
-        """Load the installed engine in a fresh process; None: there is none."""
+        """Load the engine in a fresh process; None if it is not installed."""
         try:
             package = metadata.distribution(self.name)
         except metadata.PackageNotFoundError:

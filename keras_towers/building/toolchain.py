@@ -1,7 +1,7 @@
 """The tools for compiling an engine, and what to install if missing.
 
-An engine shares a process with TensorFlow, whose NCCL is pip's if pip has
-installed any: that comes first.
+An engine shares a process with TensorFlow. If pip has installed NCCL,
+TensorFlow uses that one, so it takes precedence here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GPU = "pip install 'keras-towers[gpu]' installs it with TensorFlow"
 
 @dataclass(frozen=True)
 class Tool:
-    """A program or library of a build; its problem, if ``path`` is None."""
+    """A program or library of a build; if ``path`` is None, the problem."""
 
     name: str
     path: str | None
@@ -90,7 +90,7 @@ def find_make() -> Tool:
 
 
 def find_mpi() -> Tool:
-    """Find the compiler wrappers of MPI, which CMake asks for its paths."""
+    """Find MPI's compiler wrappers, from which CMake gets the paths."""
     names = ("mpicxx", "mpic++", "mpiCC")
     path = next(filter(None, map(which, names)), None)
     if not which("mpicc"):
@@ -159,8 +159,8 @@ def find_nccl(variables: str) -> Tool:
 def linkable_nccl(home: str, folder: Path) -> tuple[str, str]:
     """Make NCCL linkable in a folder; return its folder and the linker's flags.
 
-    That of pip lacks the file name that linkers look for, and no loader looks
-    into its folder: ../../nvidia/nccl, seen from that of an engine's library.
+    pip's library lacks the file name that linkers look for, and no loader
+    searches its folder: ../../nvidia/nccl relative to an engine's library.
     """
     if home != _nccl_of_pip():
         return home, ""
@@ -186,7 +186,7 @@ def _nccl_of_pip() -> str | None:
 
 
 def problems(tools: list[Tool]) -> list[str]:
-    """List the tools to install manually, of these and pip."""
+    """List the problems with these tools and pip."""
     found = [tool.problem for tool in tools if tool.path is None]
     if importlib.util.find_spec("pip") is None:
         found.append(

@@ -28,7 +28,7 @@ class Status(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
-    # Something optional that is missing.
+    # Something optional is missing.
     NOTE = "note"
     # May not work; the advice says what to do.
     WARNING = "warning"
@@ -53,7 +53,7 @@ def check_all() -> list[Finding]:
         for engine in ENGINES.values()
         if engine.recipe
     ]
-    # Each starts a process that imports TensorFlow.
+    # Each check starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.tensorflow_state)
         engines_later = [
@@ -71,7 +71,7 @@ def check_all() -> list[Finding]:
 def versions(facts: dict[str, Any]) -> Iterator[Finding]:
     """Check whether Python, TensorFlow and Keras are compatible."""
     finding = partial(Finding, "Versions")
-    # pip has compared Python's version with what the package requires.
+    # pip has already compared Python's version with the requirement.
     yield finding("Python", platform.python_version())
     yield finding("keras-towers", __version__)
     for name, packages in facts.get("packages", {}).items():
@@ -102,7 +102,7 @@ def versions(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def devices(facts: dict[str, Any]) -> Iterator[Finding]:
-    """Check which devices there are to train on."""
+    """Check which devices are available for training."""
     finding = partial(Finding, "Devices")
     yield finding("CPU cores", str(usable_cores()))
     if "gpus" not in facts:
@@ -172,7 +172,7 @@ def _engine(
 
 
 def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
-    """Tell of packages with the same module, of which one is enough."""
+    """Report packages that contain the same module."""
     names = list(packages)
     kept = name.lower() if name.lower() in names else names[0]
     advice = (

@@ -1,6 +1,6 @@
 """Reports TensorFlow's and Keras's state as JSON, in a separate process.
 
-So an import that crashes does not crash the doctor.
+An import that crashes then does not crash the doctor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
 
 
 def machine_facts(timeout_s: float) -> dict[str, Any]:
-    """Return the facts that put figures in context, or raise an error."""
+    """Return the facts that put measurements in context, or raise an error."""
     _imports.check()
     state = tensorflow_state(timeout_s)
     error = state.get("error") or state.get("keras_error")
@@ -49,7 +49,7 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
 
 
 def describe_machine(facts: dict[str, Any]) -> str:
-    """Describe the machine that figures were measured on, for a caption."""
+    """Describe the machine of a measurement, for a caption."""
     versions = ", ".join(
         f"{name} {facts[name.lower()]}"
         for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")

@@ -28,7 +28,7 @@ class _ToServers:
     config: Any
     _sums: Callable[..., list[list[Any]]]
 
-    def _update(self, call: UpdateCall, rows: Gradients) -> None:
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
         session = current_session.get()
         if session is None:
             raise TowerError(
@@ -37,7 +37,7 @@ class _ToServers:
                 "train_on_batch and custom loops use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."
             )
-        sums = self._sums(call, rows)[0]
+        sums = self._sums(call, tower_grads)[0]
         sums = session.variables.send(call.variables, sums)
         session.updates.push(dataclasses.replace(call, grads=sums))
 

@@ -30,9 +30,9 @@ from keras_towers.timeline.recording import (
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# After so many steps of an epoch, times are read from TensorFlow's queues.
+# Steps of an epoch between two reads of TensorFlow's queues of times.
 _READ_EVERY = 1000
-# The table is of the last steps.
+# The number of last steps that the table covers.
 _KEPT = 10_000
 
 
@@ -40,48 +40,50 @@ class Timeline(ObservesFit):
     """Measures where the time of ``fit`` goes, and says what to change.
 
     When ``fit`` ends or fails, the callback writes a file that
-    https://ui.perfetto.dev and ``chrome://tracing`` show: a process for each
-    rank, in it a row for the input and the callbacks and one for each tower.
-    A tower's step has these phases:
+    https://ui.perfetto.dev and ``chrome://tracing`` show: each rank is a
+    process with one row for input and callbacks, and one row per tower. A
+    tower's step has these phases:
 
-    * compute: from when it begins with its part of the batch to when all of its
-      gradients are there;
-    * wait: until the last tower of all ranks has computed its own;
-    * reduction: until their sums are there. What was summed while gradients
-      were still computed does not count;
+    * compute: from the start of its part of the batch until all of its
+      gradients are computed;
+    * wait: until the last tower of all ranks has computed its gradients;
+    * reduction: until the gradients are summed. Sums that overlap with the
+      computation of gradients do not count;
     * update: until the weights are updated, and copied to other towers. If one
       tower updates them for all, only that tower has this phase.
 
-    A table of the phases is printed, with their means and medians, and a line
-    that says what to change first, where a phase stands out: a mean far above
-    its median comes from a few long steps. Calls in which TensorFlow traced the
-    step are left out of it. The times of the last 10,000 steps are kept, or of
-    as many as are written: memory does not grow.
+    A table of the phases is printed, with means and medians (a mean far above
+    the median comes from a few long steps), and, if a phase stands out, advice
+    on what to change first. Calls in which TensorFlow traced the step are left
+    out. Times are kept for the last 10,000 steps, or for ``steps`` if that is
+    more, so memory does not grow.
+
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
-    so does the next ``fit``: an operation that draws without a seed of its own,
-    such as ``tf.random.normal``, starts its stream again.
+        so does the next ``fit``: an
+    operation that draws without an explicit seed, such as ``tf.random.normal``,
+    restarts its stream.
 
     On accelerators, where TensorFlow only queues work, a phase ends when a
-    value that was queued after it has reached the host. The marks' operations
-    run in all steps, and the weights are the same as without.
+    value that was queued after it has reached the host. The operations that
+    take the times do not change the weights.
 
     Args:
         path: the file to write, for all ranks. If ``fit`` fails, or ranks have
-            no common step, each writes one of its own, ``trace.rank1.json``
-            for ``trace.json``.
-        steps: how many steps to write: the last ones.
+            no common step, each rank writes a separate file, such as
+            ``trace.rank1.json`` instead of ``trace.json``.
+        steps: the number of last steps to write.
 
     Attributes:
-        phases: mean milliseconds that each phase takes of a step, of the last
-            ``fit``, on rank 0.
+        phases: mean milliseconds of each phase of a step in the last ``fit``;
+            on rank 0.
         advice: what to change first; empty if nothing stands out.
 
     Raises:
-        TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``:
-            the file cannot be written when it begins, it runs outside of a
-            strategy's block, or TensorFlow's determinism is enabled, which
-            forbids to read the clock. A file that cannot be written when it
+        TowerError: ``path`` is not a path, or ``steps`` is not positive; in
+            ``fit``: the file cannot be written when it begins, it runs outside
+            of a strategy's block, or TensorFlow's determinism is enabled, which
+            forbids reading the clock. A file that cannot be written when it
             ends is a warning.
 
     Example:
@@ -106,7 +108,7 @@ class Timeline(ObservesFit):
     def around(
         self, model: keras.Model, config: TowerConfig | None, x: Any
     ) -> Iterator[None]:
-        """Measure the ``fit`` in this block, and write what was measured."""
+        """Measure the ``fit`` in this block, and write the measurements."""
         if compat.is_op_determinism_enabled():
             raise TowerError(
                 "Timeline reads the clock within a step, which TensorFlow "
@@ -121,24 +123,24 @@ class Timeline(ObservesFit):
         kept = max(self._written_steps, _KEPT)
         self._recorder = recorder = marks.Recorder(model, kept)
 
-        def recorded() -> RankRecording:
+        def recording() -> RankRecording:
             devices = [] if config is None else config.devices
             return RankRecording.of(rank, devices, recorder, self.first)
 
         self.first.restart(kept, recorder)
         if config is not None:
-            # What is traced now must not stay, and what is there has no marks.
+            # Trace the step with marks, and drop the marked trace afterwards.
             model.train_function = None
         try:
             with marks.recording(recorder):
                 yield
         except BaseException:
-            # The error of fit is the one to see.
+            # Do not hide the error of fit.
             with contextlib.suppress(Exception):
-                self._write(self._path_of(rank), [recorded()])
+                self._write(self._path_of(rank), [recording()])
             raise
         else:
-            self._report(model, config, recorded())
+            self._report(model, config, recording())
         finally:
             self._recorder = None
             if config is not None:
@@ -154,9 +156,9 @@ class Timeline(ObservesFit):
         config: TowerConfig | None,
         here: RankRecording,
     ) -> None:
-        """Bring together what all ranks have measured, on rank 0."""
+        """Combine the measurements of all ranks, on rank 0."""
         ranks = [here]
-        # Processes without a common step may come and go.
+        # Ranks without a common step may come and go: nothing is gathered.
         if config is not None and config.transport.size > 1:
             where = "brings together the timelines of all ranks"
             gathered = check.gather(config.transport, vars(here), where)
@@ -165,7 +167,7 @@ class Timeline(ObservesFit):
             ranks = [RankRecording(**values) for values in gathered]
         align(ranks)
         self._write(self._path_of(here.rank), ranks)
-        phases, compute = phases_lib.measured_phases(ranks)
+        phases, compute = phases_lib.compute_phases(ranks)
         self.phases = {
             name: 1e3 * float(seconds.mean())
             for name, seconds in phases.items()
@@ -181,14 +183,14 @@ class Timeline(ObservesFit):
             trace_file.write(path, ranks, self._written_steps)
         except OSError as error:
             logger.warning(
-                "Timeline cannot write %r any more (%s): what it has measured "
-                "is lost, but for what it prints. The training is not.",
+                "Timeline can no longer write %r (%s): its measurements are "
+                "lost, except for the printed table. Training is not affected.",
                 str(path),
                 error.strerror or error,
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to be used where no ``fit`` is measured."""
+        """Refuse a call that is not measured."""
         if self._recorder is None:
             raise TowerError(
                 "Timeline measures fit, not evaluate or predict, inside a "
@@ -198,7 +200,7 @@ class Timeline(ObservesFit):
     on_test_begin = on_predict_begin = on_train_begin
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Note where the train function is called."""
+        """Record that the train function is about to be called."""
         assert self._recorder is not None
         self.first.begin_call()
         if batch % _READ_EVERY == 0:

@@ -1,4 +1,4 @@
-"""The phases of a step: what they take, as a table, and one line of advice."""
+"""The phases of a step: their times, as a table, and a line of advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.timeline.recording import RankRecording, joined, latest
+from keras_towers.timeline.recording import RankRecording, join_stamps, latest
 
 # What a tower does in a step, in order.
 TOWER_PHASES = ("compute", "wait", "reduction", "update")
@@ -19,23 +19,23 @@ Phases = Mapping[str, np.ndarray]
 """Seconds of each step, by phase."""
 
 
-def measured_phases(
+def compute_phases(
     ranks: Sequence[RankRecording],
 ) -> tuple[Phases, np.ndarray]:
     """Return the phases of a step on aligned ranks.
 
     Returns:
         The phases, and the mean seconds that each tower of all ranks computes;
-        none where steps are not divided.
+        empty if steps are not divided.
     """
-    stamps, calls = joined(ranks), Calls(*ranks[0].calls)
+    stamps, calls = join_stamps(ranks), Calls(*ranks[0].calls)
     spans = np.concatenate([rank.spans for rank in ranks])
     if len(spans):
         return span_seconds(spans), np.empty(0)
     if not len(stamps):
         return call_seconds(calls), np.empty(0)
     bounds = tower_phases(stamps)
-    # Its own towers waited for those of other ranks, too.
+    # The towers of this rank also waited for towers of other ranks.
     local = {n: b[:, : len(ranks[0].devices)] for n, b in bounds.items()}
     counts = find_steps(local, calls).counts
     compute = np.diff(bounds["compute"])[counts, :, 0]
@@ -60,18 +60,18 @@ class Calls(NamedTuple):
 
     @property
     def returns(self) -> np.ndarray:
-        """When the train function had returned, as far as is known."""
+        """When the train function returned; if unknown, when ``ended``."""
         return np.where(np.isnan(self.returned), self.ended, self.returned)
 
 
 def tower_phases(stamps: np.ndarray) -> dict[str, np.ndarray]:
     """Return begin and end of each phase: [steps, towers, 2].
 
-    They are NaN where a tower was in no such phase.
+    NaN: the tower skipped this phase.
     """
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
     last = latest(computed, axis=1, keepdims=True)
-    # Sums that only one tower reads are those of all.
+    # If only one tower reads the sums, its time counts for all towers.
     sums = latest(reduced, axis=1, keepdims=True)
     sums = np.maximum(np.where(np.isnan(reduced), sums, reduced), last)
     bounds = {
@@ -92,11 +92,12 @@ class Steps(NamedTuple):
     """Steps of towers, in the calls of the train function.
 
     Attributes:
-        call: the index of each step's call; -1: in none.
+        call: the index of each step's call; -1: outside of all calls.
         ready: when Keras's loop was ready for it.
         begins: when the first tower began.
         ends: when the last one ended.
-        counts: whether it does: not if its call traced, unless all did.
+        counts: whether the step counts: it does unless its call traced, or if
+            all calls traced.
     """
 
     call: np.ndarray
@@ -114,10 +115,10 @@ def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     call = np.searchsorted(calls.begins, begins, side="right") - 1
     # A callback may train a step, too.
     call = np.where(begins <= calls.returns[call], call, -1)
-    goes_on = np.diff(call, prepend=-2) == 0
-    # A call with several steps is ready for the next when one has ended.
+    same_call = np.diff(call, prepend=-2) == 0
+    # Within a call, the next step is ready when the one before ends.
     before = np.roll(ends, 1)
-    ready = np.minimum(np.where(goes_on, before, calls.begins[call]), begins)
+    ready = np.minimum(np.where(same_call, before, calls.begins[call]), begins)
     inside = call >= 0
     counts = inside & (calls.traced[call] == 0)
     counts = counts if counts.any() else inside
@@ -127,11 +128,11 @@ def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
 def step_seconds(
     phases: dict[str, np.ndarray], calls: Calls
 ) -> dict[str, np.ndarray]:
-    """Return the seconds that each step that counts takes in each phase.
+    """Return the seconds of each phase, for every step that counts.
 
-    Computing and waiting, also for a core to begin on, are means over this
-    rank's towers; of the other phases the longest one counts. What follows the
-    steps of a call is shared equally among them.
+    Computing and waiting (including for a free core) are averaged over this
+    rank's towers; for other phases the slowest tower counts. Time after the
+    last step of a call is divided equally among the call's steps.
     """
     steps = find_steps(phases, calls)
     call, begins = steps.call[steps.counts], steps.begins[steps.counts]
@@ -155,7 +156,7 @@ def step_seconds(
 
 
 def call_seconds(calls: Calls) -> dict[str, np.ndarray]:
-    """Return the seconds of calls and callbacks, where no step is divided."""
+    """Return the seconds of calls and callbacks, if no step is divided."""
     if not len(calls.begins):
         return {}
     # A call that finds the end of the data does not return, and whatever runs
@@ -173,9 +174,9 @@ def call_seconds(calls: Calls) -> dict[str, np.ndarray]:
 
 
 def span_seconds(spans: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the seconds of the steps of towers that have none in common.
+    """Return the seconds of steps if towers have no common step.
 
-    A tower's first step may be traced, and does not count if there are others.
+    A tower's first step may be traced, and counts only if there are no more.
     """
     later = []
     for tower in np.unique(spans[:, 0]):
@@ -204,7 +205,7 @@ def show(console: Console, title: str, phases: Phases, advice: str) -> None:
     console.print(line, highlight=False, markup=False)
 
 
-# Fractions of a step from which on a phase stands out.
+# The fraction of a step from which a phase stands out.
 _STANDS_OUT = {
     "input": 0.2,
     "callbacks": 0.1,
@@ -212,7 +213,7 @@ _STANDS_OUT = {
     "reduction": 0.3,
     "update": 0.3,
 }
-# How much longer than the others a slow tower computes.
+# A slow tower computes longer than the median by this factor.
 _SLOW = 1.25
 # On a busy machine a tower may seem to compute in no time at all.
 _TICK_S = 1e-6
@@ -242,7 +243,7 @@ def advise(
     Args:
         phases_ms: mean milliseconds of each phase.
         towers: names of the towers of all ranks.
-        compute: mean seconds that each of them computes; none: not known.
+        compute: mean seconds that each tower computes; empty if unknown.
         eager: whether the model is set to run eagerly.
     """
     if "step" in phases_ms and eager:
@@ -277,11 +278,11 @@ def _advise_on_waiting(
     waiting = f"towers wait for one another for {share}"
     if len(compute) > 1:
         slow = int(np.argmax(compute))
-        others = max(float(np.median(np.delete(compute, slow))), _TICK_S)
-        if compute[slow] >= _SLOW * others:
+        median = max(float(np.median(np.delete(compute, slow))), _TICK_S)
+        if compute[slow] >= _SLOW * median:
             return (
                 f"{waiting}: {towers[slow]} computes "
-                f"{compute[slow] / others:.1f} times as long as the others. "
+                f"{compute[slow] / median:.1f} times as long as the others. "
                 "Leave it out, if its device is slower or has other work; with "
                 "AsyncTowerStrategy no tower waits."
             )

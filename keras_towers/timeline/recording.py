@@ -1,4 +1,4 @@
-"""What is recorded of a ``fit`` on one rank, and all ranks on one clock."""
+"""The recording of a ``fit`` on one rank, and recordings on one clock."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _RETURNED, _ENDED = 1, 2
 
 
 class LoopClock(keras.callbacks.Callback):
-    """Notes when Keras's loop does what, in seconds since 1970.
+    """Records when Keras's loop makes calls, in seconds since 1970.
 
     It runs before all other callbacks. ``Timeline`` runs after them, and calls
     ``begin_call``.
     """
 
-    # Keras may call the callbacks after a batch in a thread, later.
+    # Let Keras call the callbacks after a batch later, in a thread.
     async_safe: bool = True
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class LoopClock(keras.callbacks.Callback):
         self.restart(1, None)
 
     def restart(self, kept: int, recorder: marks.Recorder | None) -> None:
-        """Begin another ``fit``, of which so many of the last calls are kept.
+        """Begin another ``fit``; keep only the last ``kept`` calls.
 
         The recorder knows how often the step was traced.
         """
@@ -43,7 +43,7 @@ class LoopClock(keras.callbacks.Callback):
         self._thread = threading.get_ident()
 
     def begin_call(self) -> None:
-        """Note that the train function is called."""
+        """Record that the train function is called."""
         self.end()
         self._calls.append([time.time(), np.nan, np.nan, self._traces])
 
@@ -52,19 +52,19 @@ class LoopClock(keras.callbacks.Callback):
         return 0 if self._recorder is None else self._recorder.traces
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note that the train function has returned."""
+        """Record that the train function has returned."""
         if threading.get_ident() == self._thread:
             self._calls[-1][_RETURNED] = time.time()
 
     def end(self, *_: Any) -> None:
-        """Note the end of what follows a call: its callbacks."""
+        """Record the end of the callbacks that follow a call."""
         if self._calls and np.isnan(self._calls[-1][_ENDED]):
             self._calls[-1][_ENDED] = time.time()
 
     on_test_begin = on_epoch_end = end
 
     def calls(self) -> np.ndarray:
-        """Return ``Calls`` of those that are kept, once ``fit`` has ended."""
+        """Return the fields of ``Calls`` for the kept calls, after ``fit``."""
         self.end()
         calls = np.array(self._calls, np.float64).reshape(-1, 4).T
         calls[3] = np.diff(calls[3], append=self._traces) > 0
@@ -81,7 +81,7 @@ class RankRecording:
         devices: short names of its towers' devices.
         first_step: the number of the first step in ``stamps``.
         stamps: times of steps, as ``marks.Recorder.read`` returns them.
-        spans: tower, begin and end of each step that is a tower's own.
+        spans: tower, begin and end of each step, if towers have no common one.
         calls: the four arrays of ``phases.Calls``.
     """
 
@@ -101,7 +101,7 @@ class RankRecording:
         recorder: marks.Recorder,
         clock: LoopClock,
     ) -> RankRecording:
-        """Take over what was recorded on this rank."""
+        """Collect the records of this rank."""
         stamps, calls = recorder.read(), clock.calls()
         computed = stamps[..., marks.POINTS.index("computed")]
         if np.isnan(computed).all() or not calls.size:
@@ -119,7 +119,7 @@ class RankRecording:
 
 
 def align(ranks: Sequence[RankRecording]) -> None:
-    """Cut ranks to the steps of all, and set them to the clock of rank 0."""
+    """Cut ranks to their common steps, and shift them to rank 0's clock."""
     begin = max(rank.first_step for rank in ranks)
     end = min(rank.first_step + len(rank.stamps) for rank in ranks)
     for rank in ranks:
@@ -132,17 +132,17 @@ def align(ranks: Sequence[RankRecording]) -> None:
     sums = [latest(rank.stamps[..., point], axis=1) for rank in ranks]
     for rank, summed in zip(ranks, sums, strict=True):
         if rank.machine != ranks[0].machine and len(summed):
-            _set_back(rank, float(np.median(summed - sums[0])))
+            _shift_clock(rank, float(np.median(summed - sums[0])))
 
 
-def _set_back(rank: RankRecording, seconds: float) -> None:
+def _shift_clock(rank: RankRecording, seconds: float) -> None:
     rank.stamps = rank.stamps - seconds
     rank.spans = rank.spans - [0, seconds, seconds]
-    # Whether a call traced is no time.
+    # The last row is not a time.
     rank.calls = rank.calls - np.array([[seconds], [seconds], [seconds], [0]])
 
 
-def joined(ranks: Sequence[RankRecording]) -> np.ndarray:
+def join_stamps(ranks: Sequence[RankRecording]) -> np.ndarray:
     """Join the stamps of the towers of aligned ranks."""
     return np.concatenate([rank.stamps for rank in ranks], axis=1)
 

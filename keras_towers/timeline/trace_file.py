@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 
 from keras_towers.timeline.phases import Calls, find_steps, tower_phases
-from keras_towers.timeline.recording import RankRecording, joined, tower_names
+from keras_towers.timeline.recording import (
+    RankRecording,
+    join_stamps,
+    tower_names,
+)
 
-# The row of a rank's loop; towers have those from 1.
+# The row of a rank's loop; the rows of towers start at 1.
 _LOOP = 0
 
 
@@ -49,7 +53,7 @@ def write(path: Path, ranks: Sequence[RankRecording], last: int) -> None:
 def _event(
     name: str, place: tuple[int, int], begin: float, end: float, **facts: int
 ) -> dict[str, Any]:
-    """Make an event of seconds, in the row of a rank."""
+    """Make an event from seconds, in a row of a rank."""
     return {
         "name": name,
         "ph": "X",
@@ -65,12 +69,12 @@ def _tower_events(
     ranks: Sequence[RankRecording], places: Sequence[tuple[int, int]], last: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the phases of the towers' last steps."""
-    stamps = joined(ranks)
+    stamps = join_stamps(ranks)
     first = ranks[0].first_step + max(0, len(stamps) - last)
     for name, bounds in tower_phases(stamps[-last:]).items():
         for (step, tower), begin in np.ndenumerate(bounds[..., 0]):
             end = float(bounds[step, tower, 1])
-            # Comparisons with NaN, for a phase without this tower, are False.
+            # If the tower skipped a phase, its times are NaN: comparisons fail.
             if end > begin or (name != "wait" and end == begin):
                 yield _event(name, places[tower], begin, end, step=first + step)
     for rank in ranks:
@@ -79,7 +83,7 @@ def _tower_events(
 
 
 def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
-    """Yield what Keras's loop has done around the last steps."""
+    """Yield the input and callbacks around the last steps."""
     calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
     steps = find_steps(tower_phases(rank.stamps), calls)
     goes_on = np.diff(steps.call, prepend=-1) == 0

@@ -186,7 +186,7 @@ def an_error_between_steps_of_shares():
     if s.RANK == 0:
         reference = alone({"epochs": 1, "steps_per_epoch": 3})
         all_close(mine.get_weights(), reference.get_weights(), 1e-5)
-    with s.refused("has no value", "when training ended by an error"):
+    with s.refused("has no value", "when training ended with an error"):
         values(mine)
     with pytest.raises(ValueError, match="has no value"):
         train(mine)  # As without a strategy, so TensorFlow finds it.

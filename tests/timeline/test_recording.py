@@ -66,4 +66,4 @@ def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
     np.testing.assert_array_equal(one, mine[1:])
     np.testing.assert_array_equal(other[[0, 1, 3]], one[[0, 1, 3]])
     np.testing.assert_array_equal(third, theirs[1:])
-    assert recording.joined(ranks).shape == (4, 6, 4)
+    assert recording.join_stamps(ranks).shape == (4, 6, 4)

@@ -282,10 +282,11 @@ def _of_this_rank(
         if peers.rank == 0 or not chief_only:
             callbacks_here.append(callback)
             if saving.is_once() and saves_here:
-                defined = [e for e in EVENTS if _overrides(callback, e)]
-                saves = patches.bind_to(
-                    callback, dict.fromkeys(defined, _save_alone)
-                )
+                saves = {
+                    event: _saving_alone(getattr(callback, event))
+                    for event in EVENTS
+                    if _overrides(callback, event)
+                }
                 stack.enter_context(patches.shadowed(callback, saves))
     return callbacks_here
 
@@ -297,12 +298,15 @@ def _overrides(callback: Any, event: str) -> bool:
     return getattr(method, "__func__", method) is not inherited
 
 
-def _save_alone(
-    callback: Any, original: Callable[..., None], *args: Any, **kwargs: Any
-) -> None:
+def _saving_alone(method: Callable[..., None]) -> Callable[..., None]:
     """Let a callback write its files without waiting for other ranks."""
-    with saving.save_on_every_rank():
-        original(*args, **kwargs)
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with saving.save_on_every_rank():
+            method(*args, **kwargs)
+
+    return run
 
 
 class SyncedCallbacks(keras.callbacks.Callback):

@@ -1,11 +1,11 @@
 """Local SGD: ranks update their own weights and average them every k updates.
 
-After k updates the ranks average their weights, by the number of examples that
-each has seen (McMahan et al., "Communication-Efficient Learning of Deep
-Networks from Decentralized Data", 2017). The mean of their changes may be taken
-as a gradient, from which an outer optimizer with Nesterov's momentum computes
-the next weights (Douillard et al., "DiLoCo: Distributed Low-Communication
-Training of Language Models", 2023).
+After k updates the ranks average their weights, weighted by the number of
+examples that each has seen (McMahan et al., "Communication-Efficient Learning
+of Deep Networks from Decentralized Data", 2017). Optionally the mean of the
+changes is used as a gradient, from which an outer optimizer with Nesterov
+momentum computes the next weights (Douillard et al., "DiLoCo: Distributed
+Low-Communication Training of Language Models", 2023).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class LocalSGD:
         momentum: float = 0.0,
         learning_rate: float = 1.0,
     ):
-        # The order of a rank's own updates, which no other rank waits for.
+        # Orders this rank's local updates, for which no other rank waits.
         self.order: StepOrder = StepOrder(SingleProcess())
         self._config = config
         self._steps = steps
         # Maps N changes of weights to their sums over the ranks.
         self._over_ranks = over_ranks
-        # Of the outer step: without a momentum (0), a learning rate of 1 gives
-        # the mean of the ranks' weights, by their numbers of examples.
+        # The outer optimizer's: with momentum 0 and learning rate 1, the new
+        # weights are the weighted mean of the ranks' weights.
         self._momentum = momentum
         self._learning_rate = learning_rate
         self._share: Any = None
@@ -110,13 +110,13 @@ class LocalSGD:
             round_.forget()
 
     def _average(self, round_: _Round, order: StepOrder) -> None:
-        """Take the outer step on all ranks, with the mean of their changes."""
+        """Run the outer step on all ranks, with the mean of their changes."""
         changes = round_.changes()
         with owned_by(round_):
             (sums,) = order.reduce(
                 changes.describe_gradients(),
                 [changes.grads],
-                lambda rows: [self._over_ranks(list(rows[0]))],
+                lambda grads: [self._over_ranks(list(grads[0]))],
             )
         round_.assign(sums, self._momentum, self._learning_rate)
 
@@ -127,7 +127,7 @@ class _Round:
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
         self._weights = list(weights)
         self.updates = compat.hidden_variable(_HOST, 0, tf.int64)
-        # Those of this rank in its batches, for the weight of its changes.
+        # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(_HOST, 0, tf.float64)
         self._anchors = [_zeros_like(value) for value in self._values()]
         self._momenta = [
@@ -156,7 +156,7 @@ class _Round:
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float
     ) -> None:
-        """Take the outer step from the weights at the start of the round."""
+        """Run the outer step from the weights at the start of the round."""
         for index, (anchor, value, change) in enumerate(
             zip(self._anchors, self._values(), means, strict=True)
         ):
@@ -179,7 +179,7 @@ class _Round:
 
 
 def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:
-    """Do something in a step if a condition holds."""
+    """Run a function in a step if a condition holds."""
 
     def run() -> tf.Tensor:
         act()

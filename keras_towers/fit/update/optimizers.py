@@ -1,8 +1,8 @@
 """Optimizers on towers.
 
-While a strategy is in force, the methods of every optimizer are looked up
-here: ``apply`` passes gradients to the update of the strategy. The optimizer
-keeps its class. The update itself runs on a single tower, as on one device.
+While a strategy is active, the methods of every optimizer are looked up here:
+``apply`` passes gradients to the update of the strategy. The optimizer keeps
+its class. The update itself runs on a single tower, as on one device.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def apply(
     names = tuple(map(name_of, variables))
     call = UpdateCall(names, list(grads), optimizer, original, variables)
     if active_step.current() and all(grad is None for grad in call.grads):
-        # Keras raises an error of its own.
+        # Keras raises its own error.
         original(grads, trainable_variables)
     else:
         handle(call)
 
 
 def _current_update_handler() -> Callable[[UpdateCall], None] | None:
-    """Return the handler of optimizer calls here; None: Keras's own."""
+    """Return the handler of optimizer calls here; None: Keras handles them."""
     step, strategy = active_step.current(), contract.in_force()
     if step is not None:
         return step.apply if step.takes_updates else None
     if strategy is None:
         return None
     update = strategy._components.update
-    # A replica's gradients are summed; outside of all there is nothing to sum.
+    # Replicas' gradients are summed; outside of them there is nothing to sum.
     across = tf.distribute.in_cross_replica_context()
     return update.apply_outside if across else update.apply_in_replica
 
@@ -102,23 +102,23 @@ def attribute_of_optimizer(
 ) -> Any:
     """Replace the attribute look-up of optimizers.
 
-    A step may use an optimizer that nobody has taken, since it is not an
-    attribute of the model. During an update an optimizer may call the methods
-    of one that it wraps.
+    It also finds optimizers that are not attributes of the model, which
+    adoption does not see. During an update, an optimizer may call the original
+    methods of an optimizer that it wraps.
     """
     value = original(optimizer, name)
     if name not in _METHODS or _updating.get():
         return value
     if name != "apply" and isinstance(value, functools.partial):
-        return value  # It shadows the method.
+        return value  # The instance shadows the method.
     return functools.partial(_METHODS[name], optimizer, value)
 
 
 class _InPlaceStrategy:
     """The strategy interface that optimizers use; updates run in place.
 
-    TensorFlow's default strategy leaves the device of an update open; here it
-    runs on the device of the variable.
+    TensorFlow's default strategy does not choose the device of an update; here
+    the update runs on the device of the variable.
     """
 
     def __init__(self, default: Strategy, only: Shares | None):
@@ -154,13 +154,13 @@ def as_one_device(
 
     Inside, the Keras variables of the model and of the optimizer resolve to
     their copies on one tower, and no strategy is active. Operations that do not
-    update a variable run on the device of the first one. The optimizer, and
-    those that it wraps, use fewer operations than in Keras.
+    update a variable run on the device of the first weight. The optimizer, and
+    any optimizer that it wraps, use fewer operations than in Keras.
 
     Args:
         optimizer: the optimizer.
         trainable_variables: the weights that it updates.
-        tower: the tower; None: for each weight the one that updates it.
+        tower: the tower; None: for each weight the tower that updates it.
         only: the weights that this rank updates; None: all.
     """
     weights = [*trainable_variables, *trained_by(optimizer)]
@@ -184,9 +184,9 @@ def as_one_device(
                 **update_rules.shadows(part),
                 **(only.shadows() if only is not None else {}),
             }
-            mine = patches.bind_to(part, methods)
-            mine["_distribution_strategy"] = default
-            stack.enter_context(patches.shadowed(part, mine))
+            replaced = patches.bind_to(part, methods)
+            replaced["_distribution_strategy"] = default
+            stack.enter_context(patches.shadowed(part, replaced))
         values = ((v, copy_on_tower(v._value, tower)) for v in variables)
         stack.enter_context(variables_lib.with_values(values))
         stack.enter_context(tf.device(device))

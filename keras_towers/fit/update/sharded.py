@@ -46,7 +46,7 @@ from keras_towers.transport.messages import packed
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _HOST = "CPU:0"
-# Ranks gather so much at a time: it is in memory three times then.
+# Ranks gather this many bytes at a time, which takes three times the memory.
 _GATHERED_BYTES = 64 * 2**20
 
 
@@ -54,9 +54,9 @@ class UpdateSharded(WeightUpdate):
     """Each tower of each rank updates its share of the weights.
 
     The other towers copy the result. Slots of a weight are on the tower that
-    updates it. While steps run, other ranks do not have slots of its update
-    rule, but moving averages and accumulated gradients, which Keras computes
-    from values that all ranks have.
+    updates it. While steps run, other ranks do not have the slots of its update
+    rule; they do have moving averages and accumulated gradients, which Keras
+    computes from values that all ranks have.
     """
 
     name = "sharded"
@@ -78,7 +78,7 @@ class UpdateSharded(WeightUpdate):
         if config.transport.size > 1:
             self._only = self._shares
         self.sums_at_weights = reduction is None
-        # The bytes of the slots on each tower, now or in the last block.
+        # The bytes of the slots on each tower, in this or the previous block.
         self.slot_bytes: list[int] = []
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -139,8 +139,8 @@ class UpdateSharded(WeightUpdate):
         if lost:
             logger.warning(
                 "training failed while other ranks held %d of the "
-                "optimizer's variables, which have no value on this rank "
-                "now: load them from a checkpoint, or compile the model again",
+                "optimizer's variables, which therefore have no value on this "
+                "rank: load them from a checkpoint, or compile the model again",
                 lost,
             )
 
@@ -154,26 +154,26 @@ class UpdateSharded(WeightUpdate):
             )
         super().apply_in_replica(call)
 
-    def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        # The optimizer may have been built just now.
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        # The optimizer may have been built in this step.
         self.drop_remote_slots()
-        super()._update(call, rows)
+        super()._update(call, tower_grads)
 
     def _reduce(
-        self, rows: Gradients, variables: Sequence[Any]
+        self, tower_grads: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
-        sums = super()._reduce(rows, variables)
+        sums = super()._reduce(tower_grads, variables)
         values = [getattr(v, "_value", v) for v in variables]
         towers = map(self._shares.tower_of, values)
-        mine = [sums[tower][i] for i, tower in enumerate(towers)]
-        return [self._over_ranks(mine) if self.sums_at_weights else mine]
+        here = [sums[tower][i] for i, tower in enumerate(towers)]
+        return [self._over_ranks(here) if self.sums_at_weights else here]
 
 
 class Shares:
     """Divides weights between all towers of all ranks, large ones first.
 
-    The shares then differ by less than the largest weights do. All ranks come
-    to the same result, as they have the same weights in the same order.
+    The sizes of two shares differ by at most the size of the largest weight.
+    All ranks compute the same result from the same weights in the same order.
     """
 
     def __init__(self, config: TowerConfig):
@@ -183,7 +183,8 @@ class Shares:
 
     def clear(self) -> None:
         """Forget all weights."""
-        # The number of a tower among those of all ranks, by each value it owns.
+        # For each weight's value, the global index of the tower that updates
+        # the weight.
         self._owners: IdentityDict[Any, int] = IdentityDict()
         towers = range(self._towers * self._transport.size)
         self._next = LeastLoadedPlacement(map(str, towers))
@@ -209,7 +210,7 @@ class Shares:
         return value in self._owners
 
     def tower_of(self, value: Any) -> int:
-        """Return the tower of this rank that has the new value of a weight."""
+        """Return the local tower that has the new value of a weight."""
         return self._owners.get(value, 0) % self._towers
 
     def rank_of(self, value: Any) -> int:
@@ -219,8 +220,8 @@ class Shares:
     def shadows(self) -> patches.Shadows:
         """Return methods of an optimizer that update this rank's share.
 
-        Its update rule sees these weights alone. The new values of all are
-        there before constraints and moving averages are computed from them.
+        The update rule sees only these weights. All ranks have all new values
+        before constraints and moving averages are computed from them.
         """
         return {
             "_apply_weight_decay": self._apply_weight_decay,
@@ -257,7 +258,7 @@ class Shares:
             list(itertools.compress(weights, is_mine)),
             learning_rate,
         )
-        # Every rank has to take part in the sums that others use.
+        # A rank takes part even in sums that only other ranks use.
         sums = tf.nest.flatten(list(gradients), expand_composites=True)
         with tf.control_dependencies(done_by_all(sums)):
             self._exchange([getattr(w, "_value", w) for w in weights])
@@ -265,15 +266,15 @@ class Shares:
     def _exchange(self, weights: Sequence[tf.Variable]) -> None:
         """Send the new values to all ranks."""
         for rank in range(self._transport.size):
-            theirs = [w for w in weights if self.rank_of(w) == rank]
+            owned = [w for w in weights if self.rank_of(w) == rank]
 
             def send(tensors: list[tf.Tensor], rank: int = rank) -> Any:
                 return self._transport.broadcast(
                     tensors, next_key("weights"), rank
                 )
 
-            sent = packed([weight.read_value() for weight in theirs], send)
-            for weight, value in zip(theirs, sent, strict=True):
+            sent = packed([weight.read_value() for weight in owned], send)
+            for weight, value in zip(owned, sent, strict=True):
                 with tf.device(weight.device):
                     weight.assign(value, read_value=False)
 
@@ -283,18 +284,18 @@ class OnAnotherRankError(TowerError, AttributeError):
 
 
 class _SlotOfRank:
-    """A slot variable that one rank alone needs in steps.
+    """A slot variable that only one rank needs in steps.
 
     On the other ranks it replaces the variable's value while steps run. Reading
     it there raises an error that says which rank has the value.
 
     Attributes:
         variable: the slot variable.
-        rank: that rank.
-        held: the variable that has the value, or had it.
-        is_used: whether steps use it. Until then its value is that of rank 0,
-            which may have loaded it.
-        is_on_owner_only: whether only its rank has its value.
+        rank: the rank that needs it.
+        held: the ``tf.Variable`` that has the value, or had it.
+        is_used: whether steps use it. Before that, all ranks have rank 0's
+            value, which may be loaded from a file.
+        is_on_owner_only: whether only ``rank`` has the value.
         is_lost: whether training has ended without the value.
     """
 
@@ -303,7 +304,7 @@ class _SlotOfRank:
         self.rank = rank
         self.held = variable._value
         if self.is_absent:
-            # It is lost since an earlier block.
+            # The value was lost in an earlier block.
             self.held = variable._value.held
         self.is_used = self.is_on_owner_only = self.is_lost = False
 
@@ -326,7 +327,7 @@ class _SlotOfRank:
         self.variable._value = self.held
 
     def sent(self) -> tf.Tensor:
-        """Return the value, or what stands for it in a broadcast."""
+        """Return the value for a broadcast; a placeholder if it is absent."""
         with tf.device(_HOST):
             if self.is_absent:
                 return tf.zeros(self.held.shape, self.held.dtype)
@@ -357,8 +358,9 @@ class _SlotOfRank:
         if self.is_lost:
             raise OnAnotherRankError(
                 f"optimizer variable {path!r} has no value: rank {self.rank} "
-                "had it when training ended by an error. Load the optimizer's "
-                "state from a checkpoint, or compile the model anew."
+                "had it when training ended with an error. Load the "
+                "optimizer's state from a checkpoint, or compile the model "
+                "again."
             )
         raise OnAnotherRankError(
             f"optimizer variable {path!r} cannot be read or written between "
@@ -379,8 +381,8 @@ class SlotsOfRanks:
     def __init__(self, transport: Transport, variables: TowerVariables):
         self._transport = transport
         self._variables = variables
-        # By the ids of the variables. None is forgotten before the end: ranks
-        # have to gather the same ones.
+        # By the ids of the variables. All are kept until the end, since ranks
+        # have to gather the same slots.
         self._slots: dict[int, _SlotOfRank] = {}
 
     def add(self, variable: keras.Variable, rank: int) -> None:
@@ -400,7 +402,7 @@ class SlotsOfRanks:
         return slot is None or slot.rank == self._transport.rank
 
     def drop_remote_slots(self) -> None:
-        """Drop the values that other ranks keep, before steps."""
+        """Drop the values that other ranks need in steps."""
         for slot in self._slots.values():
             if slot.is_used and not slot.is_on_owner_only:
                 slot.is_on_owner_only = True
@@ -422,7 +424,7 @@ class SlotsOfRanks:
             slot.is_on_owner_only = False
 
     def _portions(self, rank: int) -> Iterator[list[_SlotOfRank]]:
-        """Yield one rank's slots, in portions that fit in memory."""
+        """Yield the slots that one rank has, in portions of limited size."""
         portion: list[_SlotOfRank] = []
         filled = 0
         for slot in self._slots.values():

@@ -26,11 +26,11 @@ _HOST = "CPU:0"
 
 
 class StepOrder:
-    """Order and agreement of the ranks' steps.
+    """Orders the steps of a rank, and checks that the ranks' steps match.
 
-    TensorFlow may overlap steps of one function that no variable orders; two
-    collectives would then be in flight with the same key. And if ranks had
-    other ones in a step, they would wait for one another.
+    TensorFlow may overlap steps that share no variable; two collectives would
+    then be in flight with the same key. And if the steps of two ranks had
+    different collectives, the ranks would wait for each other.
 
     Attributes:
         gate: the tensors for which a step waits before it begins.
@@ -43,7 +43,7 @@ class StepOrder:
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
-        # Of a step that has been compared with those of the other ranks.
+        # The assertions that this step matches the steps of the other ranks.
         self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
@@ -75,7 +75,7 @@ class StepOrder:
 
     def begin_after(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
         """Return the batch of a step that begins when a tensor is ready."""
-        # What is called with it waits only for its arguments, once inlined.
+        # Once inlined, functions that get this batch wait only for the batch.
         with tf.control_dependencies(self.gate):
             self.gate = [before()]
         return self._gated(batch)
@@ -90,12 +90,12 @@ class StepOrder:
         exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
     ) -> list[Any]:
         """Exchange tensors, after a check that all ranks do the same."""
-        # Those of a step that concerns no other rank are its own.
+        # In a step that involves no other rank, all exchanges are local.
         if not self._agreement:
             return exchange(tensors)
         with tf.control_dependencies(self._agreement):
             results = exchange(identity_of(tensors))
-        # Every rank takes part, even if it does not need the result.
+        # Every rank takes part, even if it does not use the results.
         self._exchanged += tensors_in(results)
         return results
 
@@ -114,8 +114,9 @@ class StepOrder:
     def count(self, batch: TowerBatch, here: Any) -> Any:
         """Count a step's examples on all ranks; stop when there are none.
 
-        A rank whose data has ended takes part without examples until then: at
-        run time ``tf.errors.OutOfRangeError`` ends the data of all.
+        A rank whose data has ended takes part without examples until the data
+        of all ranks has ended: ``tf.errors.OutOfRangeError`` then ends the
+        epoch on all ranks.
         """
         row = row_of_rank(tf.cast(here, tf.int64), self._transport)
         (counts,) = sum_over_ranks(self._transport, [row])
@@ -127,19 +128,19 @@ class StepOrder:
     def reduce(
         self,
         described: Sequence[str],
-        rows: Sequence[Sequence[Any]],
+        tower_grads: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
-        """Reduce K lists of N gradients, if they are alike on all ranks."""
-        if not rows[0]:
-            return [list(row) for row in rows]
+        """Reduce K lists of N gradients, if all ranks have the same ones."""
+        if not tower_grads[0]:
+            return [list(grads) for grads in tower_grads]
         if self._transport.size == 1:
-            return reduction(rows)
+            return reduction(tower_grads)
         agreement = self._agreement
         if agreement is None:
             agreement = self._compared(described)
         with tf.control_dependencies(agreement):
-            return reduction(identity_of(rows))
+            return reduction(identity_of(tower_grads))
 
     def _compared(self, described: Sequence[str]) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
@@ -157,10 +158,10 @@ class StepOrder:
             if len(set(check_lib.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return []
-        # At the end of data there is no batch, and an exchange that has begun
-        # is cancelled: TensorFlow's collectives then hang.
+        # At the end of the data there is no batch, and the step is cancelled.
+        # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(self._batch):
-            # TensorFlow's constant folding would run the gather of a constant.
+            # TensorFlow's constant folding would run an exchange of constants.
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         return [
             tf.debugging.Assert(self._are_equal(number), [check_lib.OTHER_STEP])
@@ -168,12 +169,13 @@ class StepOrder:
 
     def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
         """Whether all ranks have the same 32-bit number."""
-        # By one sum: a gather has to find out the sizes first.
+        # One sum is faster than a gather, which exchanges sizes first.
         half = tf.constant(2**16, tf.int64)
         halves = tf.stack([number // half, tf.math.floormod(number, half)])
         both = tf.concat([halves, halves**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
-        # Only of equal numbers is the mean of the squares that of them squared.
+        # The mean of the squares equals the square of the mean only if all
+        # numbers are equal.
         return tf.reduce_all(sums[2:] * self._transport.size == sums[:2] ** 2)
 
     def failed(self, error: Exception) -> bool:
@@ -198,7 +200,7 @@ class StepOrder:
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
-    """Return a row for each rank: this one's has the value, others have 0."""
+    """Return a row per rank: the value for this rank, 0 for the others."""
     zeros = tf.zeros_like(value)
     return tf.stack(
         [value if r == transport.rank else zeros for r in range(transport.size)]
@@ -208,8 +210,8 @@ def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
 def done_by_all(tensors: Sequence[Any]) -> list[Any]:
     """Return a tensor that depends on all exchanges of a rank.
 
-    Whose results it may not use: for TensorFlow these have no side effects, and
-    it leaves out what nothing but an order needs.
+    The rank may not use their results, and TensorFlow would prune exchanges
+    that have no side effects and feed only a control dependency.
     """
     if not tensors:
         return []

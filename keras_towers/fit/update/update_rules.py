@@ -1,13 +1,13 @@
-"""Keras's update rules with fewer operations, which are traced faster.
+"""Keras's update rules with fewer operations, and faster tracing.
 
 SGD updates a weight by one fused operation instead of five passes over it.
 TensorFlow's Adam kernel is not used: it computes ``1 - beta_2`` in single
-precision, so weights would differ from those of one device.
+precision, so weights would differ from the weights on one device.
 
-Most of the time that a trace of many weights takes is spent in Python, in the
-same lines of ``update_step``. For optimizers whose operations are the same for
-weights of every shape, these run for one weight; for the others, its operations
-are added again. Operations that depend on no weight, such as the corrected
+When a step with many weights is traced, most of the time is spent in the Python
+code of ``update_step``. For optimizers whose operations are the same for all
+shapes, this code runs for one weight, and its operations are then repeated for
+the other weights. Operations that depend on no weight, such as the corrected
 learning rate of Adam, are shared.
 """
 
@@ -52,10 +52,10 @@ def shadows(optimizer: Any) -> patches.Shadows:
 
 
 def repeats(optimizer: Any) -> bool:
-    """Whether an optimizer's update rule is known to treat weights alike."""
-    # Another one, such as a user's own, may ask for the name of a weight.
-    own = "update_step" in vars(optimizer)
-    return not own and type(optimizer) in _REPEATED
+    """Whether an optimizer is known to update all weights in the same way."""
+    # A custom rule may depend on the name of a weight.
+    overridden = "update_step" in vars(optimizer)
+    return not overridden and type(optimizer) in _REPEATED
 
 
 def _is_plain(variable: Any) -> bool:
@@ -111,7 +111,7 @@ def _fused_step(
 
 
 class _Repeated:
-    """``update_step`` of an optimizer, traced once for all weights alike."""
+    """``update_step`` of an optimizer, traced once for similar weights."""
 
     def __init__(self) -> None:
         self._recordings: dict[Any, Recording] = {}
@@ -124,7 +124,7 @@ class _Repeated:
         variable: Any,
         learning_rate: Any,
     ) -> None:
-        """Update a weight like an earlier one."""
+        """Update a weight, with the operations of an earlier one if it can."""
         is_dense = isinstance(gradient, tf.Tensor) and (
             gradient.shape == variable.shape
         )
@@ -154,9 +154,9 @@ class _Repeated:
 class Recording:
     """The newest operations of a graph that depend on given inputs.
 
-    The ``inputs`` and the ``device`` are others in every repetition. Operations
-    can be repeated if those that depend on no input have no effects, and read
-    only variables that are scalars.
+    The ``inputs`` and the ``device`` differ in every repetition. Operations can
+    be repeated if the operations that depend on no input are stateless, or read
+    scalar variables.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Recording:
             repeated.add(operation)
             changing.update(map(id, operation.outputs))
             attributes = dict(operation.node_def.attr)
-            # Where it belongs; the device says the same.
+            # The colocation group, which the device makes redundant.
             attributes.pop("_class", None)
             elsewhere = operation.device not in ("", device)
             self._steps.append(
@@ -209,7 +209,7 @@ class Recording:
 
 
 def _is_shared(operation: Any) -> bool:
-    """Whether a result, computed once, is valid in every repetition."""
+    """Whether an operation's result is valid in every repetition."""
     if operation.type == "ReadVariableOp":
         return operation.outputs[0].shape.rank == 0
     return not operation.op_def.is_stateful

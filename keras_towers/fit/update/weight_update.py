@@ -1,6 +1,6 @@
 """Reduce gradients first, then apply once, as on a single device.
 
-A step of ``fit`` hands each tower's gradients to ``reduce_and_apply``; in a
+A step of ``fit`` passes each tower's gradients to ``reduce_and_apply``; in a
 custom loop, ``Optimizer.apply`` inside ``strategy.run`` does. They are summed,
 and Keras's own ``apply`` then runs on the sums, exactly as on one device.
 Clipping, accumulation, loss scaling, weight decay, moving averages and
@@ -52,19 +52,20 @@ if TYPE_CHECKING:
 class WeightUpdate:
     """Tower 0 updates the weights and copies them to the other towers.
 
-    The base class of all updates: where trained weights and slot variables
-    live, and who updates them. This one makes one update instead of K, with
-    slot variables on tower 0 only. Without a ``reduction`` a gradient is summed
-    where its weight is updated; with ``rounds``, in which ranks update weights
-    apart, it is that of one rank.
+    The base class of all updates, which decide where trained weights and slot
+    variables live, and which towers update them. This class makes one update
+    instead of K, with slot variables on tower 0 only. Without a ``reduction``
+    the gradients are summed on the device that updates the weight. With
+    ``rounds`` ranks update their weights independently, and gradients are
+    summed over the towers of one rank only.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
-        mirrors: whether each tower has a copy of the weights; None: if towers
-            have memories of their own.
-        builds_optimizers: whether ``make_ready`` has to build them, so that
-            their slots are created where they belong.
+        mirrors: whether each tower has a copy of the weights; None: unless all
+            towers are on the host.
+        builds_optimizers: whether ``make_ready`` has to build optimizers, so
+            that slots are created on the right towers.
     """
 
     name = "once"
@@ -89,14 +90,14 @@ class WeightUpdate:
         self.rounds = rounds
         self._reduction = reduction
         if self.name == WeightUpdate.name and self.variables.mirrors:
-            self.description += " and copied to the others"
+            self.description += " and copied to the other towers"
 
     def place(self, variable: keras.Variable) -> bool:
-        """Move a weight to where it belongs; return whether it moved."""
+        """Place a weight as the update requires; return whether it moved."""
         return self.variables.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Keep an optimizer's slot variables once."""
+        """Keep a single copy of an optimizer's slot variables."""
         for variable in optimizer.variables:
             self.variables.hold_once(variable)
 
@@ -116,7 +117,7 @@ class WeightUpdate:
         self.variables.restore(variable)
 
     def release(self) -> None:
-        """Put all variables back that are still elsewhere."""
+        """Put all variables back that are not restored yet."""
         if self.rounds is not None:
             self.rounds.forget()
         self.variables.restore_all()
@@ -138,7 +139,7 @@ class WeightUpdate:
 
     def apply_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""
-        # Each rank alone: between steps it has the slots of all weights.
+        # Without other ranks: between steps each rank has all slots.
         self._apply_on_tower(call, call.grads)
         optimizer = call.optimizer
         copy_to_towers([*trained_by(optimizer), *optimizer.variables])
@@ -146,38 +147,38 @@ class WeightUpdate:
     def reduce_and_apply(
         self,
         call: UpdateCall,
-        rows: Gradients,
-        wholes: Sequence[Any] = (),
+        tower_grads: Gradients,
+        shared: Sequence[Any] = (),
         weight: float = 1,
     ) -> None:
-        """Update weights, given K towers' parts of N gradients.
+        """Update weights, given K towers' summands of N gradients.
 
         Args:
             call: the call of the optimizer.
-            rows: K lists of N parts of gradients; None for gradients in
-                ``wholes``.
-            wholes: N gradients that all towers share; None for gradients in
-                ``rows``.
+            tower_grads: K lists of N summands; None for gradients in
+                ``shared``.
+            shared: N gradients that are the same on all towers; None for
+                gradients in ``tower_grads``.
             weight: a factor of all gradients.
         """
-        wholes = wholes or [None for _ in call.grads]
+        shared = shared or [None for _ in call.grads]
         factor = self.config.gradient_factor * weight
-        rows = [_scaled(row, factor) for row in rows]
-        whole = dataclasses.replace(call, grads=_scaled(wholes, factor))
-        for index, row in enumerate(rows):
-            marks.reached(index, "computed", row)
+        tower_grads = [_scaled(grads, factor) for grads in tower_grads]
+        call = dataclasses.replace(call, grads=_scaled(shared, factor))
+        for index, grads in enumerate(tower_grads):
+            marks.reached(index, "computed", grads)
         self.make_ready(call.optimizer, call.variables)
         if self.rounds is not None:
             self.rounds.begin_update(call.optimizer)
-        self._update(whole, rows)
+        self._update(call, tower_grads)
         if self.rounds is not None:
             self.rounds.end_update(call.optimizer, self.order)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables."""
         if not optimizer.built and not tf.executing_eagerly():
-            # The trace so far treats the optimizer as unbuilt (a loss scale is
-            # then a constant).
+            # The trace so far treats the optimizer as unbuilt, with a constant
+            # loss scale.
             compat.make_function_trace_again()
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
@@ -186,13 +187,13 @@ class WeightUpdate:
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
-    def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        """Update the weights, given K lists of N parts of gradients."""
-        sums = self._sums(call, rows)[0]
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        """Update the weights, given K towers' summands of N gradients."""
+        sums = self._sums(call, tower_grads)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
             self._apply_on_tower(call, sums, only=self._only)
-            # Moving averages may overwrite all that the optimizer knows.
+            # The optimizer may overwrite all its weights by moving averages.
             copy_to_towers(trained_by(call.optimizer))
 
     def _apply_on_tower(
@@ -202,40 +203,42 @@ class WeightUpdate:
         tower: int | None = None,
         only: Shares | None = None,
     ) -> None:
-        """Apply sums on one tower, as on one device; None: that of a weight."""
+        """Apply sums on a tower, as on one device; None: on each weight's."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
         with as_one_device(call.optimizer, call.variables, tower, only):
             call.original(sums, variables)
 
-    def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
-        """K lists of N sums; None for a missing gradient."""
-        present = [grad is not None for grad in rows[0]]
+    def _sums(
+        self, call: UpdateCall, tower_grads: Gradients
+    ) -> list[list[Any]]:
+        """Return K lists of N sums; None for a missing gradient."""
+        present = [grad is not None for grad in tower_grads[0]]
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.rounds is None else self.rounds.order
-        given = dataclasses.replace(call, grads=list(rows[0]))
+        given = dataclasses.replace(call, grads=list(tower_grads[0]))
         with owned_by(call.optimizer):
             reduced = order.reduce(
                 given.describe_gradients(),
-                [[g for g in row if g is not None] for row in rows],
-                lambda rows: self._reduce(rows, trained),
+                [[g for g in grads if g is not None] for grads in tower_grads],
+                lambda grads: self._reduce(grads, trained),
             )
         sums = map(iter, reduced)
         return [
             [
-                next(row) if there else whole
-                for there, whole in zip(present, call.grads, strict=True)
+                next(of_tower) if is_present else shared
+                for is_present, shared in zip(present, call.grads, strict=True)
             ]
-            for row in sums
+            for of_tower in sums
         ]
 
     def _reduce(
-        self, rows: Gradients, variables: Sequence[Any]
+        self, tower_grads: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
         if self._reduction is not None:
-            return self._reduction(rows, self.config.devices)
+            return self._reduction(tower_grads, self.config.devices)
         values = (getattr(v, "_value", v) for v in variables)
-        places = [copy_on_tower(value).device for value in values]
-        sums = sum_at_variables(rows, self.config.devices, places)
+        targets = [copy_on_tower(value).device for value in values]
+        sums = sum_at_variables(tower_grads, self.config.devices, targets)
         return [sums for _ in self.config.devices]
 
 
@@ -248,13 +251,13 @@ class UpdateEach(WeightUpdate):
     mirrors = True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Give each tower its own slot variables, and weights of its own."""
-        # Weights that a step makes are not placed yet.
+        """Give each tower its own copies of the slot variables and weights."""
+        # Weights that a step creates are not placed yet.
         for variable in (*trained_by(optimizer), *optimizer.variables):
             self.variables.place(variable)
 
-    def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        for tower, sums in enumerate(self._sums(call, rows)):
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        for tower, sums in enumerate(self._sums(call, tower_grads)):
             marks.reached(tower, "reduced", sums)
             with marks.until(tower, "updated"):
                 self._apply_on_tower(call, sums, tower)

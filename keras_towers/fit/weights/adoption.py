@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("keras_towers")
 
-# Calls of one model in two threads may end in any order, and leave these.
-_OF_CALLS = (
+# Shadows that remain on a model if calls of it in two threads overlap.
+_SHADOWS_OF_CALLS = (
     "_maybe_symbolic_build",
     "_get_metrics_result_or_logs",
     "_make_function",
@@ -45,7 +45,7 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
-# The strategies on whose towers models train where no block says otherwise.
+# The strategies on whose towers models train outside of any block.
 _defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
 )
@@ -54,11 +54,12 @@ _defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
 class Adoption:
     """The models placed on a strategy's towers.
 
-    The update places weights and optimizers; all else is held once. Models made
-    in a block train on its towers after it, too, if it ``keeps`` them.
+    The update places weights and optimizers; other variables get a single copy.
+    Models created in a block train on its towers after it, too, if it ``keeps``
+    them.
 
     Attributes:
-        in_block: whether what is made now is released at the end of a block.
+        in_block: whether a block is open, at whose end models are released.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class Adoption:
         self._config = config
         self._keeps = keeps
         self.update = update
-        # The compilations for which methods of models are prepared. Models that
-        # the user has dropped are freed, also inside the block.
+        # For each model and method, the compilation for which it is prepared.
+        # Models that the user has dropped are freed, even inside the block.
         self._models: weakref.WeakKeyDictionary[
             keras.Model, dict[str, tuple[Any, ...]]
         ] = weakref.WeakKeyDictionary()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-        # Compiled in the block, but neither made nor used there yet.
+        # Compiled in the block, but not created or used there.
         self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._made_variables: IdentityDict[keras.Variable, None] = (
             IdentityDict()
@@ -93,7 +94,7 @@ class Adoption:
     def compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
         if model in self._models:
-            # Its loop may go on, such as after a callback.
+            # A running loop may continue, for example after a callback.
             self.claim(model)
             self.bind(model)
         if self._keeps and self.in_block and strategy_of(model) is None:
@@ -103,11 +104,12 @@ class Adoption:
     def registering_variable(self, variable: keras.Variable) -> Iterator[None]:
         """Register a variable whose value is created in this block.
 
-        In a scope() it is as TensorFlow has it. In the strategy's own block
-        once is enough, also in a custom loop: only optimizers write weights, on
-        the sums of gradients, and what replicas add to one variable is the sum
-        of what they would add to several. TensorFlow could take no gradient of
-        its own copies outside of replicas, and rounds what it divides.
+        In a ``scope()`` TensorFlow creates its own copies. In the strategy's
+        block a single copy is enough, even in a custom loop: only optimizers
+        write weights, with sums of gradients, and replicas can add to one
+        variable instead of several. With TensorFlow's copies, gradients could
+        not be computed outside of replicas, and divided values would be
+        rounded.
         """
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
         once = self.in_block and (variable.trainable or adds)
@@ -125,7 +127,7 @@ class Adoption:
         for optimizer in state_lib.collect(model).optimizers:
             self.update.place_optimizer(optimizer)
         for trainer in state_lib.models_in(model):
-            # Each by itself, since a nested model may outlive the outer one.
+            # Registered separately: a nested model may outlive the outer one.
             self._models.setdefault(trainer, {})
             strategy = self._config.strategy
             if strategy_of(trainer) is not strategy:
@@ -179,17 +181,17 @@ class Adoption:
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
-        # Steps that run as on one device update all weights.
+        # Eager steps run as on one device, and need the slots of all weights.
         if not model.run_eagerly:
             self.update.drop_remote_slots()
 
     @property
     def ranks_train_independently(self) -> bool:
-        """Whether ranks' values may differ until they are averaged next."""
+        """Whether weights may differ between ranks until the next average."""
         return self.update.rounds is not None
 
     def gather_slots(self) -> None:
-        """Give every rank all of the optimizer's state, and equal weights."""
+        """Give every rank the whole optimizer state, and equal weights."""
         self.update.end_rounds()
         self.update.gather_slots()
 
@@ -205,7 +207,7 @@ class Adoption:
     def leave_metrics_to_rank_0(self, model: keras.Model) -> None:
         """Reset metrics on all ranks but rank 0, which keeps the ranks' sums.
 
-        Ranks that train independently will sum their metrics again.
+        Ranks that train independently sum their metrics again later.
         """
         if self.ranks_train_independently and self._config.peers.rank > 0:
             for variable in state_lib.collect(model).metrics:
@@ -222,8 +224,8 @@ class Adoption:
     def release(self) -> None:
         """Turn all models into ordinary ones."""
         models: list[keras.Model] = [*self._models, *self._created]
-        # Memory may not suffice for one, which must not leave others half done.
-        # The last comes first.
+        # If one model does not fit in memory, the rest must still be released.
+        # The stack runs in reverse order.
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             for model in self._compiled:
@@ -272,8 +274,9 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
 def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
     """Return the strategy on whose towers a method of a model runs.
 
-    That of the block; else that of the model; else, if the method trains, that
-    of the block in which the model was made or compiled.
+    It is the strategy of the current block, else the model's strategy, else, if
+    the method trains, the strategy of the block in which the model was created
+    or compiled.
     """
     strategy = in_force() or owner_of(model)
     outside = strategy is None and not tf.distribute.has_strategy()
@@ -281,10 +284,10 @@ def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
 
 
 def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
-    """Say once for each model that it trains on towers outside of a block."""
+    """Announce once that a model trains on towers outside of a block."""
     line = (
         f"{kind} of model {model.name!r} runs on the strategy under which it "
-        f"was made or compiled: {config.strategy!r}"
+        f"was created or compiled: {config.strategy!r}"
     )
     if kind in TRAINING and config.peers.rank == 0 and first_time(line):
         announce(line)
@@ -296,14 +299,14 @@ def release_from_default(trainer: keras.Model) -> None:
     if owner is not None:
         adoption = owner._components.adoption
         if _defaults.get(trainer) is owner and not adoption.in_block:
-            # Another strategy may be in force.
+            # Another strategy may be active.
             with compat.single_device_mode():
                 adoption.release_model(trainer)
 
 
 @contextlib.contextmanager
 def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
-    """Train a model that was made in a block on one device in this block."""
+    """In this block, train on one device even if the model has a default."""
     default = _defaults.pop(model, None)
     try:
         yield
@@ -316,7 +319,7 @@ def _unbind(trainer: keras.Model) -> None:
     """Unbind a model from its strategy; it may train there by default."""
     trainer._distribute_strategy = None
     _drop_functions(trainer)
-    for name in ("_eval_epoch_iterator", *_OF_CALLS):
+    for name in ("_eval_epoch_iterator", *_SHADOWS_OF_CALLS):
         vars(trainer).pop(name, None)
 
 
@@ -340,10 +343,10 @@ def _renew_functions(trainer: keras.Model) -> None:
 
 
 def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
-    """Log that XLA compiles none of a model's steps of a kind; once.
+    """Log once that XLA compiles no training, or evaluation, steps of a model.
 
-    It is a warning where the user has asked for XLA: where Keras would not turn
-    it on by itself.
+    It is a warning if the user requested XLA: if Keras would not turn it on by
+    default.
     """
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"

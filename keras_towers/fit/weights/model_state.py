@@ -141,7 +141,7 @@ def slots_of(
 ) -> Iterator[tuple[keras.Variable, Any]]:
     """Yield the slots of a built optimizer, each with its weight.
 
-    Variables that are in no list with an entry for each weight belong to none.
+    Slots are the variables in lists with one entry per weight.
     """
     for slots in lists_by_weight(optimizer):
         weights = optimizer._trainable_variables
@@ -154,14 +154,14 @@ def lists_by_weight(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[list[keras.Variable | None]]:
     """Return a built optimizer's lists of slots with one slot per weight."""
-    # A weight without such a slot has None.
+    # A list has None for a weight without a slot.
     number = len(optimizer._trainable_variables)
-    # These may happen to be as long.
-    others = ("_variables", "_trainable_variables")
+    # These lists hold no slots, but may have the same length.
+    excluded = ("_variables", "_trainable_variables")
     return [
         value
         for name, value in vars(optimizer).items()
-        if name not in others
+        if name not in excluded
         and isinstance(value, list)
         and len(value) == number
         and all(s is None or isinstance(s, keras.Variable) for s in value)
@@ -172,8 +172,8 @@ def rule_slots(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
     """Return the slot variables used only by their weight's update."""
-    others = {id(slot) for slot in _generic_slots(optimizer)}
-    return [s for s, _ in slots_of(optimizer) if id(s) not in others]
+    generic = {id(slot) for slot in _generic_slots(optimizer)}
+    return [s for s, _ in slots_of(optimizer) if id(s) not in generic]
 
 
 def check_known(optimizer: keras.optimizers.Optimizer) -> None:
@@ -197,7 +197,7 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
 def _generic_slots(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
-    """Slots that optimizers may have with any update rule."""
+    """Return the slots that optimizers with any update rule may have."""
     names = ("_model_variables_moving_average", "_accumulated_gradients")
     lists = (getattr(optimizer, name, ()) for name in names)
     return [slot for slots in lists for slot in slots if slot is not None]

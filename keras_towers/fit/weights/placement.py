@@ -1,4 +1,4 @@
-"""Which device holds a variable: the one with the fewest bytes."""
+"""The choice of a variable's device: the one with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LeastLoadedPlacement:
         devices: names of the devices to fill.
         small_device: the device of variables smaller than ``small_bytes``,
             to avoid many small reads from all devices; None: small variables
-            are assigned like others.
+            are assigned like large ones.
         small_bytes: the size in bytes from which a variable is large.
 
     Attributes:
@@ -83,7 +83,7 @@ class LeastLoadedPlacement:
     def describe(self) -> str:
         """Return a table of the variables and bytes on each device.
 
-        It is empty without variables.
+        The result is empty if there are no variables.
 
         Example:
             >>> print(place.describe())
@@ -106,5 +106,5 @@ class LeastLoadedPlacement:
 
 
 def byte_size(variable: keras.Variable) -> int:
-    """Return the size of a variable in bytes; 0: unknown, as of strings."""
+    """Return the size of a variable in bytes; 0 if unknown, as for strings."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size

@@ -1,7 +1,7 @@
 """Checks and synchronizes the state that all ranks share.
 
-That is, variables: their names and shapes, and their values. What a call
-requests is compared in ``calls/rank_agreement.py``.
+The state is the variables: their names, shapes and values.
+``calls/rank_agreement.py`` compares the arguments of calls.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
 
 
 def _listed(variables: Sequence[str]) -> str:
-    """List the first of some variables, or "none" for each that is missing."""
+    """List the first few variables; missing ones are named "none"."""
     shown = [*dict.fromkeys(variables[:_SHOWN])]
     if len(variables) > _SHOWN:
         shown.append(f"{len(variables) - _SHOWN} more")

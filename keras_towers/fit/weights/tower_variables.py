@@ -58,7 +58,7 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
             dtype=variable.dtype,
             shape=variable.shape,
             trainable=variable.trainable,
-            # Optimizers may have rules for names.
+            # Optimizers may have rules that depend on names.
             name=variable.name.split(":")[0],
         )
 
@@ -71,10 +71,10 @@ def unbind(
     Args:
         variable: the distributed variable.
         has_parts: whether replicas hold parts of a sum or of a mean, which are
-            reduced over all ranks; otherwise all hold the same, and no rank is
-            asked.
-        asks_ranks: whether the other ranks take part; else parts of a sum are
-            reduced over the replicas of this process.
+            reduced over all ranks; otherwise all replicas hold the same value,
+            and nothing is exchanged.
+        asks_ranks: whether the other ranks take part; otherwise the parts of a
+            sum are reduced over the replicas of this process.
     """
     primary = variable.values[0]
     if isinstance(variable, compat.SyncOnReadVariable):
@@ -95,9 +95,9 @@ def unbind(
 
 
 def bind(variable: Any, rank: int) -> None:
-    """Give all devices the first one's value; undoes ``unbind``.
+    """Give all devices the value of the first device; undoes ``unbind``.
 
-    A sum is that of the first device of rank 0.
+    A sum goes to the first device of rank 0; all other parts are 0.
     """
     primary, *others = variable.values
     for copy in variable.values:
@@ -116,7 +116,7 @@ def bind(variable: Any, rank: int) -> None:
 def with_values(
     values: Iterable[tuple[keras.Variable, Any]],
 ) -> Iterator[None]:
-    """Let Keras variables have other values inside a block."""
+    """Replace the values of Keras variables inside a block."""
     before = []
     try:
         for variable, value in values:
@@ -130,7 +130,7 @@ def with_values(
             variable._value = value
 
 
-# The attribute with the tower whose copy an update writes, if not the first.
+# The attribute for the tower whose copy an update writes, if not tower 0.
 _UPDATED_ON = "keras_towers_updated_on"
 
 
@@ -140,7 +140,7 @@ def is_copied(variable: Any) -> bool:
 
 
 def update_on(variable: Any, tower: int) -> None:
-    """Make updates write a variable's copy on one tower, before the others."""
+    """Choose the tower on which updates first write a variable's copy."""
     vars(variable)[_UPDATED_ON] = tower
 
 
@@ -169,29 +169,30 @@ def copy_to_towers(variables: Sequence[Any]) -> None:
 
 
 class TowerVariables:
-    """The variables of a strategy's models, which it puts back at the end.
+    """Places the variables of a strategy's models, and puts them back later.
 
-    Each is held once, has a copy on each tower, or is moved to a device.
+    A variable has a single copy, has a copy on each tower, or is moved to a
+    device.
 
     Args:
         config: the towers.
-        mirrors: whether each tower has its own copy of the weights, as those
-            with memories of their own need.
+        mirrors: whether each tower has its own copy of the weights, as towers
+            with separate memories need.
     """
 
     def __init__(self, config: TowerConfig, mirrors: bool):
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
         self._mirrored: IdentityDict[keras.Variable, Mirrored] = IdentityDict()
-        # Whether replicas may have written parts. One process reduces them
-        # without asking others.
+        # Whether replicas may have written parts. A single process can always
+        # reduce them, since it exchanges nothing.
         self.has_parts: bool = config.peers.size == 1
-        # Whether other ranks take part in what is reduced over all of them.
+        # Whether the other ranks take part in reductions of parts.
         self.asks_ranks = True
-        # What variables of replicas were before a call held them once.
+        # The distributed values of variables that have a single copy.
         self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
-        # The original tf.Variable of each that was moved, to which users may
-        # hold references, and the device that it goes back to.
+        # For each moved variable: its original tf.Variable, to which users may
+        # hold references, and the device to move it back to.
         self._moved: IdentityDict[keras.Variable, tuple[tf.Variable, str]] = (
             IdentityDict()
         )
@@ -213,7 +214,7 @@ class TowerVariables:
         return not known
 
     def unfold_for_replicas(self) -> None:
-        """Give replicas their own copies of variables that are held once."""
+        """Give replicas their own copies of variables with a single copy."""
         self.has_parts = True
         for variable, value in self._of_replicas.items():
             if variable._value is value.values[0]:
@@ -221,7 +222,7 @@ class TowerVariables:
                 variable._value = value
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a weight as the strategy requires; return whether it moved."""
+        """Place a weight as the strategy requires; return whether it moved."""
         if self._mirrored.get(variable) is variable._value:
             return False
         moved = self.hold_once(variable)
@@ -238,13 +239,13 @@ class TowerVariables:
         back_to: str | None = None,
         empties: bool = False,
     ) -> None:
-        """Move a variable that is held once.
+        """Move a variable that has a single copy.
 
         Args:
             variable: the variable.
-            device: where it goes.
-            back_to: where it is put at the end; None: where it is now.
-            empties: whether to free the memory that it had until now.
+            device: the new device.
+            back_to: the device to restore it to; None: the current one.
+            empties: whether to free the memory of the original.
         """
         value = variable._value
         is_first = variable not in self._moved
@@ -261,7 +262,7 @@ class TowerVariables:
         return self._moved.keys()
 
     def pop_original(self, variable: keras.Variable) -> tf.Variable:
-        """Return the original of a moved variable, which stays as it is."""
+        """Forget a moved variable without restoring it; return the original."""
         original, _ = self._moved.pop(variable)
         return original
 
@@ -272,7 +273,7 @@ class TowerVariables:
         )
 
     def handles(self) -> dict[int, list[Any]]:
-        """Return mirrored variables' K handles, by the ids of the first."""
+        """Return mirrored variables' K handles, by the id of the first one."""
         found = [v._value.values for v in self._mirrored]
         return {
             id(values[0].handle): [value.handle for value in values]
@@ -280,7 +281,7 @@ class TowerVariables:
         }
 
     def restore(self, variable: keras.Variable) -> None:
-        """Put a variable back where it was, with the value that it has."""
+        """Put a variable back on its original device, with its new value."""
         if variable in self._moved:
             original, device = self._moved[variable]
             if original is not variable._value:
@@ -294,7 +295,7 @@ class TowerVariables:
             known.pop(variable, None)
 
     def restore_all(self) -> None:
-        """Put every variable back, whatever fails."""
+        """Put every variable back, even if some fail."""
         with contextlib.ExitStack() as stack:
             for variable in (*self._moved, *self._mirrored):
                 stack.callback(self.restore, variable)
