@@ -264,7 +264,7 @@ def _defaults(type_: str) -> dict[str, Any]:
 
 
 def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
-    """The dtype of an argument; ``SIZE`` if any dtype will do."""
+    """The dtype of an argument, chosen as ``SIZE`` if any dtype will do."""
     if arg.type:
         return tf.as_dtype(arg.type)
     dtype = attributes.setdefault(arg.type_attr, SIZE)

@@ -176,13 +176,16 @@ def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
 # Operations whose outputs are finite or NaN, and operations whose outputs are
 # infinite only if an input is.
 _BOUNDED = """
-    Tanh Sigmoid Softmax Sign Sin Cos Erf Relu6 OneHot OnesLike ZerosLike
+    Tanh Sigmoid Softmax Sign Sin Cos Erf Relu6 OnesLike ZerosLike
 """
 _MOVES = """
     Identity StopGradient Reshape ExpandDims Squeeze Transpose BroadcastTo Tile
-    Fill Pack ConcatV2 StridedSlice Slice Neg Abs Select SelectV2
+    Fill OneHot Pack ConcatV2 StridedSlice Slice Neg Abs Select SelectV2
 """
 _QUOTIENTS = ("RealDiv", "Div")
+# Operations whose factor only selects entries, or whose quotient is never
+# infinite.
+_HARMLESS = ("ReluGrad", "Relu6Grad", "LeakyReluGrad", "DivNoNan")
 
 
 def _is_finite_factor(node: Node, index: int, value: Value) -> bool:
@@ -194,7 +197,7 @@ def _is_finite_factor(node: Node, index: int, value: Value) -> bool:
     """
     tensor = node.operation.inputs[index]
     if node.type not in _QUOTIENTS:
-        return node.type == "DivNoNan" or not _may_be_infinite(tensor)
+        return node.type in _HARMLESS or not _may_be_infinite(tensor)
     known = value.known
     if known is None:
         known = tf.get_static_value(tensor)
@@ -207,19 +210,26 @@ def _may_be_zero(number: Any) -> bool:
 
 def _may_be_infinite(tensor: Any) -> bool:
     """Whether a traced tensor may have an infinite entry."""
-    operation, dtype = tensor.op, tensor.dtype
-    if not (dtype.is_floating or dtype.is_complex):
-        return False
-    if operation.type == "Const":
-        return bool(np.isinf(tf.get_static_value(tensor)).any())
-    if operation.type == "Cast":
-        (before,) = operation.inputs
-        narrows = before.dtype.is_floating and before.dtype.size > dtype.size
-        return narrows or dtype.size < 4 or _may_be_infinite(before)
-    return operation.type not in _BOUNDED.split() and (
-        operation.type not in _MOVES.split()
-        or any(map(_may_be_infinite, operation.inputs))
-    )
+    waiting, seen = [tensor], set()
+    while waiting:
+        tensor = waiting.pop()
+        operation, dtype = tensor.op, tensor.dtype
+        if tensor.name in seen or not (dtype.is_floating or dtype.is_complex):
+            continue
+        seen.add(tensor.name)
+        if operation.type == "Const":
+            if np.isinf(tf.get_static_value(tensor)).any():
+                return True
+        elif operation.type == "Cast":
+            (before,) = operation.inputs
+            if dtype.size < 4 or dtype.size < before.dtype.size:
+                return True
+            waiting.append(before)
+        elif operation.type in _MOVES.split():
+            waiting += operation.inputs
+        elif operation.type not in _BOUNDED.split():
+            return True
+    return False
 
 
 def _has_size_of(node: Node, index: int, part: int) -> bool:
@@ -235,6 +245,7 @@ def _pad_empty_tower(
 ) -> Tensor:
     """Append rows of zeros for one unit if the tower has none."""
     rank, count = tensor.shape.rank, layout.unit.count
+    require(rank is not None)
     least = partitioner.compute_size("Maximum", count, 1)
     more = partitioner.compute_size("Sub", least, count)
     more = partitioner.scaled_size(layout.rows_per_unit, more)

@@ -87,7 +87,7 @@ def lay_out(
         return _laid_out(*given, Options(**options))
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return _laid_out(*given, Options(**options, lists=False))
+        return _laid_out(*given, Options(**{**options, "lists": False}))
 
 
 def _laid_out(

@@ -75,13 +75,13 @@ def elements_of(value: Value) -> Elements:
 
 
 def with_item(
-    elements: Elements | None, item: Value, is_place: bool = False
+    elements: Elements | None, item: Value, is_row_number: bool = False
 ) -> Elements | None:
     """Return the facts after an element was set."""
     if elements is None:
         return None
     with_item = dataclasses.replace(
-        elements, item=item, are_row_numbers=is_place
+        elements, item=item, are_row_numbers=is_row_number
     )
     return common_elements(elements, with_item)
 
@@ -144,8 +144,10 @@ def _facts(value: Value | None) -> Any:
     facts = value.layout, value.shape, entries
     if elements is None:
         return facts
-    rest = dataclasses.replace(elements, item=None)
-    return (*facts, rest, _facts(elements.item))
+    # In a tuple an unknown length is the same as itself.
+    names = [f.name for f in dataclasses.fields(elements) if f.name != "item"]
+    rest = [getattr(elements, name) for name in names]
+    return (*facts, *rest, _facts(elements.item))
 
 
 # ---- conversions -------------------------------------------------------------
@@ -194,7 +196,7 @@ def local_list(partitioner: Converter, value: Value, layout: ListOf) -> Tensor:
 
 
 def _is_empty_optional(elements: Elements) -> bool:
-    """Whether it is an optional value without an element."""
+    """Whether it is an optional value without an element, however nested."""
     if elements.item is None:
         return elements.is_optional
     inner = elements.item.elements

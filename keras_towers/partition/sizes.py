@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 class Unknown:
     """A number or truth value that is not known before the step runs.
 
-    Like NaN it is equal to nothing, not even to itself.
+    Like NaN it is equal to nothing, not even to itself. Containers that hold it
+    compare it by identity, as they do with NaN.
     """
 
     __hash__ = object.__hash__

@@ -336,8 +336,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with defer_interrupts():
-                self._components.adoption.release()
-                variables.asks_ranks = True
+                try:
+                    self._components.adoption.release()
+                finally:
+                    variables.asks_ranks = True
 
     def __copy__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """Exchanges, operations that are computed once, and their order."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -73,6 +74,9 @@ def test_a_count_of_nothing_makes_a_weight_infinite(limited):
 _INFINITE = {
     "product": lambda total, zeros: total * tf.math.log(zeros),
     "quotient": lambda total, zeros: total / zeros,
+    "one-hot factor": lambda total, zeros: (
+        total * tf.one_hot(1, 3, on_value=1.0, off_value=np.inf)
+    ),
     "matrix product": lambda total, zeros: (
         total[None] @ tf.math.log(tf.ones((3, 2)) * zeros[0])
     ),
@@ -234,6 +238,18 @@ def test_losses_of_words_of_an_unknown_number_of_classes_are_divided():
 
     labels = rows(-1, 4, dtype="int32", low=0, high=2)
     check_divided(with_gradients(function), rows(-1, 4, 3, hidden=(2,)), labels)
+
+
+@pytest.mark.parametrize("hidden", [(), (1,), (1, 2)])
+def test_images_of_any_size_are_reshaped_to_rows_of_positions(hidden):
+    """As a detector does with its boxes; its gradients are reshaped back."""
+
+    def function(x, kernel):
+        found = tf.nn.conv2d(x, kernel, 2, "SAME")
+        return tf.nn.softmax(tf.reshape(found, [tf.shape(x)[0], -1, 5]), 1)
+
+    given = rows(-1, 6, 4, 2, hidden=hidden), same(3, 3, 2, 5)
+    check_divided(with_gradients(function), *given)
 
 
 @pytest.mark.parametrize("hidden", [(), (1, 2)])

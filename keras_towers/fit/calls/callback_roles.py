@@ -279,8 +279,11 @@ def _of_this_rank(
         if peers.rank == 0 or not chief_only:
             callbacks_here.append(callback)
             if saving.is_once() and saves_alone:
-                own = [e for e in EVENTS if _defines(callback, e)]
-                saves = patches.bound(callback, dict.fromkeys(own, _save_alone))
+                saves = {
+                    event: _saving_alone(getattr(callback, event))
+                    for event in EVENTS
+                    if _defines(callback, event)
+                }
                 stack.enter_context(patches.shadowed(callback, saves))
     return callbacks_here
 
@@ -292,12 +295,15 @@ def _defines(callback: Any, event: str) -> bool:
     return getattr(method, "__func__", method) is not inherited
 
 
-def _save_alone(
-    callback: Any, original: Callable[..., None], *args: Any, **kwargs: Any
-) -> None:
+def _saving_alone(method: Callable[..., None]) -> Callable[..., None]:
     """Let a callback write its files here, whatever other ranks do."""
-    with saving.save_on_every_rank():
-        original(*args, **kwargs)
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with saving.save_on_every_rank():
+            method(*args, **kwargs)
+
+    return run
 
 
 class SyncedCallbacks(keras.callbacks.Callback):

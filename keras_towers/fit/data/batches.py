@@ -238,7 +238,8 @@ def mapped(
     dataset: tf.data.Dataset, function: Callable[[Any], Any]
 ) -> tf.data.Dataset:
     """Map a function over a dataset; it gets each element as one argument."""
-    if isinstance(dataset.element_spec, tuple):
+    # TensorFlow unpacks plain tuples only, not named ones.
+    if type(dataset.element_spec) is tuple:
         return dataset.map(lambda *element: function(element))
     return dataset.map(function)
 

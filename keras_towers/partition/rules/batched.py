@@ -34,8 +34,10 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
         ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2
         SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
     """,
-    (1, 3, ()): "MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad",
-    # The remaining entries of these matrices are inputs, and not 0.
+    (1, 3, ()): """
+        MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad
+    """,
+    # The padding of the matrices of diagonals is an input, which may not be 0.
     (-1, 1, ()): """
         Softmax LogSoftmax TopK TopKV2 NthElement MatrixDiagV2 MatrixDiagV3
     """,
@@ -56,7 +58,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
 # input, and its gradients of max-pooling end the process.
 _NEED_IMAGES = (
     *("Conv2D", "Conv3D", "DepthwiseConv2dNative"),
-    *("MaxPoolGrad", "MaxPool3DGrad"),
+    *("MaxPoolGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"),
 )
 # The ranks of those of their inputs that are a matrix or its diagonal.
 _RANKS_OF_DIAGONALS = {

@@ -194,7 +194,10 @@ def _element_shape_operand(
 
 
 def _known_entries(shape: Value) -> list[Any] | None:
-    """Return the entries of a shape, with ``UNKNOWN``; None: no vector."""
+    """Return the entries of a shape, with ``UNKNOWN``, or None.
+
+    A number is no vector, and a vector may have an unknown length.
+    """
     if shape.known is not None:
         return list(shape.known) if np.ndim(shape.known) else None
     sizes = shape.shape

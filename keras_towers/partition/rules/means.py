@@ -32,7 +32,7 @@ _COPIES = ("Identity", "StopGradient", "Snapshot")
 
 @rule("Mean")
 def _mean(node: Node, value: Value, over: Value) -> Values:
-    """Compute a mean over rows, which is NaN for a tower without rows."""
+    """Compute a mean over rows; a tower without rows adds 0 to it."""
     partitioner = node.partitioner
     reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
     require(layout.axis in reduced and node.dtype(0).is_floating)

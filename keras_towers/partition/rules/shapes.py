@@ -176,10 +176,15 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
             math.prod(sizes[:axis]),
         )
         blocks = leading // before if count and before != 0 else None
-        if isinstance(blocks, int) and blocks and not count % blocks:
-            rows = count // blocks
-            if math.prod(sizes[axis + 1 :]) * rows == trailing:
-                return Sharded(axis, layout.unit, blocks, rows)
+        if not isinstance(blocks, int) or not blocks or count % blocks:
+            continue
+        rows = count // blocks
+        after = math.prod(sizes[axis + 1 :]) * rows
+        # The number of entries stays the same, so that sizes which are not
+        # known are equal if all others are.
+        is_implied = UNKNOWN in (after, trailing) and blocks * before == leading
+        if after == trailing or is_implied:
+            return Sharded(axis, layout.unit, blocks, rows)
     raise NotDivided
 
 

@@ -177,6 +177,7 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
         return [
             _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
         ]
+    require(not any(end.sharded for end in ends))
     given, spread = [target, *inputs], layout.at_axis(axis)
     return node.run_with_shape(given, 0, sizes, spread)
 
