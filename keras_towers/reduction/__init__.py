@@ -15,14 +15,14 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``packed(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``across_ranks``               extends a reduction to several processes
-``sum_over_ranks``             sums of one process and others, by a hook
-``power_sgd(rank)``            a hook: matrices as two factors of low rank
+``sum_over_ranks``             sums over processes, by a hook
+``power_sgd(rank)``            a hook that sends low-rank factors of matrices
 ``compression``                other hooks, by name
-``shared_memory``              without loss, between processes on one machine
+``shared_memory``              lossless sums over processes on one machine
 =============================  ==============================================
 """
 
-# ``as`` hands a name on.
+# ``as`` marks a name as re-exported.
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook as CommunicationHook,
     across_ranks as across_ranks,

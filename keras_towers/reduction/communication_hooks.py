@@ -21,7 +21,7 @@ from keras_towers.transport.keys import next_key
 CommunicationHook: TypeAlias = Callable[
     [Transport, Sequence[tf.Tensor], str], list[tf.Tensor]
 ]
-"""From this rank's N dense tensors to their N sums over the ranks.
+"""Returns the N sums over the ranks of this rank's N dense tensors.
 
 The string is a prefix for the keys of the collectives, the same on all ranks.
 The sums are bit-identical on every rank.
@@ -64,7 +64,7 @@ def sum_over_ranks(
     grads: Sequence[Summed],
     hook: CommunicationHook = all_reduce,
 ) -> list[Summed]:
-    """Sum each of N gradients over the ranks, dense ones by a hook."""
+    """Sum each of N gradients over the ranks; a hook sums dense ones."""
     key = next_key("sum")
     totals = hook(transport, dense_of(grads), key)
     # Sparse gradients become the slices of all ranks, in rank order.
@@ -86,7 +86,7 @@ def sum_separately(
     is_separate: Callable[[tf.Tensor], bool],
     sum_chosen: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Sum some tensors with a given function, the others by an all-reduce."""
+    """Sum some tensors by a given function, and the rest by an all-reduce."""
     sums = list(tensors)
     # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
@@ -95,7 +95,7 @@ def sum_separately(
     totals = [*sum_chosen([tensors[i] for i in chosen])] if chosen else []
     if others:
         rest = [tensors[i] for i in others]
-        totals += transport.all_reduce(rest, f"{key}.others")
+        totals += transport.all_reduce(rest, f"{key}.rest")
     for i, total in zip([*chosen, *others], totals, strict=True):
         sums[i] = total
     return sums

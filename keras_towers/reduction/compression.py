@@ -2,12 +2,12 @@
 
 =================  ============================================================
 ``all_reduce``     no compression
-``fp16``           sends float16; the engine sums it, if it does so in hardware,
-                   as NCCL does; otherwise as ``fp16_shards``
+``fp16``           sends float16; engines that sum it in hardware, such as
+                   NCCL, sum it; otherwise the same as ``fp16_shards``
 ``fp16_shards``    sends float16; each rank sums one shard in float32
 ``bf16_shards``    the same with bfloat16: the range of float32, 8 bits of
                    precision; engines cannot sum bfloat16 themselves
-``error_feedback`` adds what rounding loses of a gradient to the next one
+``error_feedback`` adds each gradient's rounding error to the next one
 ``power_sgd``      sends two thin factors of each matrix (Vogels et al.,
                    "PowerSGD: Practical Low-Rank Gradient Compression for
                    Distributed Optimization", 2019), with error feedback
@@ -15,9 +15,9 @@
 
 With shards, an all-to-all followed by sums is the reduce-scatter, and an
 all-gather follows; sums are rounded again before they are sent back. Two ranks
-send as much, in one exchange, if each sends all its values and sums both. A
-value too large for float16 becomes infinity, which ``LossScaleOptimizer``
-detects.
+instead exchange all values at once, which sends the same amount, and both sum
+them. A value too large for float16 becomes infinity, which
+``LossScaleOptimizer`` detects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
     return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
 
 
-def _shards(
+def _sum_in_shards(
     dtype: tf.DType,
     transport: Transport,
     tensors: Sequence[tf.Tensor],
@@ -61,7 +61,7 @@ def _shards(
         known = all(t.shape.is_fully_defined() for t in tensors)
         if transport.size == 2 and known:
             return _sum_two(dtype, transport, tensors, key)
-        return messages.packed(
+        return messages.send_packed(
             tensors,
             lambda vectors: [
                 _sum_shards(dtype, transport, vector, f"{key}.{n}")
@@ -80,20 +80,20 @@ def fp16_shards(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
     """Send float16; each rank sums its shard in float32."""
-    return _shards(tf.float16, transport, tensors, key)
+    return _sum_in_shards(tf.float16, transport, tensors, key)
 
 
 def bf16_shards(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
     """Send bfloat16; each rank sums its shard in float32."""
-    return _shards(tf.bfloat16, transport, tensors, key)
+    return _sum_in_shards(tf.bfloat16, transport, tensors, key)
 
 
 def fp16(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
-    """Send float16; engines that sum it as fast as they send it do so."""
+    """Send float16; engines that sum it at full speed do so."""
     if not transport.sums_float16:
         return fp16_shards(transport, tensors, key)
     check_floats(tensors)
@@ -129,9 +129,10 @@ def _sum_two(
 ) -> list[tf.Tensor]:
     """Sum the tensors of two ranks, which exchange all values.
 
-    Not as an all-to-all or a gather: where two ranks are both neighbours of
-    each other, Gloo sends in one direction of the link after the other. A sum
-    of integers, which may wrap around, less a rank's own is the other's.
+    An all-to-all or a gather would be slower: in a ring of two ranks, Gloo uses
+    one direction of the link at a time. So the bits are summed as integers,
+    which may wrap around, and each rank subtracts its own to get the other
+    rank's.
     """
     sent = [tf.cast(t, dtype) for t in tensors]
     words = [messages.words_of(t) for t in sent]
@@ -151,10 +152,10 @@ _owner: contextvars.ContextVar[Any] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def owned_by(owner: Any) -> Iterator[None]:
-    """Let hooks keep what they remember in this block for an owner.
+    """Store the state of hooks that run in this block for an owner.
 
-    Collectives of several optimizers may have the same keys, and gradients the
-    same shapes; what one of them has lost is not to be added to another's.
+    Several optimizers may use the same keys and shapes of gradients, but the
+    error of one must not be added to the gradients of another.
     """
     token = _owner.set(owner)
     try:
@@ -167,20 +168,20 @@ class Memory:
     """Variables that keep values of a hook between steps, for each owner."""
 
     def __init__(self) -> None:
-        self._of_owners: weakref.WeakKeyDictionary[
+        self._variables: weakref.WeakKeyDictionary[
             Any, dict[tuple[Any, ...], tf.Variable]
         ] = weakref.WeakKeyDictionary()
 
     def variable(
         self, name: tuple[Any, ...], initial: Callable[[], tf.Tensor]
     ) -> tf.Variable:
-        """Return the variable of a name, which is made at first.
+        """Return the variable with this name, created on first use.
 
-        An owner may use a key for several lists of gradients, so a name has
-        index, shape and dtype, too.
+        An owner may use a key for several lists of gradients, so a name also
+        contains index, shape and dtype.
         """
         owner = self if _owner.get() is None else _owner.get()
-        variables = self._of_owners.setdefault(owner, {})
+        variables = self._variables.setdefault(owner, {})
         if name not in variables:
             with tf.init_scope(), compat.single_device_mode():
                 variables[name] = tf.Variable(initial(), trainable=False)
@@ -202,8 +203,8 @@ def error_feedback(
     2019.
 
     Args:
-        hook: sums the gradients, and rounds those with more bits.
-        dtype: what it rounds them to.
+        hook: sums the gradients, and rounds wider dtypes.
+        dtype: the dtype that it rounds to.
 
     Returns:
         A stateful hook; use it for one strategy only.
@@ -246,21 +247,21 @@ def power_sgd(rank: int = 4) -> CommunicationHook:
     the Q of the step before, P is the orthonormal basis of the sum of M Q over
     the ranks, [N, rank]; Q becomes the sum of the transposed M times P,
     [columns, rank]; the sum of M is approximated by P times the transposed Q.
-    What is lost of a rank's M is added to its next one (error feedback): that
-    takes as much memory as its gradients.
+    The approximation error of a rank's M is added to its next M (error
+    feedback), which takes as much memory as the gradients.
 
-    Vectors, and matrices of which the factors would not be half as large, are
-    summed without loss. Ranks with the same kind of processor get sums that
-    are bit-identical.
+    Vectors, and matrices whose factors would have more than half as many
+    elements, are summed losslessly. Ranks with the same kind of processor get
+    bit-identical sums.
 
     Args:
-        rank: columns of both factors: more are more exact, and more to send.
+        rank: columns of both factors; more are more exact, but send more.
 
     Returns:
         A stateful hook; use it for one strategy only.
 
     Raises:
-        TowerError: a rank below 1; gradients that are integers.
+        TowerError: a rank below 1, or integer gradients.
 
     Example:
         >>> keras_towers.HorovodStrategy(compression=power_sgd(rank=8))
@@ -279,13 +280,13 @@ def power_sgd(rank: int = 4) -> CommunicationHook:
 
         check_floats(tensors)
         return sum_separately(
-            transport, tensors, key, lambda t: _is_worth(t, rank), by_factors
+            transport, tensors, key, lambda t: _shrinks(t, rank), by_factors
         )
 
     return hook
 
 
-def _is_worth(tensor: tf.Tensor, rank: int) -> bool:
+def _shrinks(tensor: tf.Tensor, rank: int) -> bool:
     """Whether factorizing a gradient at least halves its elements."""
     if not tensor.shape.is_fully_defined() or len(tensor.shape) < 2:
         return False
@@ -334,8 +335,8 @@ def _sum_factors(
         matrices, bases, projections, sums, lost, factors, strict=True
     ):
         rest = matrix - tf.matmul(basis, projection, transpose_b=True)
-        # A step that overflows leaves no trace. And from a zero, such as that
-        # of the first units while they are idle, a factor would not recover.
+        # Ignore steps that overflow. Keep nonzero factors, too: from zero, as
+        # for units that are still idle, a factor would never recover.
         finite = tf.reduce_all(tf.math.is_finite(total))
         usable = finite & tf.reduce_any(total != 0, axis=0)
         stored += [
@@ -363,12 +364,12 @@ CompressionName: TypeAlias = Literal[
 """How gradients are exchanged between processes."""
 
 
-_FEEDBACK = "; what a rank's rounding loses is added to its next gradient"
+_FEEDBACK = "; a rank's rounding error is added to its next gradient"
 _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
     "none": (lambda: all_reduce, ""),
     "fp16": (
         lambda: fp16,
-        "sent in float16, and summed in it over NCCL and BytePS",
+        "sent in float16, and summed in float16 by NCCL and BytePS",
     ),
     "fp16-shards": (lambda: fp16_shards, "sent in float16"),
     "bf16": (lambda: bf16_shards, "sent in bfloat16"),
@@ -382,8 +383,8 @@ _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
     ),
     "power-sgd": (
         power_sgd,
-        "sent as two factors of low rank where they are matrices; what a rank "
-        "loses is added to its next gradient",
+        "sent as two low-rank factors if they are matrices; a rank's error is "
+        "added to its next gradient",
     ),
 }
 

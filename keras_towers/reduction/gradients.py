@@ -22,7 +22,7 @@ Gradient i belongs to the same variable on all towers.
 Reduction: TypeAlias = Callable[
     [Gradients, Sequence[str]], list[list[Gradient]]
 ]
-"""From K lists of N gradients and K device names to K lists of N sums."""
+"""Turns K lists of N gradients and K device names into K lists of N sums."""
 
 
 def is_sparse(gradient: Gradient) -> bool:
@@ -95,7 +95,7 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
     for tower, gradients in enumerate(grads):
         pairs = itertools.zip_longest(gradients, grads[0])
         for index, (gradient, first) in enumerate(pairs):
-            if not _are_alike(gradient, first):
+            if not _match(gradient, first):
                 raise TowerError(
                     f"Gradient {index} is {_describe(gradient)} on tower "
                     f"{tower}, but {_describe(first)} on tower 0. Every tower "
@@ -105,7 +105,7 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
                 )
 
 
-def _are_alike(gradient: Gradient | None, first: Gradient | None) -> bool:
+def _match(gradient: Gradient | None, first: Gradient | None) -> bool:
     """Whether the gradients of two towers can be added."""
     if gradient is None or first is None:
         return False
@@ -118,7 +118,7 @@ def _describe(gradient: Gradient | None) -> str:
 
 
 def _form(gradient: Gradient) -> tuple[str, tf.TensorShape]:
-    """The kind and dtype of a gradient, and its shape as all towers have it."""
+    """The kind, dtype and shape of a gradient, for any number of slices."""
     if not isinstance(gradient, tf.IndexedSlices):
         return f"a tf.Tensor of {gradient.dtype.name}", gradient.shape
     # The number of slices may differ between towers.

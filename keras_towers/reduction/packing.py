@@ -18,7 +18,7 @@ from keras_towers.reduction.gradients import (
     in_order,
     sparse_of,
 )
-from keras_towers.transport.messages import pack, packs, unpack
+from keras_towers.transport.messages import buckets, pack, unpack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +27,16 @@ class GradientPacker:
 
     Each reduction of a buffer costs a launch and a round of messages. A few
     buffers keep this overhead low, while several can still run concurrently:
-    a buffer is reduced while gradients of others are still computed. A gradient
-    is never divided, so one that is larger than a buffer is reduced alone.
-    After tensorpack's ``GradientPacker``, which needs a single dtype and known
-    shapes; gradients of other dtypes have buffers of their own here, and those
-    of unknown shapes are reduced alone.
+    a buffer is reduced while gradients for other buffers are still computed. A
+    gradient is never divided, so one that is larger than a buffer is reduced
+    alone. After tensorpack's ``GradientPacker``, which needs a single dtype and
+    known shapes; here each dtype has separate buffers, and gradients of unknown
+    shapes are reduced alone.
 
     Args:
-        num_split: about how many buffers there are of each dtype.
-        min_elements: what a buffer may have at least: few and small gradients
-            need fewer buffers than ``num_split``.
+        num_split: the approximate number of buffers for each dtype.
+        min_elements: the smallest number of elements in a buffer: few or small
+            gradients need fewer buffers than ``num_split``.
 
     Raises:
         TowerError: a number of buffers or elements that is not positive.
@@ -65,7 +65,7 @@ class GradientPacker:
             of_dtype = [grads[i] for i in indices]
             total = sum(g.shape.num_elements() or 0 for g in of_dtype)
             elements = max(self.min_elements, -(-total // self.num_split))
-            for group in reversed(packs(of_dtype, elements * dtype.size)):
+            for group in reversed(buckets(of_dtype, elements * dtype.size)):
                 groups.append([indices[i] for i in group])
         return groups
 
@@ -73,8 +73,8 @@ class GradientPacker:
 def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
     """Apply a reduction to packed gradients, with the same sums.
 
-    Each tower packs and unpacks on its own device, as the shapes on tower 0
-    say. IndexedSlices are passed to the reduction unchanged.
+    Each tower packs and unpacks on its own device, with tower 0's shapes.
+    IndexedSlices are passed to the reduction unchanged.
 
     Example:
         >>> reduce = packed(hierarchical_all_reduce, GradientPacker())
@@ -98,7 +98,7 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
             devices, grads, reduction(rows, devices), strict=True
         ):
             with tf.device(device):
-                # Empty ones are in no buffer.
+                # No buffer contains empty tensors.
                 own = [
                     tf.ensure_shape(grad, known.shape)
                     for grad, known in zip(dense_of(like), first, strict=True)

@@ -23,11 +23,11 @@ import tensorflow as tf
 
 from keras_towers.reduction.communication_hooks import sum_separately
 from keras_towers.transport import Transport
-from keras_towers.transport.messages import packs
+from keras_towers.transport.messages import buckets
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# For less than this, an all-reduce is cheaper than signalling readiness.
+# For less than this, an all-reduce is cheaper than signaling readiness.
 MIN_BYTES = 256 * 2**10
 
 # Memory is so fast that synchronizing more often costs more than overlap with
@@ -60,7 +60,7 @@ class SharedMemoryAllReduce:
 
         def by_buckets(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = list(tensors)
-            for n, members in enumerate(packs(tensors, BUCKET_BYTES)):
+            for n, members in enumerate(buckets(tensors, BUCKET_BYTES)):
                 bucket = [tensors[i] for i in members]
                 totals = self._sum(transport, bucket, f"{key}.{n}")
                 for i, total in zip(members, totals, strict=True):
@@ -194,7 +194,7 @@ class SharedBucket:
             return np.int32(0)
         first, *rest = self._sent
         sums = self._sums
-        assert sums is not None  # It is open.
+        assert sums is not None  # The bucket is open.
         # Gradients may be infinite; loss scaling deals with that.
         with np.errstate(all="ignore"):
             for place, part in self._parts(self._rank, arrays):
@@ -206,7 +206,7 @@ class SharedBucket:
 
     def collect(self, _: np.int32) -> list[np.ndarray]:
         """Return the sums, in memory that the next ``reduce`` overwrites."""
-        # All ranks have mapped it; unlinked, it is freed when they end.
+        # All ranks have mapped the memory: it is freed when they end.
         self._unlink()
         assert self._sums is not None  # After ``reduce``.
         return [
@@ -232,7 +232,7 @@ class SharedBucket:
             if list(names) != self._names:
                 raise OSError("a rank was replaced by another process")
             return
-        assert self._own is not None  # It has been posted.
+        assert self._own is not None  # After ``post``.
         maps = [
             self._own if r == self._rank else self._map(r, name, create=False)
             for r, name in enumerate(names)
@@ -242,7 +242,7 @@ class SharedBucket:
         self._names = list(names)
 
     def _map(self, rank: int, name: int, create: bool) -> np.ndarray:
-        """Map a rank's memory; that of rank 0 also holds the sums."""
+        """Map a rank's memory; rank 0's memory also holds the sums."""
         count = self._total * (2 if rank == 0 else 1)
         size = count * self._dtype.itemsize
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)

@@ -36,8 +36,8 @@ def sum_slices(
 ) -> list[tf.IndexedSlices]:
     """Concatenate the slices of K towers on one device; copy them to all.
 
-    A row may occur several times, and optimizers add repeated rows up, as where
-    a variable is gathered from twice.
+    A row may occur several times, as if a variable is gathered from twice;
+    optimizers add such rows up.
     """
     with tf.device(main):
         values = tf.concat([part.values for part in slices], axis=0)
@@ -177,9 +177,9 @@ def reduce_in_graph(
 ) -> list[list[Gradient]]:
     """Sum by collective operations, one on each tower.
 
-    Others are summed on the towers in turn: slices, tensors of other dtypes,
-    and those whose shapes are empty or unknown at tracing time. In eager code
-    that applies to all gradients, because an operation would wait forever for
+    Some gradients are summed on the towers in turn instead: slices, other
+    dtypes, and shapes that are empty or unknown at tracing time. In eager code
+    this applies to all gradients, because an operation would wait forever for
     peers that are launched after it.
     """
     if tf.executing_eagerly():
@@ -211,7 +211,7 @@ _group_keys = itertools.count(1_000_000)
 
 # TensorFlow also identifies each reduction by a key, and remembers its dtype,
 # so a key belongs to one gradient in one graph. Each gradient cycles through
-# this many keys.
+# this number of keys.
 _KEYS_PER_GRADIENT = 16
 
 
@@ -227,7 +227,7 @@ class CollectiveAllReduce:
     next step works again. All collectives of a graph run, even if their results
     are unused, so that no tower leaves its peers waiting.
 
-    ``reduce_in_graph`` says which gradients are summed otherwise. The ring
+    See ``reduce_in_graph`` for gradients that are summed differently. The ring
     crashes on empty tensors (TF 2.21), and after a shape mismatch no collective
     op of the process works any more.
 
@@ -235,7 +235,7 @@ class CollectiveAllReduce:
         devices: the names of K devices.
 
     Attributes:
-        devices: likewise.
+        devices: the names of the devices.
         hint: TensorFlow's algorithm: ``"nccl"`` if it can run, else ``"ring"``.
 
     Example:
@@ -264,7 +264,7 @@ class CollectiveAllReduce:
     def __call__(
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
-        """Sum the towers' gradients, on the devices of this object."""
+        """Sum the gradients of towers on ``self.devices``."""
         if not same_devices(devices, self.devices):
             raise TowerError(
                 f"This reduction was created for {', '.join(self.devices)}, "

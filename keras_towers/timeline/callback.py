@@ -60,9 +60,8 @@ class Timeline(ObservesFit):
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
-        so does the next ``fit``: an
-    operation that draws without an explicit seed, such as ``tf.random.normal``,
-    restarts its stream.
+    so does the next ``fit``: an operation that draws without an explicit seed,
+    such as ``tf.random.normal``, restarts its stream.
 
     On accelerators, where TensorFlow only queues work, a phase ends when a
     value that was queued after it has reached the host. The operations that

@@ -1,6 +1,6 @@
 """The protocol of engines that connect processes.
 
-The modules beside it are what transports have in common.
+The other modules here are shared by all transports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Transport(Peers, Protocol):
     def mark(self, what: str) -> None:
         """Record what this rank is about to wait for; empty: nothing.
 
-        With this, stalled ranks can be named.
+        Reports of stalls name the ranks that wait, and this reason.
         """
         ...
 

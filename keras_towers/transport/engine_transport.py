@@ -15,16 +15,16 @@ from keras_towers.transport import Transport, messages, plain
 class EngineTransport(Transport):
     """The common part of all engines' transports.
 
-    An engine has to sum and to gather; from these the other collectives follow,
-    unless it has better ones of its own. Its methods get tensors of all dtypes
-    but strings, and run in a ``tf.function``.
+    A subclass has to implement ``_sum`` and ``_gather``; the other collectives
+    are built from these unless it overrides them. Its methods get tensors of
+    all dtypes except strings, and run in a ``tf.function``.
 
     Attributes:
-        engine: tells this process's place by the functions ``rank``, ``size``,
-            ``local_rank`` and ``local_size``.
+        engine: a module with the functions ``rank``, ``size``, ``local_rank``
+            and ``local_size``.
     """
 
-    # Later strategies may be created by some ranks only.
+    # Compared only once: later, only some ranks may create a strategy.
     _compared = False
 
     def __init__(self, engine: Any):
@@ -56,7 +56,7 @@ class EngineTransport(Transport):
         """Concatenate the rows of all ranks."""
 
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        """Send part r of the rows to rank r: here, all of them to all ranks."""
+        """Send part r of the rows to rank r; by default, by a gather."""
         everything = self._gather(tensor, key)
         # [from, to, rows, ...]
         inner = tf.shape(tensor)[1:]
@@ -68,7 +68,7 @@ class EngineTransport(Transport):
     def _broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
-        """Send the root's tensors: here, gather what others add nothing to."""
+        """Send the root's tensors; by default, by a gather from the root only."""
         words = [messages.words_of(tensor) for tensor in tensors]
         whole = tf.concat(words, 0)
         sent = self._gather(whole if self.rank == root else whole[:0], key)
@@ -119,7 +119,7 @@ class EngineTransport(Transport):
         )
 
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
-        """Whether to exchange tensors of eager code without a function."""
+        """Whether to exchange eager tensors without a ``tf.function``."""
         return False
 
     def mark(self, what: str) -> None:
@@ -129,16 +129,16 @@ class EngineTransport(Transport):
         return plain.gather(self.all_gather, value)
 
     def compare_once(self, engine: str = "") -> None:
-        """Compare what the ranks run, when this process first connects."""
+        """Compare the ranks' environments when this process first connects."""
         if not EngineTransport._compared and self.size > 1:
             self.compare(engine)
             EngineTransport._compared = True
 
     def compare(self, engine: str = "") -> None:
-        """Compare what the ranks run."""
+        """Compare the ranks' environments."""
         everyone = self.gather_objects(versions.process_facts(engine))
         for rank, facts in enumerate(everyone):
-            # One line for each that differs from rank 0, by itself.
+            # Compare each rank with rank 0, for one line per difference.
             versions.compare_facts(
                 f"rank {self.rank}",
                 everyone[self.rank],
@@ -157,7 +157,7 @@ class EngineTransport(Transport):
         """Run a collective, eagerly too, as one traced function.
 
         Args:
-            what: tells it from all others.
+            what: identifies the collective.
             any_rows: whether the first dimensions differ between calls and
                 ranks.
         """
@@ -181,8 +181,8 @@ class EngineTransport(Transport):
             return run(tensors)
         form = what, *specs
         if form not in self._functions:
-            # TensorFlow takes these for one tf.function that is traced again
-            # and again, and warns of it, where they are not concrete.
+            # TensorFlow would take these functions for one that is retraced
+            # again and again, and warn, unless they are concrete.
             function = tf.function(run, autograph=False)
             self._functions[form] = function.get_concrete_function(specs)
         return self._functions[form](tensors)
@@ -194,7 +194,7 @@ _BYTES = [bytes([number]) for number in range(256)]
 def _gather_strings(
     transport: Transport, tensor: tf.Tensor, key: str
 ) -> tf.Tensor:
-    """Concatenate the ranks' strings, sent as their bytes and their lengths."""
+    """Concatenate the ranks' strings; send their bytes and lengths."""
     lengths = transport.all_gather(tf.strings.length(tensor), f"{key}.lengths")
     whole = tf.strings.reduce_join(tf.reshape(tensor, [-1]))
     octets = tf.io.decode_raw(whole, tf.uint8)

@@ -19,7 +19,7 @@ def next_key(purpose: str) -> str:
     """Return a key for the next collective of the function being traced.
 
     Numbering restarts in every traced function, so that a rank that retraces
-    one, for another batch shape, keeps using the same keys as the others. Eager
+    one, for another batch shape, uses the same keys as the other ranks. Eager
     collectives block until they are done, so they need no number.
     """
     if tf.executing_eagerly():

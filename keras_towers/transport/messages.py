@@ -1,8 +1,8 @@
-"""What ranks send one another: words of bits, sums, and few messages.
+"""Encoding of tensors for ranks to send, in few messages.
 
-An engine knows few dtypes, and each message costs. So what is only sent travels
-as the words of its bits, what is added in a dtype that engines can add, and
-small tensors of a dtype together.
+Engines support few dtypes, and each message has a cost. So tensors are sent as
+words of their bits, or summed in a dtype that engines can sum, and small
+tensors of a dtype share a message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADER: int = 2 + _MOST_DIMENSIONS
 
 
 def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of each element, several of them as a last dimension."""
+    """Return the bytes of each element; if several, as a last dimension."""
     if tensor.dtype == tf.string:
         raise TowerError(
             "tensors of dtype string cannot be sent to other ranks like this: "
@@ -45,7 +45,7 @@ def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def tensor_of(octets: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the tensor whose bytes ``bytes_of`` has returned."""
+    """Undo ``bytes_of``."""
     if dtype == tf.bool:
         return tf.cast(octets, tf.bool)
     return tf.bitcast(octets, dtype)
@@ -66,7 +66,7 @@ def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
 
 
 def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
-    """Return the tensor whose words these are, or the first of these."""
+    """Undo ``words_of``; further words are ignored."""
     shape = tf.cast(shape, tf.int64)
     octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
     octets = octets[: tf.reduce_prod(shape) * dtype.size]
@@ -94,9 +94,9 @@ def header(tensor: tf.Tensor, key: str) -> tf.Tensor:
 
 
 def shapes_of_ranks(headers: tf.Tensor, tensor: tf.Tensor, key: str) -> Any:
-    """Return the shapes [ranks, dimensions] that headers [ranks, HEADER] say.
+    """Return shapes [ranks, dimensions] from headers [ranks, HEADER].
 
-    At run time, tensors that differ in more than their rows are an error.
+    Raises an error at run time if tensors differ in more than their rows.
     """
     kinds, shapes = tf.split(headers, [2, _MOST_DIMENSIONS], axis=1)
     same = tf.reduce_all(kinds == kinds[:1]) & tf.reduce_all(
@@ -125,18 +125,18 @@ def summed(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tensor, dtype)
 
 
-def packed(
+def send_packed(
     tensors: Sequence[tf.Tensor],
     send: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
     limit: int = MESSAGE_BYTES,
 ) -> list[tf.Tensor]:
-    """Send N tensors; small ones of a dtype together, empty ones not at all.
+    """Send N tensors: small ones of a dtype together, empty ones not at all.
 
     Args:
-        send: sends M tensors, and returns M of their shapes.
-        limit: bytes of the largest message of several tensors.
+        send: sends M tensors, and returns M tensors of the same shapes.
+        limit: the largest size in bytes of a message with several tensors.
     """
-    groups = packs(tensors, limit)
+    groups = buckets(tensors, limit)
     if not groups:
         return list(tensors)
     return unpack(send(pack(tensors, groups)), groups, tensors)
@@ -171,7 +171,7 @@ def unpack(
     return results
 
 
-def packs(
+def buckets(
     tensors: Sequence[tf.Tensor], limit: int = MESSAGE_BYTES
 ) -> list[list[int]]:
     """Group the non-empty tensors by message.

@@ -1,7 +1,7 @@
-"""Values as text that contains nothing but data.
+"""Values as text that contains only data.
 
-What other processes send is read with this: unlike a pickle, it cannot run
-anything in the process that reads it.
+Messages of other processes are decoded with this: unlike a pickle, they cannot
+run code in the process that reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def encode(value: Any) -> bytes:
 
     Args:
         value: None, a truth value, number, string, bytes or NumPy array; or a
-            tuple, list, set or dictionary of such.
+            tuple, list, set or dictionary of these.
     """
     return json.dumps(_plain(value)).encode()
 
@@ -53,7 +53,7 @@ def _plain(value: Any) -> Any:
         if not value.dtype.isnative:
             value = value.astype(value.dtype.newbyteorder("="))
         content = base64.b64encode(np.ascontiguousarray(value).tobytes())
-        # The name, because bfloat16 has no code of NumPy's.
+        # The name, because NumPy has no code for bfloat16.
         name = value.dtype.str if value.dtype.kind in "US" else value.dtype.name
         return {"array": [name, list(value.shape), content.decode()]}
     raise TowerError(
@@ -78,7 +78,7 @@ def _read(value: Any) -> Any:
     if kind == "array":
         name, shape, text = content
         flat = np.frombuffer(base64.b64decode(text), _dtype(name))
-        # Of no dimensions: a scalar.
+        # Turn an array without dimensions into a scalar.
         return flat.reshape(shape).copy()[()]
     raise KeyError(kind)
 
@@ -98,7 +98,7 @@ def gather(
 ) -> list[Any]:
     """Gather values from all ranks on all ranks, in rank order; eager only."""
     data = encode(value)
-    # Four bytes each, which every transport carries as they are.
+    # Sent as 32-bit integers, which every transport supports.
     padded = data + b" " * (-len(data) % 4)
     words = tf.constant(np.frombuffer(padded, np.int32))
     sizes = all_gather(tf.constant([len(padded)]), "kt.values.sizes")

@@ -38,7 +38,7 @@ from keras_towers.transport.messages import (
     from_words,
     header,
     number_of_words,
-    packed,
+    send_packed,
     shapes_of_ranks,
     words_of,
 )
@@ -127,7 +127,9 @@ class BytePSTransport(EngineTransport):
         return tf.concat(gathered, 0)
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
-        return packed(tensors, lambda vectors: self._sum_each(vectors, key))
+        return send_packed(
+            tensors, lambda vectors: self._sum_each(vectors, key)
+        )
 
     def _sum_each(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -28,7 +28,7 @@ from keras_towers.transport.messages import (
     from_words,
     header,
     number_of_words,
-    packed,
+    send_packed,
     shapes_of_ranks,
     words_of,
 )
@@ -105,7 +105,7 @@ class CollectiveTransport(EngineTransport):
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         # Packed, because each collective takes at least one small message.
-        return packed(
+        return send_packed(
             tensors,
             lambda vectors: [
                 self._sum_one(vector, f"{key}.{n}")

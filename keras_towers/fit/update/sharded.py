@@ -41,7 +41,7 @@ from keras_towers.reduction import (
 )
 from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
-from keras_towers.transport.messages import packed
+from keras_towers.transport.messages import send_packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -273,7 +273,7 @@ class Shares:
                     tensors, next_key("weights"), rank
                 )
 
-            sent = packed([weight.read_value() for weight in owned], send)
+            sent = send_packed([weight.read_value() for weight in owned], send)
             for weight, value in zip(owned, sent, strict=True):
                 with tf.device(weight.device):
                     weight.assign(value, read_value=False)
