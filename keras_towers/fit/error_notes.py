@@ -119,5 +119,5 @@ def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
         return ""
     return (
         f"each of the {config.num_replicas} towers had its part of the batch: "
-        "numbers of rows are those of a part."
+        "row numbers in the error refer to one part."
     )

@@ -29,7 +29,7 @@ _UNTIL_ALL_END = -1
 class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
-    ``between`` is called between two steps. An ``order`` makes several ranks
+    ``between`` is called between two steps. An ``order`` makes all ranks
     shuffle identically.
     """
 

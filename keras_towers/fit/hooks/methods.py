@@ -42,7 +42,7 @@ def connect(
     """Connect ``keras.distribution`` to towers, until the stack is closed.
 
     Args:
-        around_call: makes the block around each call of a model's method.
+        around_call: returns the context of a call of a model's method.
         set_distribution: gets the function that stores a distribution, and the
             distribution, or None.
         backend: functions by name. Each gets Keras's function that it replaces,
@@ -110,7 +110,7 @@ def _run(
     trains = kind in contract.TRAINING
     if strategy is None and trains:
         _warn_of_thread(kind, model)
-    # Inside another call that runs alone, such as evaluate in a callback.
+    # This may be a nested call, such as evaluate in a callback.
     alone = active_step.training_alone
     with alone.filled(None if alone.get() is None else trains):
         return original(model, *args, **kwargs)
@@ -134,7 +134,7 @@ def _warn_of_thread(kind: str, model: Any) -> None:
         return
     logger.warning(
         "%s of model %r runs on one device: the block of %s was entered in "
-        "thread %r and holds only there, but this is thread %r. Enter it in "
+        "thread %r and applies only there, but this is thread %r. Enter it in "
         "the thread that calls %s.",
         kind,
         model.name,

@@ -41,7 +41,7 @@ logger = logging.getLogger("keras_towers")
 
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
-# For fewer rows per tower, gathering is not worth an exchange.
+# Fewer rows per tower are not worth a separate exchange.
 _MIN_GATHERED_ROWS = 32
 # Ranks gather rows instead of a gradient if the rows are at least this many
 # times smaller, and only for batches up to this size: for larger ones computing
@@ -261,7 +261,7 @@ class GlobalStep:
             view.enter_context(self.update.variables.showing_first_copies())
 
             def build(optimizer: Any, weights: Sequence[Any]) -> None:
-                # Slots are created with all copies of their weights in view.
+                # Slots are created next to all copies of their weights.
                 view.close()
                 self.update.make_ready(optimizer, weights)
                 view.enter_context(self.update.variables.showing_first_copies())
@@ -289,7 +289,7 @@ class GlobalStep:
         if self._is_one_of_several_workers or self.micro_batches > 1:
             return None
         if transport.size == 1:
-            # Towers share the cores: only the time of the sum matters.
+            # On one host, gathering does not change the computing time.
             rows = -(-(examples or _ASSUMED_BATCH) // config.num_towers)
             return max(rows, _MIN_GATHERED_ROWS) if on_host else None
         # Every rank computes the gradient.

@@ -39,7 +39,7 @@ class _Level:
     Attributes:
         common: the operations computed once in each process, or only in the
             first process.
-        made: their results that are used elsewhere.
+        made: the results of ``common`` that are used elsewhere.
         function: the function that each tower calls, or None.
         inputs: the inputs of the function.
         outputs: the outputs of the function.
@@ -310,7 +310,7 @@ def _summed(program: Program) -> set[Tensor]:
 
 
 def _used_elsewhere(program: Program) -> set[Tensor]:
-    """The tensors that are used outside of the function that makes them."""
+    """Return tensors that are used outside of the function that computes them."""
     used = {exchange.given for exchange in program.exchanges}
     used.update(program.results)
     for update in program.updates:

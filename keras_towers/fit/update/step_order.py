@@ -200,7 +200,7 @@ class StepOrder:
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
-    """Return a row per rank: the value for this rank, 0 for the others."""
+    """Return a row per rank: the value for this rank, 0 for other ranks."""
     zeros = tf.zeros_like(value)
     return tf.stack(
         [value if r == transport.rank else zeros for r in range(transport.size)]

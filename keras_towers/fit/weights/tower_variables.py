@@ -42,7 +42,7 @@ def mirrored(config: TowerConfig, primary: tf.Variable) -> Mirrored:
 
 
 def relocated(variable: tf.Variable, device: str) -> tf.Variable:
-    """Return a copy of a variable on a device, unless it is there already."""
+    """Return a variable if it is on a device, else a copy on the device."""
     if same_device(variable.device, device):
         return variable
     copy = _copy(variable, variable.read_value(), device)
