@@ -272,7 +272,7 @@ class KerasStrategy:
         raise NotImplementedError
 
 
-def in_force() -> KerasStrategy | None:
+def active_strategy() -> KerasStrategy | None:
     """Return the current strategy if it is a ``KerasStrategy``, else None."""
     strategy = tf.distribute.get_strategy()
     return strategy if isinstance(strategy, KerasStrategy) else None

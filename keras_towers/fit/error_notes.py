@@ -27,7 +27,7 @@ _BEGIN, _END = "keras_towers: ", " (keras_towers)"
 _numbers = itertools.count()
 
 
-def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
+def share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
     If a function has a private rendezvous, an error in it cancels the caller's

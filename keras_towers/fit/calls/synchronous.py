@@ -130,7 +130,7 @@ class TowerCalls:
 
 
 def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
-    """Whether a call sums metrics that a running ``fit`` continues to update."""
+    """Whether a call sums metrics that a running ``fit`` still updates."""
     # Keras resets the metrics after the validation inside fit.
     validates = call.keras_call.arguments.get("_use_cached_eval_dataset")
     return (

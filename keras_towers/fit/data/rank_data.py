@@ -117,7 +117,7 @@ def agree(
 
 
 def fingerprint_rows(adapter: Any) -> list[float]:
-    """Return a fingerprint of rows of arrays in memory; empty without arrays."""
+    """Return a fingerprint of some rows of arrays; empty without arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
     try:
@@ -234,7 +234,7 @@ class EagerDraws:
             self._steps += 1
 
 
-def joined(batch: Any, transport: Transport) -> Any:
+def gather_batch(batch: Any, transport: Transport) -> Any:
     """Return the global batch, given this rank's part; eager only."""
     rows = data_lib.static_rows(batch)
 

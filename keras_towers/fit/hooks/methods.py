@@ -95,7 +95,7 @@ def _run(
 ) -> Any:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
-    if in_block and contract.in_force() is None:
+    if in_block and contract.active_strategy() is None:
         # One of TensorFlow's own strategies may train an ordinary model.
         adoption.release_from_default(model)
     strategy = adoption.strategy_for(model, kind)
@@ -129,7 +129,7 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:
-    block = blocks.elsewhere()
+    block = blocks.open_in_other_thread()
     if block is None or not first_time(("entered elsewhere", *block)):
         return
     logger.warning(

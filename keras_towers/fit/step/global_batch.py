@@ -16,7 +16,11 @@ from keras_towers._notices import first_time
 from keras_towers.fit.context import active_step, marks
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
+from keras_towers.fit.data.rank_data import (
+    EagerDraws,
+    SameBatches,
+    gather_batch,
+)
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.function import CallMode
 from keras_towers.fit.step.inputs import (
@@ -125,7 +129,7 @@ class GlobalStep:
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
-        of_all, batch = self._counted(batch, kind)
+        of_all, batch = self._count_examples(batch, kind)
         has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._step_gets_global_batch:
@@ -159,7 +163,7 @@ class GlobalStep:
         whole = data_lib.as_one_batch(self.config, batch)
         if transport.size > 1:
             if not is_whole or self.config.batches == "each":
-                whole = joined(whole, transport)
+                whole = gather_batch(whole, transport)
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
         variables = self.update.variables
@@ -352,7 +356,7 @@ class GlobalStep:
         alone = independent or self._counts_local_examples(kind)
         return SingleProcess() if alone else self.config.transport
 
-    def _counted(
+    def _count_examples(
         self, batch: data_lib.TowerBatch, kind: str
     ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
         """Count the examples of a step.
