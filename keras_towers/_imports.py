@@ -1,7 +1,7 @@
-"""What this package adds to Python's imports.
+"""Hooks into Python's imports.
 
-Modules that need TensorFlow are checked before, some modules have a second
-name, and functions are called after the import of Keras.
+Versions are checked before any module that needs TensorFlow is imported, some
+modules have a second name, and functions are called after Keras is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import wrapt
 
 from keras_towers.errors import CompatibilityError
 
-# What works without TensorFlow; all other modules import it.
+# The modules that work without TensorFlow; all others import it.
 _INDEPENDENT = re.compile(
     r"(bench|building|cli|doctor|launching|rendezvous)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
@@ -54,7 +54,7 @@ def check() -> None:
 def packages(module: str) -> dict[str, str]:
     """The installed packages that contain a module, and their versions."""
     names = metadata.packages_distributions().get(module, [])
-    # They may be written with underscores.
+    # Names of packages may be written with underscores.
     return {
         name.lower().replace("_", "-"): metadata.version(name) for name in names
     }
@@ -64,8 +64,8 @@ def find_modules(second_names: Mapping[str, str]) -> None:
     """Check every import of a module of this package that needs TensorFlow.
 
     Args:
-        second_names: by a name in this package that users import, the module
-            that it stands for.
+        second_names: maps a name that users import to the module that it stands
+            for.
     """
     sys.meta_path.insert(0, _Finder(second_names))
 
@@ -86,8 +86,8 @@ class _Finder(MetaPathFinder):
         if package != __package__ or _INDEPENDENT.fullmatch(name):
             return None
         check()
-        # What ``after_keras`` calls imports such modules. If one of them
-        # imported Keras first, it would be found half read.
+        # Functions given to ``after_keras`` import such modules. If one of
+        # these modules imported Keras first, it would be found half imported.
         importlib.import_module("keras")
         first, *inner = name.split(".")
         if first not in self._second_names:
@@ -97,7 +97,7 @@ class _Finder(MetaPathFinder):
 
 
 class _SecondName(Loader):
-    """Loads a module that has another name, too: the same one."""
+    """Loads a module under a second name, as the same object."""
 
     def __init__(self, original: str):
         self._original = original

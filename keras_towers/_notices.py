@@ -12,7 +12,7 @@ _said: set[Hashable] = set()
 
 
 def first_time(key: Hashable) -> bool:
-    """Whether a message is new, by its key; note the key."""
+    """Return whether a key is new, and remember it."""
     if key in _said:
         return False
     _said.add(key)
@@ -25,6 +25,6 @@ def announce(line: str) -> None:
     if _logger.isEnabledFor(logging.INFO):
         _logger.info("%s", line)
     elif not (_logger.level or root.handlers or root.manager.disable):
-        # Nobody may read it any more.
+        # The reader of stderr may have gone.
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr)

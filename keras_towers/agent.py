@@ -20,11 +20,11 @@ import sys
 import threading
 import time
 
-# When stdin closes, because the launcher stops the job or has died, or when its
-# heartbeats stop, the agent ends the command and all processes that the command
-# started. It imports little, because one agent runs per rank, and only the
-# standard library, because other packages may be found only with the
-# environment that is in the order.
+# The agent ends the command, and all processes that the command started, when
+# stdin closes, because the launcher stops the job or has died, or when
+# heartbeats stop. It imports little, because each rank has an agent, and only
+# the standard library, because other packages may need the environment in the
+# order.
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -55,7 +55,7 @@ def main() -> int:
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
-        # Hosts that join an elastic job have not been checked before.
+        # Hosts that join an elastic job were not checked beforehand.
         why = f"cannot start: {error}"
         if not os.path.isdir(order["folder"]):
             why = (
@@ -131,7 +131,7 @@ def _read_line() -> bytes:
 
 def _follow(order: dict, child: subprocess.Popen) -> None:
     """Forward signals from stdin; end all processes with the launcher."""
-    # Nothing is printed: the launcher, which shows output, is gone.
+    # Nothing is printed: the launcher, which would show it, is gone.
     while select.select([0], [], [], order["lost_s"])[0]:
         data = os.read(0, 65536)
         if not data:
@@ -161,7 +161,7 @@ def _end_all(grace_s: float) -> None:
 
 def _reap() -> None:
     """Reap adopted processes, which would otherwise stay zombies."""
-    # In a container whose first process is no init, no other process does.
+    # In a container without an init process, no other process does it.
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -18,10 +18,10 @@ from keras_towers._imports import packages
 from keras_towers.errors import CompatibilityError
 
 TESTED_VERSIONS = {"TensorFlow": ("2.20", "2.21"), "Keras": ("3.14", "3.15")}
-"""The first and the last version of each that is known to work."""
+"""The first and the last version of each package that is known to work."""
 
 TABLE: dict[str, set[str]] = {}
-"""The names in use of each object, by the object's path."""
+"""The names that are used of each object, by the object's path."""
 
 
 def resolve(path: str, names: str = "") -> Any:
@@ -32,15 +32,15 @@ def resolve(path: str, names: str = "") -> Any:
         for name in within.split(".") if within else ():
             value = getattr(value, name)
     except (ImportError, AttributeError) as error:
-        raise _gone(path) from error
+        raise _missing(path) from error
     for name in names.split():
-        if not hasattr(value, name) and not _sets(value, name):
-            raise _gone(f"{path}{'.' if within else ':'}{name}")
+        if not hasattr(value, name) and not _assigns(value, name):
+            raise _missing(f"{path}{'.' if within else ':'}{name}")
     TABLE.setdefault(path, set()).update(names.split())
     return value
 
 
-def _sets(owner: Any, name: str) -> bool:
+def _assigns(owner: Any, name: str) -> bool:
     """Whether the code of a class or its bases sets an attribute."""
     codes = [
         getattr(_function(value), "__code__", None)
@@ -67,7 +67,7 @@ def _function(value: Any) -> Any:
     return inspect.unwrap(getattr(value, "__func__", value))
 
 
-def _gone(what: str) -> CompatibilityError:
+def _missing(what: str) -> CompatibilityError:
     return CompatibilityError(
         f"keras_towers needs {what}, which is missing in the installed "
         f"versions ({_installed_versions()}). It is known to work with "
@@ -118,7 +118,7 @@ _push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
 _pop_mode = resolve(f"{_LIB}:_pop_per_thread_mode")
 _default_mode = resolve(f"{_LIB}:_get_default_replica_mode")
 
-# TensorFlow: how many elements a dataset was told to batch.
+# TensorFlow: the batch size of a dataset.
 resolve(f"{_TF}.data.ops.batch_op:_BatchDataset", "_batch_size _input_dataset")
 _constant_value = resolve(f"{_TF}.framework.tensor_util:constant_value")
 
@@ -149,9 +149,9 @@ _execute_with_cancellation = resolve(
     f"{_TF}.eager.execute:execute_with_cancellation"
 )
 
-# TensorFlow: AutoGraph, which rewrites what a user's tf.function calls. It is
-# to leave this package as it leaves Keras: rewriting takes seconds, and changes
-# nothing here.
+# TensorFlow: AutoGraph, which rewrites the functions that a user's tf.function
+# calls. This package is exempted, like Keras: rewriting takes seconds, and
+# changes nothing here.
 _autograph = resolve(
     f"{_TF}.autograph.core.config", "CONVERSION_RULES DoNotConvert"
 )
@@ -162,7 +162,7 @@ _autograph.CONVERSION_RULES = (
 _convert = resolve(f"{_TF}.autograph.impl.api:tf_convert")
 _conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
 
-# TensorFlow: functions, their graphs, and how these are optimised.
+# TensorFlow: functions, their graphs, and how these are optimized.
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
 Function = resolve(
     f"{_FUNCTION}.polymorphic_function:Function",
@@ -209,7 +209,7 @@ def graph_of_function(graph: Any, name: str) -> Any:
     own = getattr(function, "graph", None)
     if own is not None or not isinstance(function, _Defun):
         return own
-    # Functions of TensorFlow's own losses keep their definition only.
+    # Functions of TensorFlow's own losses only keep their definition.
     with graph.as_default():
         return _graph_of_definition(function.definition)
 
@@ -221,7 +221,7 @@ def add_functions(graph: Any, other: Any) -> None:
 
 
 def add_function(graph: Any, function: Any) -> None:
-    """Add a function, and those that it calls, to a graph."""
+    """Add a function, and the functions that it calls, to a graph."""
     graph._add_function_recursive(function)
 
 
@@ -230,12 +230,12 @@ get_resource_handle_data = resolve(
 )
 set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
 
-# How many draws without a seed of their own a graph has, which numbers them.
+# Counts the draws without an explicit seed in each graph.
 draws_of_graphs = resolve(f"{_TF}.framework.random_seed:_graph_to_seed_dict")
 
 
 def type_of_variable(handle: Any) -> Any:
-    """Return the type of the variable of an eager handle; None: it is none."""
+    """Return the type of the variable of an eager handle, if any."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -342,7 +342,7 @@ resolve(
 resolve("keras.optimizers:SGD", "update_step")
 resolve("keras.optimizers:RMSprop", "_momentums")
 
-# Keras: variables, draws and what is global.
+# Keras: variables, draws and global state.
 KerasVariable = resolve(
     f"{_KERAS}.backend.tensorflow:Variable",
     "_initialize _value assign assign_add assign_sub",
@@ -357,24 +357,25 @@ distribution_lib = resolve(f"{_KERAS}.backend.tensorflow.distribution_lib")
 resolve("keras.distribution:DataParallel", "_is_multi_process")
 
 
-def as_here(function: Any) -> Any:
-    """A user's function, rewritten by AutoGraph where the caller is."""
+def convert_call(function: Any) -> Any:
+    """Convert a user's function by AutoGraph if the caller is converted."""
     return _convert(function, _conversion(), convert_by_default=False)
 
 
 def traced_by(function: Any) -> Any:
-    """What a user's ``tf.function`` traces; any other function as it is."""
+    """Return the function that a ``tf.function`` traces; else the function."""
     inner = getattr(function, "python_function", function)
     rewrites = getattr(function, "_autograph", False)
     return _convert(inner, _conversion()) if rewrites else inner
 
 
-# The priority of the creators of variables by which a tf.function notices them.
-_OF_FUNCTIONS = 50
+# The priority of the variable creators by which a tf.function detects new
+# variables.
+_FUNCTION_PRIORITY = 50
 
 
 def batch_size_of(dataset: Any) -> int | None:
-    """Return how many elements a dataset was told to batch, if it was."""
+    """Return the number of elements that a dataset batches, if it does."""
     while dataset is not None:
         size = getattr(dataset, "_batch_size", None)
         if size is not None:
@@ -407,17 +408,17 @@ def make_function_trace_again() -> None:
     """Make the ``tf.function`` being traced for the first time trace again."""
     import tensorflow as tf
 
-    # A function is traced again if it has created a variable (the second time
-    # TensorFlow raises a ValueError). A variable that depends on nothing, not
-    # by control either, is initialized by itself, so that no step is run as it
-    # was first traced.
+    # A function is traced again if it created a variable (the second time
+    # TensorFlow raises a ValueError). A variable without any dependencies,
+    # control dependencies included, is initialized separately, so the first
+    # trace never runs.
     graph = get_default_graph()
     creators = graph._variable_creator_stack
     with single_device_mode(), tf.control_dependencies(None):
         graph._variable_creator_stack = [
             (priority, creator)
             for priority, creator in creators
-            if priority == _OF_FUNCTIONS
+            if priority == _FUNCTION_PRIORITY
         ]
         tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
 
@@ -463,7 +464,7 @@ def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:
 
 
 def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
-    """Return the variable of a name on the current device, maybe unset.
+    """Return the variable with a name on the current device; it may be unset.
 
     TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
     process.
@@ -507,7 +508,7 @@ def call_cancellable(
     """Call a concrete function; another thread may cancel it.
 
     ``CancellationManager.get_cancelable_function`` would let the manager cancel
-    what any other thread calls in the meantime, too.
+    functions that other threads call in the meantime, too.
     """
     context = eager_context()
     attributes = context.function_call_options.as_attrs()

@@ -31,8 +31,8 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
             GPU instead of the CPU.
 
     Returns:
-        The names of the devices. Strategies take them by default, also where
-        there are GPUs.
+        The names of the devices. Strategies use them by default, even if there
+        are GPUs.
 
     Raises:
         TowerError: ``towers`` is not a positive whole number, or TensorFlow
@@ -58,7 +58,7 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
     try:
         tf.config.set_logical_device_configuration(physical, [wanted] * number)
     except RuntimeError as error:
-        have = len(_here(kind))
+        have = len(_local_names(kind))
         if have < number:
             raise TowerError(
                 f"virtual_towers({number}) was called too late: TensorFlow has "
@@ -71,7 +71,7 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
     return [*_made]
 
 
-# What virtual_towers() returned last.
+# The last result of virtual_towers().
 _made: list[str] = []
 
 
@@ -83,7 +83,7 @@ Towers: TypeAlias = (
 
 def resolve(towers: Towers | None) -> list[str]:
     """Convert a user's ``towers`` to names like ``"/device:GPU:0"``."""
-    gpus, cpus = _here("GPU"), _here("CPU")
+    gpus, cpus = _local_names("GPU"), _local_names("CPU")
     split_cpu = bool(_made) and all_on_host(_made)
     visible = cpus if split_cpu else gpus or cpus
     if towers is None:
@@ -104,19 +104,19 @@ def resolve(towers: Towers | None) -> list[str]:
             "ids or device names in a list, at least one, or None for all."
         )
     names = [_name(tower, gpus, cpus) for tower in towers]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
         raise TowerError(
-            f"towers={towers!r} names {', '.join(doubled)} more than once: "
+            f"towers={towers!r} names {', '.join(repeated)} more than once: "
             "every tower needs its own device."
         )
     return names
 
 
-def _here(kind: str) -> list[str]:
+def _local_names(kind: str) -> list[str]:
     """The names of this process's logical devices of a kind."""
     names = [d.name for d in tf.config.list_logical_devices(kind)]
-    # Those of the parameter servers that it is connected with are there, too.
+    # A worker's list also contains the devices of its parameter servers.
     return [n for n in names if tf.DeviceSpec.from_string(n).job != "ps"]
 
 
@@ -139,7 +139,7 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
         # Also "gpu:1" and "/gpu:1" are "/device:GPU:1".
         wanted = f"/{str(tower).removeprefix('/')}"
     for name in known:
-        # This process may be a task of a cluster.
+        # In a cluster, names contain this process's task.
         spec = tf.DeviceSpec.from_string(name)
         task = spec.replace(device_type=None, device_index=None)
         with contextlib.suppress(ValueError):
@@ -159,8 +159,8 @@ def canonical(
     """Job, replica, task, type and index of a device, or ``ValueError``.
 
     Args:
-        name: the name, maybe without some of these.
-        task: what it is then.
+        name: the name, which may lack some of these.
+        task: replaces the parts that the name lacks.
     """
     spec = tf.DeviceSpec.from_string(name)
     if task is not None:
@@ -186,7 +186,7 @@ def host_of(device: str) -> str:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names have an index and agree in all parts that both have."""
+    """Whether two names have an index, and agree in all common parts."""
     a, b = (tf.DeviceSpec.from_string(name) for name in (one, other))
     if None in (a.device_index, b.device_index):
         return False
@@ -202,7 +202,7 @@ def share_machine(place: Transport | Cluster, towers: Towers) -> Towers:
     """Claim this rank's share of cores and GPUs; return its devices.
 
     A number of towers is assigned by local rank, unless the launcher shows each
-    rank its own GPUs. TensorFlow is shown no others.
+    rank its own GPUs. Other GPUs are hidden from TensorFlow.
     """
     if place.local_size > 1 and "TF_NUM_INTRAOP_THREADS" not in os.environ:
         threads = tf.config.threading

@@ -24,5 +24,5 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
-# EX_TEMPFAIL of sysexits.h: what ended may go on when it is started again.
+# EX_TEMPFAIL of sysexits.h: when started again, the job may continue.
 EXIT_AGAIN = 75

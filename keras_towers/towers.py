@@ -55,7 +55,7 @@ def current_tower() -> CurrentTower:
     TensorFlow strategy. A step that is a ``tf.function`` is traced once per
     tower, so the result may determine what is traced.
 
-    Outside of any tower (plain Keras, building a model, callbacks) it returns
+    Outside of any tower (plain Keras, building a model, callbacks) this is
     tower 0 of 1, so that the code also works on one device. TensorFlow runs a
     ``tf.py_function`` outside of the towers: call this before it.
 
@@ -98,8 +98,8 @@ def run_on_each_tower(
 
     For custom training loops. It works eagerly and inside a ``tf.function``,
     under any TensorFlow strategy that traces its replicas one by one; without a
-    strategy the function runs once. All towers have to do the same, so these
-    are compared:
+    strategy the function runs once. All towers have to create the same program,
+    so these are compared:
 
     * the variables that ``fn`` creates: all towers create the same ones, or
       only the first creates them and the others reuse them, as with layers;
@@ -120,9 +120,9 @@ def run_on_each_tower(
         objects, which can be read only once, are replaced by lists.
 
     Raises:
-        TowerError: a tower created other variables than tower 0, or has
-            gradients for other variables; the message names them. Or this was
-            called on a tower.
+        TowerError: the variables that a tower creates, or has gradients for,
+            differ from tower 0's; the message names them. Or this was called on
+            a tower.
 
     Example:
         >>> def tower(x, y):
@@ -144,7 +144,7 @@ def run_on_each_tower(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
         )
-    calls, fn = _TowerCalls(), compat.as_here(fn)
+    calls, fn = _CheckedCalls(), compat.convert_call(fn)
 
     tf.distribute.get_strategy().run(calls.run, (fn, *args), kwargs)
     calls.check()
@@ -163,9 +163,9 @@ class _RequestedVariable(NamedTuple):
         return f"{self.name!r} {shape} {self.dtype.name if self.dtype else '?'}"
 
 
-def _may_be_one(one: _RequestedVariable, other: _RequestedVariable) -> bool:
-    """Whether nothing that is known of both differs."""
-    # TensorFlow appends a number to names that are taken.
+def _may_be_equal(one: _RequestedVariable, other: _RequestedVariable) -> bool:
+    """Whether two variables agree in everything that is known of both."""
+    # TensorFlow appends a number to names that are in use.
     names = {re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (one, other)}
     return len(names) == 1 and all(
         a is None or b is None or a == b
@@ -173,7 +173,7 @@ def _may_be_one(one: _RequestedVariable, other: _RequestedVariable) -> bool:
     )
 
 
-class _TowerCalls:
+class _CheckedCalls:
     """The calls of a function on all towers: created variables and results."""
 
     def __init__(self):
@@ -185,7 +185,7 @@ class _TowerCalls:
         index = compat.current_replica_id()
         self._created[index] = []
         with tf.variable_creator_scope(self._create):
-            self.results[index] = _listed(fn(*args, **kwargs))
+            self.results[index] = _with_lists(fn(*args, **kwargs))
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         index = compat.current_replica_id()
@@ -196,13 +196,13 @@ class _TowerCalls:
             self._check(index, len(self._created[index]) - 1)
         return next_creator(**kwargs)
 
-    def _check(self, index: int, place: int) -> None:
-        """Compare the variable that two towers have created at a place."""
+    def _check(self, index: int, position: int) -> None:
+        """Compare a tower's variable with tower 0's at the same position."""
         here, there = (
-            next(iter(self._created[tower][place:]), None)
+            next(iter(self._created[tower][position:]), None)
             for tower in (index, 0)
         )
-        if here is None or there is None or not _may_be_one(here, there):
+        if here is None or there is None or not _may_be_equal(here, there):
             raise TowerError(
                 f"tower {index} creates other variables than tower 0: it "
                 f"creates {here or 'nothing'} where tower 0 creates "
@@ -246,7 +246,7 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
     )
 
 
-def _listed(result: Any) -> Any:
+def _with_lists(result: Any) -> Any:
     """A tower's result, with lists instead of ``zip`` objects."""
     return tf.nest.map_structure(
         lambda leaf: list(leaf) if isinstance(leaf, zip) else leaf, result

@@ -23,23 +23,23 @@ from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
 from keras_towers.system import defer_interrupts
 
-# What rounding alone changes by more is not determined on one device either,
-# such as a bias before BatchNormalization, whose gradient is all rounding.
+# Variables that rounding alone changes by more are not determined on one device
+# either: for example, a bias before BatchNormalization, whose gradient is
+# nothing but rounding.
 _DETERMINED = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """How far a few steps on towers are from the same on one device.
+    """The difference between a few steps on towers and on one device.
 
     Attributes:
-        where: the weight, optimizer variable or log of a step that differs
-            most.
+        where: the weight, optimizer variable or log that differs most.
         difference: its largest difference, relative to its largest number.
-        rounding: by how much it differs on one device alone, if in each step
-            the weights are one unit in the last place away.
+        rounding: its difference on one device alone, if each step starts with
+            weights that are one unit in the last place off.
         steps: the number of steps that were compared.
-        description: what the strategy says of itself.
+        description: the strategy's ``describe()``.
 
     Example:
         >>> print(keras_towers.verify(model, x, y))
@@ -78,12 +78,13 @@ def verify(
     """Measure how far training on towers is from training on one device.
 
     ``fit`` runs a few steps on one device and on towers, on the same batches
-    and from the same weights, and what results is compared. What one device
-    itself does not determine, because rounding changes it, is left out.
+    and from the same weights, and the results are compared. Results that one
+    device does not determine either, because rounding changes them, are left
+    out.
 
-    Afterwards variables have their values again, and the random generators of
-    Python and NumPy their states. A new model is built. A generator loses the
-    batches that were drawn.
+    Afterwards variables, and the random generators of Python and NumPy, are
+    restored. An unbuilt model is built. A generator loses the batches that were
+    drawn.
 
     Args:
         model: a compiled model.
@@ -95,9 +96,9 @@ def verify(
         steps: how many steps to run, each on a batch.
 
     Raises:
-        TowerError: the model is not compiled, or is on towers; there are no
-            data, or ``steps`` or ``strategy`` is invalid. What ``fit`` raises
-            is raised.
+        TowerError: the model is not compiled, or is on towers; there is no
+            data, or ``steps`` or ``strategy`` is invalid. Errors of ``fit`` are
+            not caught.
     """
     if (devices.as_whole_number(steps) or 0) < 1:
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
@@ -112,9 +113,9 @@ def verify(
         )
     arrays = (x, y, sample_weight, batch_size)
     data = _first_batches(compat.TFEpochIterator(Undistributed, *arrays), steps)
-    alone = _results(model, data)
-    rounded = _results(model, data, before_step=_change_last_bits)
-    divided = _results(model, data, strategy)
+    alone = _run_fit(model, data)
+    rounded = _run_fit(model, data, before_step=_change_last_bits)
+    divided = _run_fit(model, data, strategy)
     missing = sorted(name for name, _ in alone.keys() - divided.keys())
     if missing:
         raise TowerError(
@@ -146,7 +147,7 @@ def _check(model: Any) -> None:
 
 
 def _first_batches(reader: Any, steps: int) -> tf.data.Dataset:
-    """Read batches once, so that every ``fit`` gets the same."""
+    """Read batches once, so that every ``fit`` gets the same ones."""
     dataset = reader._distributed_dataset
     reader.data_adapter.on_epoch_begin()
     batches = list(dataset.take(steps))
@@ -159,7 +160,7 @@ def _first_batches(reader: Any, steps: int) -> tf.data.Dataset:
     return again.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
-def _results(
+def _run_fit(
     model: keras.Model,
     data: tf.data.Dataset,
     strategy: BaseStrategy | None = None,
@@ -167,25 +168,25 @@ def _results(
 ) -> dict[tuple[str, int], np.ndarray]:
     """Return the logs of each step of ``fit``, and all variables after it.
 
-    By a name, and a number for variables that have the same one.
+    Keys are a name, and a number that distinguishes variables of one name.
     """
     results: dict[tuple[str, int], np.ndarray] = {}
 
-    def note_logs(batch: int, logs: Any = None) -> None:
+    def record_logs(batch: int, logs: Any = None) -> None:
         for path, value in keras.tree.flatten_with_path(logs or {}):
             name = "/".join(map(str, path))
             name = f"the log {name!r} of step {batch + 1}"
             results[name, 0] = np.asarray(value, "float64")
 
-    noting = keras.callbacks.LambdaCallback(
+    recorder = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs=None: before_step(model),
-        on_train_batch_end=note_logs,
+        on_train_batch_end=record_logs,
     )
-    with _values_kept(model):
+    with _restore_values(model):
         block = strategy or contextlib.nullcontext()
         with adoption.ignoring_default_strategy(model), block:
-            model.fit(data, callbacks=[noting], verbose=0, shuffle=False)
-        # State of metrics and of draws is not compared: what it results in is.
+            model.fit(data, callbacks=[recorder], verbose=0, shuffle=False)
+        # States of metrics and random draws are compared by their effects.
         state = model_state.collect(model)
         for variable in (*state.weights, *state.optimizer_variables):
             value = np.asarray(variable.numpy(), "float64")
@@ -202,7 +203,7 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _change_last_bits(model: keras.Model) -> None:
-    """Change weights by a unit in the last place, up and down by turns."""
+    """Change weights by a unit in the last place, alternately up and down."""
     types = {layer.compute_dtype for layer in model._flatten_layers()}
     floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
     unit = max(float(ml_dtypes.finfo(name).eps) for name in floats)
@@ -213,10 +214,10 @@ def _change_last_bits(model: keras.Model) -> None:
 
 
 @contextlib.contextmanager
-def _values_kept(model: keras.Model) -> Iterator[None]:
-    """Put values of variables and random states back after a block.
+def _restore_values(model: keras.Model) -> Iterator[None]:
+    """Restore the values of variables and random states after a block.
 
-    Variables that are created in the block get their initial values.
+    Variables that are created in the block return to their initial values.
     """
     variables: list[Any] = model_state.collect(model).everything()
     for layer in model._flatten_layers():
@@ -224,15 +225,15 @@ def _values_kept(model: keras.Model) -> Iterator[None]:
         variables.extend(plain)
     values = [(variable, variable.numpy()) for variable in variables]
 
-    def note_new(original: Any, variable: Any, value: Any) -> None:
-        # A step may create it while it is traced.
+    def record(original: Any, variable: Any, value: Any) -> None:
+        # A step may create variables while it is traced.
         with tf.init_scope():
             original(variable, value)
             values.append((variable, variable.numpy()))
 
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with patches.replaced((compat.KerasVariable, "_initialize", note_new)):
+        with patches.replaced((compat.KerasVariable, "_initialize", record)):
             yield
     finally:
         with defer_interrupts():

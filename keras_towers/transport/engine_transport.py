@@ -68,7 +68,7 @@ class EngineTransport(Transport):
     def _broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
-        """Broadcast by a gather to which only the root contributes rows."""
+        """Send the root's tensors; by default, gather only these."""
         words = [messages.words_of(tensor) for tensor in tensors]
         whole = tf.concat(words, 0)
         sent = self._gather(whole if self.rank == root else whole[:0], key)

@@ -66,7 +66,7 @@ class StrategyProxy:
         """Run a step of Keras on all towers, any other function directly."""
         if self.call.is_step(fn):
             # The user wrote the train function, and AutoGraph rewrites it.
-            step = fn if isinstance(fn, _Step) else compat.as_here(fn)
+            step = fn if isinstance(fn, _Step) else compat.convert_call(fn)
             return self.call.run_step(step, *args)
         return self.strategy.run(fn, args, kwargs, options)
 
