@@ -171,7 +171,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    _own_mode = "distributed-parameter-server"
+    _mode_name = "distributed-parameter-server"
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    _own_mode = "distributed-replicated"
+    _mode_name = "distributed-replicated"
 
     def __init__(
         self,

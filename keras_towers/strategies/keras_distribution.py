@@ -170,7 +170,7 @@ def _require_initialized() -> None:
         return
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
-        "would each train a model of its own: call "
+        "would each train a separate model: call "
         f"keras.distribution.initialize() first. {launchers.HOW_TO_TRAIN_ALONE}"
     )
 
