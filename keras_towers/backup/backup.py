@@ -80,7 +80,7 @@ class Backup(ResumingCallback):
         return super().begin(peers)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if contract.in_force() is None:
+        if contract.active_strategy() is None:
             raise TowerError(
                 "Backup works inside a strategy's block only, because plain "
                 "Keras cannot resume in the middle of an epoch: use `with "

@@ -178,13 +178,13 @@ class ResumingCallback(ResumesFit):
 
 def _adoption() -> Adoption | None:
     """The adoption of the current strategy's models, if there is one."""
-    strategy = contract.in_force()
+    strategy = contract.active_strategy()
     return None if strategy is None else strategy._components.adoption
 
 
 def _transport() -> Transport | None:
     """The transport to other ranks; None if there are none."""
-    strategy = contract.in_force()
+    strategy = contract.active_strategy()
     if strategy is None:
         return None
     transport = strategy._components.config.transport

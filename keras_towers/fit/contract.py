@@ -80,8 +80,8 @@ class TowerConfig(StepOptions):
         strategy: the ``tf.distribute.Strategy`` itself.
         devices: one device for each tower of this process.
         transport: connects the processes within a step.
-        others: connects all processes that train together, if they exchange
-            nothing within a step; None: ``transport`` connects them all.
+        others: connects all processes that train together, for strategies that
+            exchange nothing within a step; None: ``transport`` does.
         gradient_factor: multiplies the gradients of this process before they
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
@@ -162,7 +162,7 @@ def name_of(variable: Any) -> str:
 
 
 def check_equal_gradients(towers: Sequence[NamedGradients]) -> None:
-    """Raise a TowerError that says how K towers' gradients differ."""
+    """Raise a TowerError if K towers have gradients of different variables."""
     first = towers[0]
     for index, other in enumerate(towers[1:], 1):
         if other.names != first.names:
@@ -272,7 +272,7 @@ class KerasStrategy:
         raise NotImplementedError
 
 
-def in_force() -> KerasStrategy | None:
+def active_strategy() -> KerasStrategy | None:
     """Return the current strategy if it is a ``KerasStrategy``, else None."""
     strategy = tf.distribute.get_strategy()
     return strategy if isinstance(strategy, KerasStrategy) else None

@@ -27,7 +27,7 @@ _BEGIN, _END = "keras_towers: ", " (keras_towers)"
 _numbers = itertools.count()
 
 
-def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
+def share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
     If a function has a private rendezvous, an error in it cancels the caller's
@@ -119,5 +119,5 @@ def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
         return ""
     return (
         f"each of the {config.num_replicas} towers had its part of the batch: "
-        "numbers of rows are those of a part."
+        "row numbers in the error refer to one part."
     )

@@ -122,7 +122,7 @@ NEVER_STOPS = "_never_stops"
 
 
 class ObservesFit(keras.callbacks.Callback):
-    """Base of callbacks that observe a whole ``fit``, and its callbacks."""
+    """Base of callbacks that observe ``fit`` and its other callbacks."""
 
     # Keras may still call the other callbacks in a separate thread.
     async_safe: bool = True
@@ -158,7 +158,7 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     """Append a callback to the callbacks of ``fit``."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return [*listed(callbacks), added]
-    # The user's own list may be used again, without ours.
+    # Copied: the user may use the list again, without the added callback.
     copied = copy.copy(callbacks)
     copied.callbacks = [*callbacks.callbacks, added]
     added.set_params(copied.params)
@@ -170,7 +170,8 @@ def only_one(wanted: type[_Kind], keras_call: KerasCall) -> _Kind | None:
     """Return the callback of a type that was passed to ``fit``, or None.
 
     Raises:
-        TowerError: there are several, or another callback holds one.
+        TowerError: there are several, or one is wrapped in ``ChiefOnly`` or
+            ``EveryRank``.
     """
     if keras_call.kind != "fit":
         return None

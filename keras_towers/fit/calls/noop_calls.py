@@ -1,4 +1,4 @@
-"""Calls of Keras whose steps do nothing."""
+"""Calls of Keras's methods with steps that do nothing."""
 
 from __future__ import annotations
 

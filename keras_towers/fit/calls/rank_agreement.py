@@ -25,7 +25,7 @@ logger = logging.getLogger("keras_towers")
 
 # Arguments that determine the number and the order of a rank's steps.
 _ALWAYS = ("epochs", "validation_freq")
-# These may differ where each rank reads its own data.
+# These may differ if each rank reads its own data.
 _FOR_SAME_DATA = (
     "batch_size",
     "shuffle",

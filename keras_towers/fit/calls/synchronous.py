@@ -130,8 +130,8 @@ class TowerCalls:
 
 
 def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
-    """Whether a call sums metrics to which a running ``fit`` goes on to add."""
-    # After its own validation Keras resets metrics.
+    """Whether a call sums metrics that a running ``fit`` still updates."""
+    # Keras resets the metrics after the validation inside fit.
     validates = call.keras_call.arguments.get("_use_cached_eval_dataset")
     return (
         outer is not None

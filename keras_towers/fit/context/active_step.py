@@ -50,7 +50,7 @@ current = _tracing.get
 tracing = _tracing.filled
 
 # Whether the Keras call that this thread runs on one device trains; None if
-# there is no such call.
+# it runs none.
 training_alone: Slot[bool] = Slot()
 
 

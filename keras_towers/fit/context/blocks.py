@@ -23,7 +23,7 @@ def entered(name: str) -> Iterator[None]:
         _open.remove(block)
 
 
-def elsewhere() -> tuple[str, str] | None:
+def open_in_other_thread() -> tuple[str, str] | None:
     """Return an open block of another thread, if this thread has none.
 
     Returns:

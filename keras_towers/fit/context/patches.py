@@ -23,8 +23,8 @@ _undo: dict[tuple[Patch, ...], contextlib.ExitStack] = {}
 def patched_while_used(patches: tuple[Patch, ...]) -> Iterator[None]:
     """Keep patches for the duration of the block.
 
-    Blocks may overlap in several threads: the first one makes the patches, the
-    last one to exit undoes them.
+    Blocks may overlap in several threads: the first one applies the patches,
+    the last one to exit undoes them.
     """
     with _lock:
         _users[patches] += 1

@@ -207,7 +207,7 @@ def rows_if(batch: Any, condition: Any) -> Any:
 
 
 def _joined(*leaves: Any) -> Any:
-    """Join the rows of the towers' tensors; others are equal on all towers."""
+    """Join the rows of the towers' tensors; take tensors without rows once."""
     if not has_rows(leaves[0]):
         return leaves[0]
     if isinstance(leaves[0], tf.SparseTensor):
@@ -247,7 +247,7 @@ def mapped(
 def with_equal_rows(batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would use the rows of the first part for all.
-    advice = "To be split over accelerators, all need the same number."
+    advice = "Batches for accelerators need parts with equally many rows."
     with tf.control_dependencies(check_rows(batch, advice)):
         return identity_of(batch)
 

@@ -29,7 +29,7 @@ _UNTIL_ALL_END = -1
 class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
-    ``between`` is called between two steps. An ``order`` makes several ranks
+    ``between`` is called between two steps. An ``order`` makes all ranks
     shuffle identically.
     """
 
@@ -92,7 +92,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
                 self._agree(dataset)
-            self._distributed_dataset = self._prefetched(
+            self._distributed_dataset = self._prefetch(
                 local_rows or dataset, whole
             )
         self._set_steps()
@@ -123,7 +123,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 replicas,
             )
 
-    def _prefetched(self, dataset: tf.data.Dataset, whole: bool) -> Any:
+    def _prefetch(self, dataset: tf.data.Dataset, whole: bool) -> Any:
         """Prefetch batches for the towers.
 
         Args:
@@ -135,7 +135,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         if not self._config.prefetches_to_towers:
             if self._each:
-                dataset = self._grouped(dataset)
+                dataset = self._group(dataset)
             return dataset.prefetch(_PREFETCHED_BATCHES)
         if not self._each:
             return strategy.experimental_distribute_dataset(
@@ -144,7 +144,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         dataset = data_lib.mapped(dataset, data_lib.forget_sizes)
         return strategy.distribute_datasets_from_function(lambda _: dataset)
 
-    def _grouped(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _group(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Group batches into the agreed number of ``TowerBatch``es."""
         towers = self._config.num_towers
         dataset = data_lib.group(dataset, towers)

@@ -24,8 +24,8 @@ from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
 
 _REMEDY = (
-    'With batches="split" every rank has to read the same data, of which it '
-    "takes its part: leave `shard` out, and give shuffles and random "
+    'With batches="split" every rank has to read the same data, and uses its '
+    "part of each batch: leave `shard` out, and give shuffles and random "
     "augmentations the same seed on every rank (keras.utils.set_random_seed). "
     'Or set batches="each" to let every rank read its own data.'
 )
@@ -117,7 +117,7 @@ def agree(
 
 
 def fingerprint_rows(adapter: Any) -> list[float]:
-    """Sketch some rows of arrays in memory; empty if there are no arrays."""
+    """Return a fingerprint of some rows of arrays; empty without arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
     try:
@@ -127,7 +127,7 @@ def fingerprint_rows(adapter: Any) -> list[float]:
         )
         arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
         return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
-    except Exception:  # Not all arrays, such as sparse ones, can be sliced so.
+    except Exception:  # Some arrays, such as sparse ones, cannot be sliced.
         return []
 
 
@@ -234,7 +234,7 @@ class EagerDraws:
             self._steps += 1
 
 
-def joined(batch: Any, transport: Transport) -> Any:
+def gather_batch(batch: Any, transport: Transport) -> Any:
     """Return the global batch, given this rank's part; eager only."""
     rows = data_lib.static_rows(batch)
 

@@ -51,7 +51,7 @@ def installed() -> contextlib.AbstractContextManager[None]:
 def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
-    if across and contract.in_force() is not None:
+    if across and contract.active_strategy() is not None:
         return value
     return original(value)
 
@@ -107,7 +107,7 @@ def _notify_adoption(
 ) -> None:
     """Notify the current strategy that a model was created or compiled."""
     original(model, *args, **kwargs)
-    strategy = contract.in_force()
+    strategy = contract.active_strategy()
     if strategy is not None:
         event(strategy._components.adoption, model)
 
@@ -120,7 +120,7 @@ def _create_optimizer(
     Another thread may have one of TensorFlow's own strategies.
     """
     with contextlib.ExitStack() as stack:
-        if contract.in_force() is not None:
+        if contract.active_strategy() is not None:
             stack.enter_context(compat.single_device_mode())
         original(optimizer, *args, **kwargs)
 
@@ -142,7 +142,9 @@ def _call_loaded(
     outside of its replicas; here it reads the variables of the first tower.
     """
     outside = tf.distribute.get_replica_context() is None
-    if active_step.current() is not None or (outside and contract.in_force()):
+    if active_step.current() is not None or (
+        outside and contract.active_strategy()
+    ):
         captured = [
             item._primary.handle
             if isinstance(item, compat.DistributedVariable)
@@ -160,7 +162,7 @@ def _create_variable(
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
         return
-    strategy = contract.in_force()
+    strategy = contract.active_strategy()
     if strategy is None:
         original(variable, value)
         return
@@ -239,7 +241,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (tf.compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),
     # An error in a called function also ends its caller.
-    (compat.function_module, "from_func_graph", error_notes.shares_rendezvous),
+    (compat.function_module, "from_func_graph", error_notes.share_rendezvous),
     # A step may use optimizers that its model does not hold.
     (compat.BaseOptimizer, "__getattribute__", attribute_of_optimizer),
     # Keras divides losses by the number of replicas, even outside of replicas.

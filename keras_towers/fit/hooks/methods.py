@@ -42,7 +42,7 @@ def connect(
     """Connect ``keras.distribution`` to towers, until the stack is closed.
 
     Args:
-        around_call: makes the block around each call of a model's method.
+        around_call: returns the context of a call of a model's method.
         set_distribution: gets the function that stores a distribution, and the
             distribution, or None.
         backend: functions by name. Each gets Keras's function that it replaces,
@@ -95,7 +95,7 @@ def _run(
 ) -> Any:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
-    if in_block and contract.in_force() is None:
+    if in_block and contract.active_strategy() is None:
         # One of TensorFlow's own strategies may train an ordinary model.
         adoption.release_from_default(model)
     strategy = adoption.strategy_for(model, kind)
@@ -110,7 +110,7 @@ def _run(
     trains = kind in contract.TRAINING
     if strategy is None and trains:
         _warn_of_thread(kind, model)
-    # Inside another call that runs alone, such as evaluate in a callback.
+    # This may be a nested call, such as evaluate in a callback.
     alone = active_step.training_alone
     with alone.filled(None if alone.get() is None else trains):
         return original(model, *args, **kwargs)
@@ -129,12 +129,12 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:
-    block = blocks.elsewhere()
+    block = blocks.open_in_other_thread()
     if block is None or not first_time(("entered elsewhere", *block)):
         return
     logger.warning(
         "%s of model %r runs on one device: the block of %s was entered in "
-        "thread %r and holds only there, but this is thread %r. Enter it in "
+        "thread %r and applies only there, but this is thread %r. Enter it in "
         "the thread that calls %s.",
         kind,
         model.name,

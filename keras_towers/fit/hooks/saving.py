@@ -1,4 +1,4 @@
-"""Saving once where every rank runs the whole script.
+"""Saving each file once, although every rank runs the whole script.
 
 Under ``keras-towers run --strategy NAME`` a script written for one process
 calls ``model.save("model.keras")`` on all ranks, with the same path. Rank 0
@@ -174,7 +174,7 @@ class _Saves:
                     )
                 return None
             if not self._board.get(_key("saves", path, count)):
-                # Rank 0 has begun at least as many saves, but not this one.
+                # Rank 0 is past this save if it has begun enough other saves.
                 done = self._board.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()

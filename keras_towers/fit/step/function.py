@@ -44,7 +44,7 @@ class GraphFunction:
     def __init__(self, graph: Any, mode: CallMode = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
-        # Control flow adds functions to the graph, which then need inlining.
+        # With control flow, the graph contains functions of branches and loops.
         self._is_final: bool = mode == "called" and not (
             graph.as_graph_def().library.function
         )
@@ -69,8 +69,8 @@ class GraphFunction:
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
         for output, shape in zip(outputs, self._shapes, strict=True):
-            # TensorFlow infers some shapes wrongly, as of a loss whose labels
-            # are broadcast.
+            # TensorFlow infers some shapes wrongly, for example the shape of a
+            # loss whose labels are broadcast.
             if output.shape.is_compatible_with(shape):
                 output.set_shape(shape)
         return list(outputs)

@@ -16,7 +16,11 @@ from keras_towers._notices import first_time
 from keras_towers.fit.context import active_step, marks
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
+from keras_towers.fit.data.rank_data import (
+    EagerDraws,
+    SameBatches,
+    gather_batch,
+)
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.function import CallMode
 from keras_towers.fit.step.inputs import (
@@ -41,7 +45,7 @@ logger = logging.getLogger("keras_towers")
 
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
-# For fewer rows per tower, gathering is not worth an exchange.
+# Fewer rows per tower are not worth a separate exchange.
 _MIN_GATHERED_ROWS = 32
 # Ranks gather rows instead of a gradient if the rows are at least this many
 # times smaller, and only for batches up to this size: for larger ones computing
@@ -125,7 +129,7 @@ class GlobalStep:
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
-        of_all, batch = self._counted(batch, kind)
+        of_all, batch = self._count_examples(batch, kind)
         has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._step_gets_global_batch:
@@ -159,7 +163,7 @@ class GlobalStep:
         whole = data_lib.as_one_batch(self.config, batch)
         if transport.size > 1:
             if not is_whole or self.config.batches == "each":
-                whole = joined(whole, transport)
+                whole = gather_batch(whole, transport)
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
         variables = self.update.variables
@@ -261,7 +265,7 @@ class GlobalStep:
             view.enter_context(self.update.variables.showing_first_copies())
 
             def build(optimizer: Any, weights: Sequence[Any]) -> None:
-                # Slots are created with all copies of their weights in view.
+                # Slots are created next to all copies of their weights.
                 view.close()
                 self.update.make_ready(optimizer, weights)
                 view.enter_context(self.update.variables.showing_first_copies())
@@ -289,7 +293,7 @@ class GlobalStep:
         if self._is_one_of_several_workers or self.micro_batches > 1:
             return None
         if transport.size == 1:
-            # Towers share the cores: only the time of the sum matters.
+            # On one host, gathering does not change the computing time.
             rows = -(-(examples or _ASSUMED_BATCH) // config.num_towers)
             return max(rows, _MIN_GATHERED_ROWS) if on_host else None
         # Every rank computes the gradient.
@@ -352,7 +356,7 @@ class GlobalStep:
         alone = independent or self._counts_local_examples(kind)
         return SingleProcess() if alone else self.config.transport
 
-    def _counted(
+    def _count_examples(
         self, batch: data_lib.TowerBatch, kind: str
     ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
         """Count the examples of a step.

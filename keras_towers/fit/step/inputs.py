@@ -30,7 +30,8 @@ class DividedBatch:
         whole: the specs of the batch of one device.
         layouts: the layouts of its N tensors, including the components of
             ragged and sparse tensors.
-        of_all: the position and total of this batch in that of all processes.
+        of_all: the batch before micro-batching, with its start and total among
+            the examples of all processes.
     """
 
     batch: TowerBatch
@@ -50,7 +51,7 @@ class DividedBatch:
         local_step: LocalStep | None = None,
         is_first_of_all: bool = False,
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return the inputs that towers share, and those of each micro-batch.
+        """Return the inputs that towers share, and the inputs per micro-batch.
 
         Args:
             inputs: the inputs of the program.

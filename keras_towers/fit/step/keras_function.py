@@ -26,7 +26,7 @@ _RETRACE_RATIO = 4
 
 
 class TowerFunction:
-    """A train, test or predict function that a call on towers has made."""
+    """A train, test or predict function for towers."""
 
     def __call__(self, data: Any) -> Any:
         """Run the model's ``steps_per_execution`` steps.
@@ -254,7 +254,7 @@ def _is_variable(handle: Any) -> bool:
 def _value_of(handle: Any) -> tf.Tensor:
     """Return a variable's value in host memory.
 
-    A variable that lives there is not copied until it changes.
+    A variable in host memory is not copied until it changes.
     """
     dtype = tf.as_dtype(compat.type_of_variable(handle))
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

@@ -39,7 +39,7 @@ class _Level:
     Attributes:
         common: the operations computed once in each process, or only in the
             first process.
-        made: their results that are used elsewhere.
+        made: the results of ``common`` that are used elsewhere.
         function: the function that each tower calls, or None.
         inputs: the inputs of the function.
         outputs: the outputs of the function.
@@ -225,7 +225,7 @@ class _Tower:
                 self.add(tensor, _value(tensor, part))
         return self.sums[tensor]
 
-    def joined(self, tensor: Tensor) -> Any:
+    def concat(self, tensor: Tensor) -> Any:
         """Return the rows of all micro-batches."""
         rows = [_value(tensor, part) for part in self.parts]
         return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
@@ -234,7 +234,7 @@ class _Tower:
         """Return gradients for an update; None for those all towers share."""
         with tf.device(self.device):
             return [
-                (self.joined if t in update.rows else self.sum)(t)
+                (self.concat if t in update.rows else self.sum)(t)
                 if t.on_towers
                 else None
                 for t in update.given
@@ -263,7 +263,7 @@ def _exchange(
     with tf.device(towers[0].device):
         results = order.exchange(
             list(map(given, exchanges)),
-            lambda values: exchanged(exchanges, values, transport),
+            lambda values: exchange_tensors(exchanges, values, transport),
         )
     for exchange, result in zip(exchanges, results, strict=True):
         if exchange.result.on_towers:
@@ -310,7 +310,7 @@ def _summed(program: Program) -> set[Tensor]:
 
 
 def _used_elsewhere(program: Program) -> set[Tensor]:
-    """The tensors that are used outside of the function that makes them."""
+    """Return tensors that are used outside of the function they come from."""
     used = {exchange.given for exchange in program.exchanges}
     used.update(program.results)
     for update in program.updates:
@@ -346,7 +346,7 @@ def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
     return list(needed)
 
 
-def exchanged(
+def exchange_tensors(
     exchanges: Sequence[Exchange],
     values_of_towers: Sequence[Sequence[Any]],
     transport: Transport,
@@ -363,7 +363,7 @@ def exchanged(
         The result of each exchange; for ``before`` a list of K results.
     """
     results: list[Any] = [
-        _exchanged_here(exchange, values) if values else None
+        _exchange_on_host(exchange, values) if values else None
         for exchange, values in zip(exchanges, values_of_towers, strict=True)
     ]
     if transport.size == 1:
@@ -387,13 +387,15 @@ def exchanged(
             results[k] = [before + earlier for before in results[k]]
     for k, exchange in enumerate(exchanges):
         if exchange.kind == "gather":
-            results[k] = _gathered(results[k], exchange.axis, transport)
+            results[k] = _gather_over_ranks(
+                results[k], exchange.axis, transport
+            )
         elif exchange.kind == "root":
             results[k] = _from_root(exchange, results[k], transport)
     return results
 
 
-def _exchanged_here(exchange: Exchange, values: Sequence[Any]) -> Any:
+def _exchange_on_host(exchange: Exchange, values: Sequence[Any]) -> Any:
     """Exchange the tensors of the towers of this process."""
     match exchange.kind:
         case "sum":
@@ -407,7 +409,7 @@ def _exchanged_here(exchange: Exchange, values: Sequence[Any]) -> Any:
             return values[0]
 
 
-def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
+def _gather_over_ranks(tensor: Any, axis: int, transport: Transport) -> Any:
     """Join the tensors of all ranks along an axis."""
     if axis == 0:
         return transport.all_gather(tensor, next_key("rows"))

@@ -188,7 +188,7 @@ def _components(gradient: Any) -> list[tf.Tensor]:
 
 
 def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
-    """Return the gradients of an update, given their tensors."""
+    """Return the gradients of an update, given new component tensors."""
     remaining = iter(components)
     grads: list[Any] = []
     for gradient in call.grads:

@@ -57,7 +57,7 @@ def apply(
 
 def _current_update_handler() -> Callable[[UpdateCall], None] | None:
     """Return the handler of optimizer calls here; None: Keras handles them."""
-    step, strategy = active_step.current(), contract.in_force()
+    step, strategy = active_step.current(), contract.active_strategy()
     if step is not None:
         return step.apply if step.takes_updates else None
     if strategy is None:
@@ -71,7 +71,7 @@ def _current_update_handler() -> Callable[[UpdateCall], None] | None:
 def _build(
     optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
 ) -> None:
-    strategy = contract.in_force()
+    strategy = contract.active_strategy()
     across = tf.distribute.in_cross_replica_context()
     if strategy is None or not across or optimizer.built:
         original(variables)
@@ -82,7 +82,7 @@ def _build(
 def _finalize_variable_values(
     optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
 ) -> None:
-    if contract.in_force() is None:
+    if contract.active_strategy() is None:
         original(variables)
         return
     with as_one_device(optimizer, variables):

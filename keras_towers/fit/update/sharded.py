@@ -139,7 +139,7 @@ class UpdateSharded(WeightUpdate):
         if lost:
             logger.warning(
                 "training failed while other ranks held %d of the "
-                "optimizer's variables, which therefore have no value on this "
+                "optimizer's variables, which have no value on this "
                 "rank: load them from a checkpoint, or compile the model again",
                 lost,
             )

@@ -55,9 +55,9 @@ class StepOrder:
             return batch
         self._begun = len(compat.get_default_graph().get_operations())
         self.gate = [self._turn.read_value()]
-        return self._gated(batch)
+        return self._gate_batch(batch)
 
-    def _gated(self, batch: Any) -> Any:
+    def _gate_batch(self, batch: Any) -> Any:
         with tf.control_dependencies(self.gate):
             batch = identity_of(batch)
         self._batch = tensors_in(batch)
@@ -78,11 +78,11 @@ class StepOrder:
         # Once inlined, functions that get this batch wait only for the batch.
         with tf.control_dependencies(self.gate):
             self.gate = [before()]
-        return self._gated(batch)
+        return self._gate_batch(batch)
 
     def compare(self, described: Sequence[str]) -> None:
         """Make exchanges wait for a check that all ranks make the same ones."""
-        self._agreement = self._compared(described)
+        self._agreement = self._assert_same_step(described)
 
     def exchange(
         self,
@@ -123,7 +123,7 @@ class StepOrder:
         total = tf.reduce_sum(counts)
         self.gate = [_end_of_data_if(total <= 0)]
         start = tf.reduce_sum(counts[: self._transport.rank])
-        return self._gated(batch._replace(total=total, start=start))
+        return self._gate_batch(batch._replace(total=total, start=start))
 
     def reduce(
         self,
@@ -138,11 +138,11 @@ class StepOrder:
             return reduction(tower_grads)
         agreement = self._agreement
         if agreement is None:
-            agreement = self._compared(described)
+            agreement = self._assert_same_step(described)
         with tf.control_dependencies(agreement):
             return reduction(identity_of(tower_grads))
 
-    def _compared(self, described: Sequence[str]) -> list[Any]:
+    def _assert_same_step(self, described: Sequence[str]) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
         Ranks trace at different times, so a mismatch is found at run time. The
@@ -200,7 +200,7 @@ class StepOrder:
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
-    """Return a row per rank: the value for this rank, 0 for the others."""
+    """Return a row per rank: the value for this rank, 0 for other ranks."""
     zeros = tf.zeros_like(value)
     return tf.stack(
         [value if r == transport.rank else zeros for r in range(transport.size)]

@@ -19,7 +19,7 @@ from keras_towers.fit.contract import (
     TRAINING,
     KerasStrategy,
     TowerConfig,
-    in_force,
+    active_strategy,
     owner_of,
     strategy_of,
     words_for_another,
@@ -278,7 +278,7 @@ def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
     the method trains, the strategy of the block in which the model was created
     or compiled.
     """
-    strategy = in_force() or owner_of(model)
+    strategy = active_strategy() or owner_of(model)
     outside = strategy is None and not tf.distribute.has_strategy()
     return _defaults.get(model) if outside and kind in TRAINING else strategy
 

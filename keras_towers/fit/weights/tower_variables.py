@@ -41,8 +41,8 @@ def mirrored(config: TowerConfig, primary: tf.Variable) -> Mirrored:
     )
 
 
-def relocated(variable: tf.Variable, device: str) -> tf.Variable:
-    """Return a copy of a variable on a device, unless it is there already."""
+def copy_to_device(variable: tf.Variable, device: str) -> tf.Variable:
+    """Return a variable if it is on a device, else a copy on the device."""
     if same_device(variable.device, device):
         return variable
     copy = _copy(variable, variable.read_value(), device)
@@ -252,7 +252,7 @@ class TowerVariables:
         if is_first:
             # Recorded first, so that a Ctrl-C in between is undone too.
             self._moved[variable] = value, back_to or value.device
-        variable._value = relocated(value, device)
+        variable._value = copy_to_device(value, device)
         if is_first and empties and variable._value is not value:
             overwrite(value, tf.zeros([0], value.dtype))
 
@@ -286,7 +286,7 @@ class TowerVariables:
             original, device = self._moved[variable]
             if original is not variable._value:
                 overwrite(original, variable._value.read_value())
-            variable._value = relocated(original, device)
+            variable._value = copy_to_device(original, device)
         value = variable._value
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:

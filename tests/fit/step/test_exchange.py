@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step.tower_program import exchanged
+from keras_towers.fit.step.tower_program import exchange_tensors
 from keras_towers.partition.program import Exchange, Tensor
 from tests.reduction.ranks import on_ranks
 
@@ -50,7 +50,7 @@ def test_exchanges(towers, ranks):
         first = transport.rank * towers
         own = [of_tower(k) for k in range(first, first + towers)]
         every = [list(column) for column in zip(*own, strict=True)]
-        return exchanged(KINDS, every, transport)
+        return exchange_tensors(KINDS, every, transport)
 
     results, _ = on_ranks(ranks, run)
     numbers = np.arange(total)

@@ -142,7 +142,7 @@ def test_outside_of_steps_losses_are_those_of_one_device(strategy):
     with strategy(towers=3) as towers:
         assert by_hand() == alone
         assert towers.num_replicas_in_sync == 3
-        assert contract.in_force() is towers
+        assert contract.active_strategy() is towers
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         # Keras's own; TensorFlow's strategies are none of ours.
         assert by_hand()["loss"] == alone["loss"] / 2

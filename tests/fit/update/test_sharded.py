@@ -167,7 +167,7 @@ def test_running_out_of_memory_when_leaving_keeps_the_model_whole(
     ):
         fit(model)
         state = [v.numpy() for v in all_variables(model)]
-        monkeypatch.setattr(tower_variables, "relocated", no_room)
+        monkeypatch.setattr(tower_variables, "copy_to_device", no_room)
     monkeypatch.undo()
     assert model._distribute_strategy is None
     all_close(all_variables(model), state)
