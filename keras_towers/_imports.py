@@ -71,7 +71,7 @@ def find_modules(second_names: Mapping[str, str]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """A finder that is asked for every module first."""
+    """A finder that Python consults first, for every module."""
 
     def __init__(self, second_names: Mapping[str, str]):
         self._second_names = second_names

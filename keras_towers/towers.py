@@ -113,7 +113,7 @@ def run_on_each_tower(
         fn: builds and runs one tower.
         *args: arguments of ``fn``; each tower gets its own component of
             distributed values.
-        **kwargs: keyword arguments of ``fn``, likewise.
+        **kwargs: keyword arguments of ``fn``, in the same way.
 
     Returns:
         The results of ``fn`` on the towers of this process, in order. ``zip``

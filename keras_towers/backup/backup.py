@@ -83,7 +83,7 @@ class Backup(ResumingCallback):
         if contract.active_strategy() is None:
             raise TowerError(
                 "Backup works inside a strategy's block only, because plain "
-                "Keras cannot go on in the middle of an epoch: use `with "
+                "Keras cannot resume in the middle of an epoch: use `with "
                 "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
             )
         self._file.attach(self.model)
@@ -114,7 +114,7 @@ class BackupFile(FitPosition):
         return {name: getattr(self, name) for name in _FACTS}
 
     def read(self, peers: Peers) -> None:
-        """Read the file, or begin with the first epoch if there is none."""
+        """Read the file; without a file, begin with the first epoch."""
         self.writes = peers.rank == 0
         if self.writes:
             make_writable(self.folder, "give Backup another one.")

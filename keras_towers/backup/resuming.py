@@ -168,7 +168,7 @@ class ResumingCallback(ResumesFit):
             check.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r ends %s, because of a signal. Start it again to "
-            "go on from there; the exit code is %d.",
+            "resume from there; the exit code is %d.",
             self.model.name,
             where,
             EXIT_AGAIN,

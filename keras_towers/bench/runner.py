@@ -145,8 +145,8 @@ def measure_all(
     found = Measurements()
     models = dict.fromkeys(cell.model for cell in cells)
     # On SIGTERM, end exactly as on Ctrl-C.
-    ends = handle_signals([signal.SIGTERM], signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, ends:
+    sigterm = handle_signals([signal.SIGTERM], signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, sigterm:
         stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
         try:
             with Progress(console=console, transient=True) as bar:
@@ -170,8 +170,8 @@ def measure_all(
                         )
             found.complete = True
         except KeyboardInterrupt:
-            made = f"{len(found.samples)} of {len(cells)} runs made."
-            console.print(f"Interrupted: {made}")
+            done = f"{len(found.samples)} of {len(cells)} runs made."
+            console.print(f"Interrupted: {done}")
     return found
 
 

@@ -122,7 +122,7 @@ def summarize(
         if sample.error:
             result.error = sample.error
             continue
-        figures = _figures(sample, rows, step_ms, batch)
+        figures = _compute_figures(sample, rows, step_ms, batch)
         # Efficiency is meaningless if devices share cores.
         if not 1 < cell.replicas <= devices:
             figures["efficiency"] = None
@@ -132,7 +132,7 @@ def summarize(
     return list(results.values())
 
 
-def _figures(
+def _compute_figures(
     sample: Sample,
     rows: Mapping[str, Row],
     step_ms: Mapping[Cell, float],
@@ -143,8 +143,8 @@ def _figures(
     row, ms = rows[cell.row], step_ms[cell]
     plain = step_ms.get(replace(cell, row=row.plain, replicas=1))
     compute = step_ms.get(replace(cell, row=row.compute))
-    beside = (replace(cell, row=name) for name in rows if rows[name].stock)
-    stock = [step_ms[other] for other in beside if other in step_ms]
+    stock_cells = (replace(cell, row=name) for name in rows if rows[name].stock)
+    stock = [step_ms[other] for other in stock_cells if other in step_ms]
     return {
         "examples_per_s": 1e3 * batch / ms,
         "efficiency": plain and plain / ms / cell.replicas,

@@ -116,29 +116,29 @@ def compare(
         json_path: a file to write all measurements to.
         models: comma-separated names.
         towers: comma-separated numbers, or "auto".
-        processes: likewise.
+        processes: comma-separated numbers, or "auto".
         strategies: comma-separated names.
         repeats: the number of runs per row.
     """
     if json_path:
         check_writable(json_path, "bench")
-    sources, rows = _models(models), pkgutil.resolve_name(setting.rows)
+    sources, rows = _parse_models(models), pkgutil.resolve_name(setting.rows)
     numbers = {
         Runs.ONE: [1],
-        Runs.DEVICES: _numbers("--towers", towers, 1),
-        Runs.RANKS: _numbers("--processes", processes, 2),
+        Runs.DEVICES: _parse_numbers("--towers", towers, 1),
+        Runs.RANKS: _parse_numbers("--processes", processes, 2),
     }
-    places = [runs for runs, counts in numbers.items() if counts]
-    chosen, skipped = _rows(rows, strategies, places)
+    kinds = [runs for runs, counts in numbers.items() if counts]
+    chosen, skipped = _choose_rows(rows, strategies, kinds)
     facts = probe.machine_facts(setting.timeout_s)
-    setting, there = _resolve(setting, numbers, facts)
+    setting, available = _resolve(setting, numbers, facts)
     console = Console()
     cells = plan(chosen, sources, numbers, repeats)
     console.print(
         f"{len(cells)} runs on the {setting.device.upper()}", style="dim"
     )
     found = measure_all(cells, chosen, setting, console)
-    results = table.summarize(chosen, found.samples, setting.batch, there)
+    results = table.summarize(chosen, found.samples, setting.batch, available)
     table.show(results, chosen, found.titles, columns, console)
     for name, why in skipped.items():
         table.explain(console, f"skipped: {name}: {why}")
@@ -170,9 +170,9 @@ def _resolve(
     if setting.device == "auto":
         most = max(n or 2 for counts in numbers.values() for n in counts)
         setting = replace(setting, device="gpu" if gpus >= most else "cpu")
-    there = gpus if setting.device == "gpu" else facts["cores"]
+    available = gpus if setting.device == "gpu" else facts["cores"]
     # Two towers may share a core.
-    fitting = next(n for n in (8, 4, 2) if n <= max(2, there))
+    fitting = next(n for n in (8, 4, 2) if n <= max(2, available))
     for counts in numbers.values():
         counts[:] = [count or fitting for count in counts]
     everything = [count for counts in numbers.values() for count in counts]
@@ -184,11 +184,11 @@ def _resolve(
                 f"{count} replicas cannot share --batch-size {setting.batch} "
                 "equally"
             )
-    return setting, there
+    return setting, available
 
 
-def _models(text: str) -> list[str]:
-    """Split comma-separated names of models, and functions."""
+def _parse_models(text: str) -> list[str]:
+    """Split comma-separated names of models and functions."""
     names = _split(text)
     unknown = [n for n in names if n not in MODELS and ":" not in n]
     if unknown or not names:
@@ -199,8 +199,8 @@ def _models(text: str) -> list[str]:
     return names
 
 
-def _rows(
-    rows: Mapping[str, Row], text: str, places: Collection[Runs]
+def _choose_rows(
+    rows: Mapping[str, Row], text: str, kinds: Collection[Runs]
 ) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the rows to measure, and why some default rows are skipped."""
     chosen: dict[str, Row] = {}
@@ -208,7 +208,7 @@ def _rows(
     for name in _split(text):
         if name == "default":
             for row in rows.values():
-                if not row.default or row.runs not in places:
+                if not row.default or row.runs not in kinds:
                     continue
                 if row.missing:
                     skipped[row.name] = row.missing
@@ -218,7 +218,7 @@ def _rows(
         chosen[name] = row = find(rows, name)
         if row.missing:
             raise TowerError(f"{name}: {row.missing}")
-        if row.runs not in places:
+        if row.runs not in kinds:
             option = "--towers" if row.runs is Runs.DEVICES else "--processes"
             raise TowerError(f"{name} needs {option} N")
     if not chosen:
@@ -235,7 +235,7 @@ def _split(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, words)))
 
 
-def _numbers(option: str, text: str | None, least: int) -> list[int]:
+def _parse_numbers(option: str, text: str | None, least: int) -> list[int]:
     """Parse comma-separated whole numbers from ``least``; "auto" is 0."""
     if text in (None, "auto"):
         return [] if text is None else [0]

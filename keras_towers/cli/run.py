@@ -128,7 +128,7 @@ def run(
             this many times.
     """
     elastic = bool(min_np or max_np or host_discovery_script)
-    tasks = _tasks(strategy, ps, workers, processes)
+    tasks = _count_tasks(strategy, ps, workers, processes)
     if tasks and (elastic or hosts or hostfile or network_interface):
         raise TowerError(
             "hosts, --network-interface and options of elastic jobs are not "
@@ -136,7 +136,7 @@ def run(
             "this machine only. On several machines, start the script on each "
             "with TF_CONFIG"
         )
-    plan = _plan(processes, _hosts(hosts, hostfile), tasks, elastic)
+    plan = _make_plan(processes, _slots(hosts, hostfile), tasks, elastic)
     _check_script(script, module)
     _check_strategy(strategy, no_strategy, towers, plan)
     setup = Setup(
@@ -156,7 +156,7 @@ def run(
         seed=_seed(seed, plan.member) if strategy else None,
         output=output,
         grace_s=grace,
-        servers=_servers(servers, strategy, plan),
+        servers=_count_servers(servers, strategy, plan),
         unconnected=no_strategy,
     )
     if plan.member:
@@ -226,13 +226,13 @@ class Plan:
         return engines.engine_of_job(servers).strategy
 
 
-def _plan(
+def _make_plan(
     processes: int | None,
     hosts: dict[str, int] | None,
     tasks: dict[str, int],
     elastic: bool,
 ) -> Plan:
-    """Decide what the command is to start."""
+    """Decide which processes the command starts."""
     if tasks:
         return Plan(sum(tasks.values()), tasks=tasks)
     if elastic:
@@ -253,7 +253,7 @@ def _plan(
     return Plan(processes, hosts)
 
 
-def _hosts(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
+def _slots(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
     """Return the slots of the given hosts; None if none are given."""
     if hosts and hostfile:
         raise TowerError("give -H or --hostfile, not both")
@@ -301,7 +301,7 @@ def _check_strategy(
         )
 
 
-def _servers(
+def _count_servers(
     number: int | None, strategy: str | None, plan: Plan
 ) -> int | None:
     """Return the number of servers besides the ranks; None without servers."""
@@ -321,7 +321,7 @@ def _servers(
     return servers
 
 
-def _tasks(
+def _count_tasks(
     strategy: str | None,
     ps: int | None,
     workers: int | None,

@@ -99,9 +99,9 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
                 raise TowerError(
                     f"Gradient {index} is {_describe(gradient)} on tower "
                     f"{tower}, but {_describe(first)} on tower 0. Every tower "
-                    "must compute the same gradients, without those of "
-                    "variables that have none: check whether the model treats "
-                    "the data of some towers differently."
+                    "must compute gradients of the same variables, and leave "
+                    "out variables without a gradient: check whether the "
+                    "model treats the data of some towers differently."
                 )
 
 

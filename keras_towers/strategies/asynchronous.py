@@ -59,7 +59,7 @@ class AsyncTowerStrategy(BaseStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
-    _own_mode = "async"
+    _mode_name = "async"
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     """
 
     # Overrides the name of the mode.
-    _own_mode: str | None = None
+    _mode_name: str | None = None
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     @property
     def mode(self) -> str:
         """How the towers work together."""
-        return self._own_mode or self._mode.name
+        return self._mode_name or self._mode.name
 
     @property
     def rank(self) -> int:
@@ -201,7 +201,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         function: nothing else that it calls gives it away.
 
         Raises:
-            TowerError: it is a step of a model of tf_keras.
+            TowerError: the function is a step of a model of tf_keras.
         """
         module = getattr(fn, "__module__", None) or ""
         if module.partition(".")[0] == _KERAS_2:

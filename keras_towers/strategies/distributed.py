@@ -95,7 +95,7 @@ class _WorkerStrategy(BaseStrategy):
         )
         self._sync = sync
 
-    def _train(self, update: CachedOnce | CopiesOnTowers) -> None:
+    def _compose_workers(self, update: CachedOnce | CopiesOnTowers) -> None:
         make_updates: Callable[[Session], WorkerUpdates] = AsyncUpdates
         if self._sync:
             size = self._peers.size
@@ -171,7 +171,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    _own_mode = "distributed-parameter-server"
+    _mode_name = "distributed-parameter-server"
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        self._train(CachedOnce(self._config, place))
+        self._compose_workers(CachedOnce(self._config, place))
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):
@@ -228,7 +228,7 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    _own_mode = "distributed-replicated"
+    _mode_name = "distributed-replicated"
 
     def __init__(
         self,
@@ -239,4 +239,4 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
     ):
         check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
-        self._train(CopiesOnTowers(self._config, self._mode.reduce))
+        self._compose_workers(CopiesOnTowers(self._config, self._mode.reduce))

@@ -104,7 +104,7 @@ _BACKEND: dict[str, Callable[..., Any]] = {
 """Functions that Keras's TensorFlow backend lacks, or limits to one process."""
 
 
-def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
+def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
     """Create the strategy that trains on the devices of a ``DataParallel``."""
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job.size == 1:
@@ -170,7 +170,7 @@ def _require_initialized() -> None:
         return
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
-        "would each train a model of its own: call "
+        "would each train a separate model: call "
         f"keras.distribution.initialize() first. {launchers.HOW_TO_TRAIN_ALONE}"
     )
 
@@ -305,6 +305,6 @@ def _strategy_of(distribution: Any) -> BaseStrategy:
     batches: Batches = "split" if sharded else "each"
     strategy = _strategies.get(distribution)
     if strategy is None or strategy.batches != batches:
-        strategy = _strategy_for(distribution, batches)
+        strategy = _create_strategy(distribution, batches)
         _strategies[distribution] = strategy
     return strategy

@@ -44,7 +44,7 @@ class NoOpStrategy(BaseStrategy):
         ...     model.fit(epochs=3, steps_per_epoch=100, callbacks=[mine])
     """
 
-    _own_mode = "noop"
+    _mode_name = "noop"
 
     def __init__(self, *, logs: Mapping[str, float] | None = None):
         if logs is not None and not isinstance(logs, Mapping):

@@ -215,8 +215,8 @@ def options_of(
         options: the arguments.
 
     Raises:
-        TowerError: the strategy has no such option, or its value is not
-            allowed.
+        TowerError: the strategy does not have this option, or its value is
+            not allowed.
     """
     kind = type(strategy)
     named = inspect.signature(kind).parameters

@@ -76,7 +76,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    _own_mode = "parameter-server"
+    _mode_name = "parameter-server"
 
     def __init__(
         self,

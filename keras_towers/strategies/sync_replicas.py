@@ -43,8 +43,8 @@ class SyncReplicasStrategy(BaseStrategy):
 
     With T > R there are T - R backup replicas: a slow replica, or one that
     has stopped, does not delay the rest. With T = R nothing is dropped: the
-    weights equal those of one device that trains on R batches at a time, up to
-    float rounding. With T < R replicas compute several gradients for each
+    weights are the same as on one device that trains on R batches at a time, up
+    to float rounding. With T < R replicas compute several gradients for each
     update, for batches that are larger than the devices have memory for.
 
     A gradient belongs to the mean loss of one batch, and all gradients count
@@ -105,7 +105,7 @@ class SyncReplicasStrategy(BaseStrategy):
         94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
     """
 
-    _own_mode = "sync-replicas"
+    _mode_name = "sync-replicas"
 
     def __init__(
         self,

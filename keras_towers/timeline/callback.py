@@ -59,7 +59,7 @@ class Timeline(ObservesFit):
     more, so memory does not grow.
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
-    step: each has its own steps in its row. ``fit`` traces its step anew, and
+    step: each has its own steps in its row. ``fit`` traces its step again, and
     so does the next ``fit``: an operation that draws without an explicit seed,
     such as ``tf.random.normal``, restarts its stream.
 
@@ -159,7 +159,7 @@ class Timeline(ObservesFit):
         ranks = [here]
         # Ranks without a common step may come and go: nothing is gathered.
         if config is not None and config.transport.size > 1:
-            where = "brings together the timelines of all ranks"
+            where = "gathers the timelines of all ranks"
             gathered = check.gather(config.transport, vars(here), where)
             if here.rank > 0:
                 return

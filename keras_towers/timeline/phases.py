@@ -12,7 +12,7 @@ from rich.table import Table
 
 from keras_towers.timeline.recording import RankRecording, join_stamps, latest
 
-# What a tower does in a step, in order.
+# The phases of a tower's step, in order.
 TOWER_PHASES = ("compute", "wait", "reduction", "update")
 
 Phases = Mapping[str, np.ndarray]
@@ -159,8 +159,8 @@ def call_seconds(calls: Calls) -> dict[str, np.ndarray]:
     """Return the seconds of calls and callbacks, if no step is divided."""
     if not len(calls.begins):
         return {}
-    # A call that finds the end of the data does not return, and whatever runs
-    # the steps prepares the first one.
+    # A call that finds the end of the data does not return, and the first call
+    # includes preparations.
     done = ~np.isnan(calls.returned)
     later = np.arange(len(done)) > 0
     for count in (done & later, later):

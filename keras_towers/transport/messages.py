@@ -145,7 +145,7 @@ def send_packed(
 def pack(
     tensors: Sequence[tf.Tensor], groups: Sequence[Sequence[int]]
 ) -> list[tf.Tensor]:
-    """Concatenate the tensors of each group; one alone stays as it is."""
+    """Concatenate the tensors of each group; a single tensor is not copied."""
     return [
         tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0)
         if len(group) > 1
