@@ -398,17 +398,12 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = check.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
-        apart = (
-            self._adoption is not None
-            and self._adoption.ranks_train_independently
-        )
+        apart = self._adoption is not None and self._adoption.ranks_diverge
         roots: dict[int, list[keras.Variable]] = {}
         conflict = ""
         for index in dict.fromkeys(itertools.chain(*ranks)):
             by_rank = {
-                r: writes[index]
-                for r, writes in enumerate(ranks)
-                if index in writes
+                r: own[index] for r, own in enumerate(ranks) if index in own
             }
             differ = len({digest for digest, _ in by_rank.values()}) > 1
             if len(by_rank) == len(ranks) and (apart or not differ):
@@ -420,8 +415,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 conflict = f"{variable.path} ({', '.join(names)})"
         if roots and self._adoption is not None:
             self._adoption.update.gather_slots()
-        for root, theirs in roots.items():
-            values = [variable._value for variable in theirs]
+        for root, taken in roots.items():
+            values = [variable._value for variable in taken]
             rank_state.broadcast(self._transport, values, root)
         if conflict and self._transport.rank == 0 and first_time(conflict):
             logger.warning(

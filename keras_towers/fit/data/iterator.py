@@ -82,7 +82,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # start of the next, and creating one is expensive.
         self._unused: Any = None
         self._skip = self._done = 0
-        self._whole: tuple[int | None, int | None] | None = None
+        self._full_epoch: tuple[int | None, int | None] | None = None
         self._begun: Any = None
         dataset: Any = self._distributed_dataset
         self.source: Any = dataset
@@ -181,7 +181,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
             self._skip += start.epoch * self.steps_per_epoch
-        self._whole = self.steps_per_epoch, self._num_batches
+        self._full_epoch = self.steps_per_epoch, self._num_batches
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
@@ -207,8 +207,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._begun is not None:
             self._epoch_iterator, self._begun = self._begun, None
             return self
-        if self._whole is not None:
-            steps, batches = self._whole
+        if self._full_epoch is not None:
+            steps, batches = self._full_epoch
             self.steps_per_epoch = steps and steps - self._done
             self._num_batches = batches and batches - self._done
             self._done = 0
@@ -278,7 +278,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Whether an epoch without logs had no batches at all."""
         return (
             self.steps_per_epoch is None
-            and self._whole is None
+            and self._full_epoch is None
             and not self.data_adapter.num_batches
             # Keras counts a step before it draws the step's data.
             and self._steps_seen <= self.steps_per_execution

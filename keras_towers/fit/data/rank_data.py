@@ -49,8 +49,8 @@ class ShuffleOrder:
     def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
-        mine = compat.global_seed(), state, drawn
-        ranks = check.gather(peers, mine, "begins to shuffle")
+        local = compat.global_seed(), state, drawn
+        ranks = check.gather(peers, local, "begins to shuffle")
         seeds, states, draws = zip(*ranks, strict=True)
         self._seed = draws[0] if start is None else start.seed
         self._tensorflow_agrees = len(set(seeds)) == 1 and None not in seeds
@@ -190,9 +190,9 @@ class SameBatches:
         """Fail a step on all ranks if their global batches differ."""
 
         def compare() -> tf.Tensor:
-            mine = fingerprint(batch)[tf.newaxis]
+            local = fingerprint(batch)[tf.newaxis]
             odd = _first_different(
-                self._transport.all_gather(mine, next_key("data"))
+                self._transport.all_gather(local, next_key("data"))
             )
             why = "rank {} has different examples in a batch than rank 0"
             with tf.control_dependencies([self._due.assign(False)]):
@@ -221,9 +221,9 @@ class EagerDraws:
     def begin_step(self) -> None:
         """Make the next step draw the same numbers as on all other ranks."""
         if not self._agreed:
-            mine = compat.global_seed(), random.SystemRandom().getrandbits(31)
+            local = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
-            states = check.gather(self._transport, mine, where)
+            states = check.gather(self._transport, local, where)
             seeds = [seed for seed, _ in states]
             if None in seeds or len(set(seeds)) > 1:
                 self._seed = seeds[0] or states[0][1]
@@ -287,7 +287,7 @@ def read_local_rows(
     ).get_tf_dataset()
 
     def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
-        mine = data_lib.split(
+        local = data_lib.split(
             batch,
             config.num_replicas,
             config.first_tower,
@@ -295,9 +295,9 @@ def read_local_rows(
         )
         pieces = tuple(
             tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
-            for piece in mine.pieces
+            for piece in local.pieces
         )
-        return mine._replace(pieces=pieces)
+        return local._replace(pieces=pieces)
 
     arrays = tf.data.Dataset.from_tensors(arrays).repeat()
     return tf.data.Dataset.zip((numbers, arrays)).map(

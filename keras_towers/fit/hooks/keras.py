@@ -56,7 +56,7 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     return original(value)
 
 
-def _strategy_seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
+def _proxy_for_keras(original: Callable[[Any], Any], model: Any) -> Any:
     """Return a proxy that fails if Keras's method was called directly."""
     seen: StrategyProxy | Strategy = original(model)
     if isinstance(seen, StrategyProxy) or not isinstance(
@@ -98,7 +98,7 @@ def _epoch_iterator(
     return original(*args, distribute_strategy=distribute_strategy, **kwargs)
 
 
-def _notify_adoption(
+def _notify(
     event: Callable[[Adoption, Any], None],
     original: Callable[..., None],
     model: Any,
@@ -221,19 +221,15 @@ def _batch_norm(
 _TRAINER = compat.TensorFlowTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
-    (_TRAINER, "distribute_strategy", _strategy_seen_by_keras),
+    (_TRAINER, "distribute_strategy", _proxy_for_keras),
     # Keras's loops create their iterator by this name.
     (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
     # Objects created in a scope belong to its strategy.
-    (
-        _TRAINER,
-        "__init__",
-        functools.partial(_notify_adoption, Adoption.created),
-    ),
+    (_TRAINER, "__init__", functools.partial(_notify, Adoption.created)),
     (
         compat.BaseTrainer,
         "compile",
-        functools.partial(_notify_adoption, Adoption.compiled),
+        functools.partial(_notify, Adoption.compiled),
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     (compat.KerasVariable, "_initialize", _create_variable),

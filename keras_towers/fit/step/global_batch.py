@@ -132,20 +132,18 @@ class GlobalStep:
         of_all, batch = self._count_examples(batch, kind)
         has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
-        if whole and self._step_gets_global_batch:
+        if whole and self._sees_global_batch:
             spec = data_lib.spec_of(data)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         return DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
 
     @property
-    def _step_gets_global_batch(self) -> bool:
+    def _sees_global_batch(self) -> bool:
         """Whether Keras passes the batch of one device to a step."""
         config = self.config
         rank_batches = config.batches == "each" and config.transport.size > 1
-        independent = (
-            config.others is not None or self.update.rounds is not None
-        )
-        return not rank_batches and not independent
+        diverges = config.others is not None or self.update.rounds is not None
+        return not rank_batches and not diverges
 
     def _on_one_device(
         self,
@@ -167,11 +165,7 @@ class GlobalStep:
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
         variables = self.update.variables
-        with (
-            compat.single_device_mode(),
-            alone,
-            variables.showing_first_copies(),
-        ):
+        with compat.single_device_mode(), alone, variables.first_copies():
             result = step(whole)
         for handles_of_towers in variables.handles().values():
             _copy_first(handles_of_towers, self.config.devices)
@@ -210,9 +204,7 @@ class GlobalStep:
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
-        local_step = (
-            to_local_step(program) if self._is_one_of_several_workers else None
-        )
+        local_step = to_local_step(program) if self._has_workers else None
         if local_step is not None:
             program = local_step.program
             if len(local_step.parts) < len(program.updates):
@@ -262,13 +254,13 @@ class GlobalStep:
     ) -> Trace:
         """Trace a step as one device runs it, with the first tower's values."""
         with contextlib.ExitStack() as view:
-            view.enter_context(self.update.variables.showing_first_copies())
+            view.enter_context(self.update.variables.first_copies())
 
             def build(optimizer: Any, weights: Sequence[Any]) -> None:
                 # Slots are created next to all copies of their weights.
                 view.close()
                 self.update.make_ready(optimizer, weights)
-                view.enter_context(self.update.variables.showing_first_copies())
+                view.enter_context(self.update.variables.first_copies())
 
             return trace(
                 step,
@@ -280,7 +272,7 @@ class GlobalStep:
             )
 
     @property
-    def _is_one_of_several_workers(self) -> bool:
+    def _has_workers(self) -> bool:
         """Whether several workers each compute a part of the batch."""
         others = self.config.others
         split = self.config.batches == "split"
@@ -290,7 +282,7 @@ class GlobalStep:
         """Return how many times larger a sum must be to gather rows instead."""
         config, examples = self.config, self.examples
         on_host = devices.all_on_host(config.devices)
-        if self._is_one_of_several_workers or self.micro_batches > 1:
+        if self._has_workers or self.micro_batches > 1:
             return None
         if transport.size == 1:
             # On one host, gathering does not change the computing time.
@@ -334,11 +326,11 @@ class GlobalStep:
         divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],
-        wholes: list[Any],
+        shared: list[Any],
     ) -> None:
         call = traced.updates[update.name]
         grads = [with_components(call, tensors) for tensors in parts]
-        sums = with_components(call, wholes)
+        sums = with_components(call, shared)
         weight = 1
         if local_step is not None and update.name in local_step.parts:
             # The workers' gradients are averaged.
@@ -352,8 +344,8 @@ class GlobalStep:
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
-        independent = self.update.rounds is not None and kind in TRAINING
-        alone = independent or self._counts_local_examples(kind)
+        diverges = self.update.rounds is not None and kind in TRAINING
+        alone = diverges or self._counts_locally(kind)
         return SingleProcess() if alone else self.config.transport
 
     def _count_examples(
@@ -369,7 +361,7 @@ class GlobalStep:
         here = _examples_in(batch)
         if batch.is_counted:
             of_all = batch
-        elif self._counts_local_examples(kind):
+        elif self._counts_locally(kind):
             of_all = batch._replace(total=here, start=0)
         else:
             of_all = self.order.count(batch, here)
@@ -380,7 +372,7 @@ class GlobalStep:
             rounds.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
 
-    def _counts_local_examples(self, kind: str) -> bool:
+    def _counts_locally(self, kind: str) -> bool:
         """Whether only this process's examples count."""
         # Ranks with their own data predict independently.
         predicts = kind.startswith("predict")

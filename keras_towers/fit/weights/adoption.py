@@ -186,7 +186,7 @@ class Adoption:
             self.update.drop_remote_slots()
 
     @property
-    def ranks_train_independently(self) -> bool:
+    def ranks_diverge(self) -> bool:
         """Whether weights may differ between ranks until the next average."""
         return self.update.rounds is not None
 
@@ -197,7 +197,7 @@ class Adoption:
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum the metrics of ranks that train independently. Collective."""
-        if self.ranks_train_independently:
+        if self.ranks_diverge:
             metrics = [v._value for v in state_lib.collect(model).metrics]
             values = [variable.read_value() for variable in metrics]
             sums = sum_over_ranks(self._config.transport, values)
@@ -209,7 +209,7 @@ class Adoption:
 
         Ranks that train independently sum their metrics again later.
         """
-        if self.ranks_train_independently and self._config.peers.rank > 0:
+        if self.ranks_diverge and self._config.peers.rank > 0:
             for variable in state_lib.collect(model).metrics:
                 variable.assign(tf.zeros_like(variable._value))
 

@@ -266,7 +266,7 @@ class TowerVariables:
         original, _ = self._moved.pop(variable)
         return original
 
-    def showing_first_copies(self) -> contextlib.AbstractContextManager[None]:
+    def first_copies(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""
         return with_values(
             (v, copy_on_tower(v._value, 0)) for v in self._mirrored
