@@ -498,7 +498,7 @@ def has_started() -> bool:
 
 
 def has_collective_leader() -> bool:
-    """Whether TensorFlow knows who leads the collectives of this process."""
+    """Whether TensorFlow has a leader for this process's collectives."""
     return bool(eager_context()._collective_leader)
 
 

@@ -33,8 +33,8 @@ class CurrentTower:
         total: the number of towers of all processes.
         device: the name of its device, such as ``"/device:GPU:0"``.
         training: True in the steps of ``fit`` and ``train_on_batch``, False in
-            those of ``evaluate`` and ``predict``. None if unknown: in custom
-            training loops and outside of any tower.
+            ``evaluate`` and ``predict``. None if unknown: in custom training
+            loops and outside of any tower.
     """
 
     index: int

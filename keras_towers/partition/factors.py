@@ -1,7 +1,7 @@
 """The axes that the inputs and outputs of an operation share.
 
 An operation can be divided along an axis if it treats all entries along it
-independently. The axes are labelled as in an einsum: a label stands for one
+independently. The axes are labeled as in an einsum: a label stands for one
 axis that may be divided. Shardy calls them factors, too.
 """
 

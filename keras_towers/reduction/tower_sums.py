@@ -36,8 +36,8 @@ def sum_slices(
 ) -> list[tf.IndexedSlices]:
     """Concatenate the slices of K towers on one device; copy them to all.
 
-    A row may occur several times, as if a variable is gathered from twice;
-    optimizers add such rows up.
+    A row may occur several times, for example if a variable is gathered from
+    twice; optimizers add such rows up.
     """
     with tf.device(main):
         values = tf.concat([part.values for part in slices], axis=0)

@@ -138,7 +138,7 @@ class EngineTransport(Transport):
         """Compare the ranks' environments."""
         everyone = self.gather_objects(versions.process_facts(engine))
         for rank, facts in enumerate(everyone):
-            # Compare each rank with rank 0, for one line per difference.
+            # Each rank that differs from rank 0 warns about it once.
             versions.compare_facts(
                 f"rank {self.rank}",
                 everyone[self.rank],
