@@ -302,9 +302,11 @@ def _missing(store: StoreClient) -> str:
 
 
 def _introduction(address: str, nonce: str) -> dict[str, Any]:
-    """Describe this rank to rank 0's helper."""
-    # Two machines may have the same name, and the containers of one machine
-    # have the same boot id.
+    """Describe this rank to rank 0's helper.
+
+    Two machines may have the same name, and the containers of one machine have
+    the same boot id.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     name = socket.gethostname()
     return {

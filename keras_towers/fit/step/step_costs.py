@@ -105,8 +105,7 @@ def describe_steps(config: TowerConfig) -> list[str]:
 
 def costs_of(program: Program, towers: int) -> StepCosts:
     """Return the costs of a program on a number of towers."""
-    # For each exchange: its level, a tower's tensor, and the total size along
-    # an axis, or (without an axis) how often the tensor is sent.
+    # Level, local tensor, axis, and size along the axis or number of copies.
     exchanged: list[tuple[int, Tensor, int | None, Any]] = []
     for exchange in program.exchanges:
         tensor, size = exchange.given, exchange.size

@@ -183,8 +183,7 @@ class Shares:
 
     def clear(self) -> None:
         """Forget all weights."""
-        # For each weight's value, the global index of the tower that updates
-        # the weight.
+        # The global index of the tower that updates a weight, by its value.
         self._owners: IdentityDict[Any, int] = IdentityDict()
         towers = range(self._towers * self._transport.size)
         self._next = LeastLoadedPlacement(map(str, towers))

@@ -56,10 +56,10 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
 }
 # Without images, oneDNN's convolutions return a tensor with the shape of their
 # input, and its gradients of max-pooling end the process.
-_NEED_IMAGES = (
-    *("Conv2D", "Conv3D", "DepthwiseConv2dNative"),
-    *("MaxPoolGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"),
-)
+_NEED_IMAGES = """
+    Conv2D Conv3D DepthwiseConv2dNative MaxPoolGrad MaxPool3DGrad
+    MaxPool3DGradGrad
+"""
 # The ranks of those of their inputs that are a matrix or its diagonal.
 _RANKS_OF_DIAGONALS = {
     "MatrixDiagV3": (1,),
@@ -88,7 +88,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
         [*labels[:count], *options],
         labels[count:],
         linear,
-        needs_rows=node.type in _NEED_IMAGES,
+        needs_rows=node.type in _NEED_IMAGES.split(),
     )
 
 

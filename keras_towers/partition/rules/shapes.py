@@ -235,13 +235,16 @@ def _concat_shape(node: Node, *values: Value) -> Shape:
     return tuple(sizes)
 
 
-@shape_of(
-    *("Softmax", "LogSoftmax", "Cumsum", "Cumprod", "CumulativeLogsumexp"),
-    *("ReverseV2", "Roll", "ReverseSequence", "MatrixBandPart"),
-    *("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"),
-    # Of the gradient; the losses have fewer axes.
-    "SparseSoftmaxCrossEntropyWithLogits",
-)
+# The first output of the cross-entropy of classes, its losses, has fewer axes,
+# but the second one, the gradient, has the shape of the scores.
+_LIKE_THEIR_INPUT = """
+    Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll
+    ReverseSequence MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
+    SparseSoftmaxCrossEntropyWithLogits
+"""
+
+
+@shape_of(*_LIKE_THEIR_INPUT.split())
 def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
     return value.sizes
 
