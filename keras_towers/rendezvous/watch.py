@@ -150,14 +150,15 @@ class StallWatch(threading.Thread):
             }
             if missing and waits:
                 self._end(missing, waited_s)
-            if not waits or waited_s < self._warning_s:
+            if not waits or waited_s < warned:  # Another wait has begun.
                 warned = 0.0
-            elif self._late and waited_s >= warned + self._warning_s:
+            if not waits or not self._late:
+                continue
+            if self._shutdown_s and waited_s >= self._shutdown_s:
+                self._end(self._late, waited_s)
+            if waited_s >= warned + self._warning_s:
                 warned = waited_s
-                if self._shutdown_s and waited_s >= self._shutdown_s:
-                    self._end(self._late, waited_s)
-                else:
-                    logger.warning("%s", self._text(self._late, waited_s))
+                logger.warning("%s", self._text(self._late, waited_s))
 
     def _advance(self) -> bool:
         """Update this rank's progress; return whether it waits for another."""

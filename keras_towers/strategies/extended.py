@@ -97,13 +97,11 @@ class TowerExtended(compat.MirroredExtended):
         if size == 1:
             return dataset
 
-        def part(*batch):
-            batch = batch[0] if len(batch) == 1 else batch
-            split = data_lib.split(batch, size, rank, 1)
-            (piece,) = split.pieces
+        def part(batch: Any) -> Any:
+            (piece,) = data_lib.split(batch, size, rank, 1).pieces
             return piece
 
-        return dataset.map(part)
+        return data_lib.mapped(dataset, part)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         transport = self._transport

@@ -20,7 +20,6 @@ ONCE = {
     "steps_until_the_loss_is_small": "While",
     "bag_of_ragged_words": "Cumsum, Sub, 2 UnsortedSegmentSum",
     "branch_by_the_loss": "AddN, If, 2 MatMul, TanhGrad",
-    "clip": "MatrixDiagV3, 2 Mul, 2 SoftmaxCrossEntropyWithLogits",
     "conditional_random_field": (
         "AddV2, MatMul, 2 Mul, ResourceGatherNd, ScatterNd, While"
     ),
@@ -28,10 +27,9 @@ ONCE = {
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",
     "learned_by_an_inner_step": "6 StridedSlice",
     "mean_teacher_with_pseudo_labels": "2 StridedSlice",
-    "ppo": "AddN, Cumsum, 2 MatMul, 2 Mul, 2 Sub, TanhGrad",
+    "ppo": "Cumsum",
     "regions": "CropAndResize, CropAndResizeGradBoxes",
-    "supervised_contrastive": "MatrixDiagV3, 2 Mul, Sub",
-    "written_by_keras_operations": "ConcatV2, StatelessWhile, Sub",
+    "written_by_keras_operations": "ConcatV2, Slice, StatelessWhile",
     "written_for_autograph": "Equal, Mul, StatelessIf, StatelessWhile",
     # Groups of Keras's classes, by their first
     "BinaryCrossentropy sum_over_batch_size": "MatMul, 2 Reshape",

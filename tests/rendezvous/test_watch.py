@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import threading
 import urllib.error
 
@@ -49,8 +50,9 @@ def exits(monkeypatch):
 def watch(exits):
     started = []
 
-    def start(store, marks, **options):
-        started.append(watch_lib.StallWatch(0, 2, store, 0.3, **options))
+    def start(store, marks, warning_s=0.3, **options):
+        one = watch_lib.StallWatch(0, 2, store, warning_s, **options)
+        started.append(one)
         for mark in marks:
             watch_lib.mark(mark)
         started[-1].start()
@@ -108,6 +110,18 @@ def test_a_rank_that_waits_for_a_lost_one_ends(
     assert wait_until(lambda: codes if said else len(store.reports) > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
+
+
+def test_a_stalled_job_ends_without_warnings_too(
+    monkeypatch, capfd, exits, watch
+):
+    """As with ``--stall-warning 0 --stall-shutdown 60``."""
+    monkeypatch.setattr(watch_lib.settings, "STALL_BEAT_S", 0.05)
+    codes, _ = exits
+    watch(Store(LATE), ["step 2"], warning_s=math.inf, shutdown_s=0.3)
+    assert wait_until(lambda: codes)
+    assert codes == [75]
+    assert "rank 1 is still in step 2. Ending" in capfd.readouterr().err
 
 
 def test_a_rank_that_prepares_a_step_does_not_wait(watch, caplog):

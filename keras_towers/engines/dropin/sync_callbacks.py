@@ -27,9 +27,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcasts weights and optimizer state from one rank before training.
 
     Horovod's own callback broadcasts after the first batch. Here that happens
-    only to unbuilt models with ``run_eagerly``: any other model is built before
-    training, by tracing a step if necessary. Seeds of random layers are not
-    broadcast.
+    only with ``run_eagerly``, to a model that is not built or has its own
+    ``train_step``: any other model is built before training, by tracing a step
+    if necessary. Seeds of random layers are not broadcast.
 
     Args:
         root_rank: the rank whose values are used.

@@ -2,7 +2,11 @@
 
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. The methods of a model stay wrapped (``methods.py``).
+current one. ``methods.py`` lists what stays wrapped from the import on: the
+methods of models, the setting of ``keras.distribution``, and the filter of
+tracebacks. ``saving.py`` lists the functions that write a model, which are
+wrapped where several ranks save at one path. ``compat.py`` exempts this package
+from AutoGraph.
 ``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
 are patched while ``fit`` creates its data on several ranks with different seeds
 (``fit/data/rank_data.py``).

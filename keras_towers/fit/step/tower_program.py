@@ -258,7 +258,12 @@ def _exchange(
             return []
         if exchange.kind == "sum":
             return [tower.sum(tensor) for tower in towers]
-        return [_value(tensor, part) for part in parts]
+        values = [_value(tensor, part) for part in parts]
+        for value in values:
+            # TensorFlow does not infer all shapes that are known.
+            if value.shape.is_compatible_with(tensor.shape):
+                value.set_shape(tensor.shape)
+        return values
 
     with tf.device(towers[0].device):
         results = order.exchange(

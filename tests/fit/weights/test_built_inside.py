@@ -40,8 +40,8 @@ def test_a_model_built_in_a_block_trains_on_its_towers_after_it(
     fit(model)
     assert model._distribute_strategy is strategy
     assert [line for _, line in logged("runs on the strategy")[said:]] == [
-        "fit of model 'mine' runs on the strategy under which it was made or "
-        f"compiled: {strategy!r}"
+        "fit of model 'mine' runs on the strategy under which it was created "
+        f"or compiled: {strategy!r}"
     ]
     same_model(model, trained(1 if make is _built else 2))
 
