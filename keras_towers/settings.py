@@ -70,7 +70,7 @@ FIRST_PAUSE_S = 0.001
 #: Between two attempts to reach a process that has not started.
 NETWORK_POLL_S = 0.1
 #: Between two checks whether a process that is waited for is alive.
-LOOK_S = 2.0
+LIVENESS_CHECK_S = 2.0
 #: Between two heartbeats, and two polls of a task on TensorFlow's runtime.
 BEAT_S = 2.0
 #: A parameter server ends if the chief gives no sign of life for so long: later
@@ -85,7 +85,7 @@ TASK_ANSWER_S = 2.0
 #: For a cancelled operation on a parameter server to end.
 CANCEL_S = 5.0
 #: For a dying process to close all of its sockets.
-DYING_S = 0.5
+SOCKET_CLOSE_S = 0.5
 #: For a process that has lost another one to end after its script.
 TEARDOWN_S = 10.0
 #: For the coordinator of a round of replicas to notice that `fit` has failed.
@@ -111,10 +111,10 @@ DISCOVERY_PAUSE_S = 1.0
 #: Between SIGTERM and SIGKILL for the ranks of a job that ends.
 GRACE_S = 3.0
 #: For other ranks to report what they know when one has failed.
-LAST_WORDS_S = 1.0
+FAILURE_REPORT_S = 1.0
 #: For the rank that caused a failure to end, if all failures so far are
 #: consequences of it.
-CULPRIT_S = 10.0
+CAUSE_WAIT_S = 10.0
 #: For parameter servers to notice that all ranks have ended.
 SERVERS_S = 5.0
 #: Between two states of a rank's progress bar in a shared terminal.
@@ -124,9 +124,9 @@ SAVE_WAIT_S = 10.0
 #: For rank 0 to begin a save, until another rank writes the file itself.
 SAVE_OWN_S = 1.0
 #: Largest number of ranks that a message names.
-NAMED = 8
+MAX_RANKS_NAMED = 8
 #: Largest number of other ranks that a waiting rank checks.
-LOOKED_AT = 32
+MAX_RANKS_CHECKED = 32
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
 #: For a compiler to print its version.

@@ -48,7 +48,7 @@ class ElasticOptions:
         script: a program that prints the hosts instead.
         cooldown_s: the shortest and longest time to avoid a host.
         timeout_s: how long to wait for slots.
-        reset_limit: how often ranks may leave or join; None: always.
+        reset_limit: how often ranks may leave or join; None: no limit.
 
     Raises:
         TowerError: the options contradict each other.
@@ -182,14 +182,14 @@ class ElasticDriver:
         workers = [self.workers.get(key) for key in ended]
         finished = any(worker and worker.code == 0 for worker in workers)
         if finished or len(ended) == len(plan):
-            raise _JobEnded(self.verdict())
+            raise _JobEnded(self.end_and_report())
         failed = {plan[key].hostname for key in ended}
         for host in failed:
             self.hosts.avoid(host)
         given_up = [k for k, slot in plan.items() if slot.hostname in failed]
         end_all([self.workers[k] for k in given_up if k in self.workers])
         if len(given_up) == len(plan):
-            raise _JobEnded(self.verdict())
+            raise _JobEnded(self.end_and_report())
         limit = self._options.reset_limit
         if limit is not None and changes >= limit:
             self._say(
@@ -197,7 +197,7 @@ class ElasticDriver:
             )
             raise _JobEnded(1)
 
-    def verdict(self) -> int:
+    def end_and_report(self) -> int:
         """End all workers; report the cause and return the exit code."""
         end_all(self._run.processes)
         plan = self.rounds.plan

@@ -114,7 +114,11 @@ def supervise(
             return _report(console, 1, early[0], text)
         culprit = blame(ended)
         if culprit:
-            wait_s = settings.LAST_WORDS_S if culprit[1] else settings.CULPRIT_S
+            wait_s = (
+                settings.FAILURE_REPORT_S
+                if culprit[1]
+                else settings.CAUSE_WAIT_S
+            )
             deadline = min(deadline, time.monotonic() + wait_s)
         if all(rank in ended or rank.serves for rank in ranks):
             deadline = min(deadline, time.monotonic() + settings.SERVERS_S)

@@ -143,7 +143,7 @@ class Connection:
         try:
             yield
         except tf.errors.OpError as error:
-            time.sleep(settings.DYING_S)
+            time.sleep(settings.SOCKET_CLOSE_S)
             reason = _BROKEN.get(type(error))
             servers = enumerate(self.cluster.ps)
             lost = {n: a for n, a in servers if not is_reachable(a)}
@@ -277,7 +277,7 @@ class ServerPeers:
     def _await(self, read: Callable[[], Any], key: str) -> Any:
         cluster = self.connection.cluster
         me = task_name(cluster, self.rank)
-        look_s = min(settings.LOOK_S, self.stall_shutdown_s)
+        look_s = min(settings.LIVENESS_CHECK_S, self.stall_shutdown_s)
         missing_tasks = ""
         for waited_s in wait_loop(self.stall_shutdown_s, 0):
             try:
@@ -287,7 +287,8 @@ class ServerPeers:
             found = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in found] or [0]
             missing_tasks = ", ".join(
-                task_name(cluster, rank) for rank in missing[: settings.NAMED]
+                task_name(cluster, rank)
+                for rank in missing[: settings.MAX_RANKS_NAMED]
             )
             if waited_s:
                 announce(f"{me} waits for {missing_tasks}")

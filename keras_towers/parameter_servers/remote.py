@@ -83,8 +83,8 @@ class Running:
 
         Args:
             timeout_s: seconds to wait.
-            poll: called every ``settings.LOOK_S`` seconds; an error that it
-                raises ends the wait.
+            poll: called every ``settings.LIVENESS_CHECK_S`` seconds; an error
+                that it raises ends the wait.
 
         Raises:
             TimeoutError: the function has not ended in time.
@@ -92,7 +92,7 @@ class Running:
         until = time.monotonic() + timeout_s
         try:
             while (left_s := until - time.monotonic()) > 0:
-                wait([self._outputs], min(settings.LOOK_S, left_s))
+                wait([self._outputs], min(settings.LIVENESS_CHECK_S, left_s))
                 if self._outputs.done():
                     return self._outputs.result()
                 poll()

@@ -22,7 +22,7 @@ from keras_towers.reduction import Gradients
 from keras_towers.replicas.replica_call import OneFitPerModel, refuse_eager
 
 
-class _ToServers:
+class _ServerUpdate:
     """Passes the sums of a worker's gradients to the session that trains."""
 
     config: Any
@@ -42,7 +42,7 @@ class _ToServers:
         session.updates.push(dataclasses.replace(call, grads=sums))
 
 
-class CopiesOnTowers(_ToServers, WeightUpdate):
+class MirroredServerUpdate(_ServerUpdate, WeightUpdate):
     """Every tower has a copy of each weight, read from the servers."""
 
     name = "servers"
@@ -51,7 +51,7 @@ class CopiesOnTowers(_ToServers, WeightUpdate):
     )
 
 
-class CachedOnce(_ToServers, UpdateAtVariable):
+class CachedServerUpdate(_ServerUpdate, UpdateAtVariable):
     """The towers of a worker share one copy of each weight."""
 
     name = "servers"
@@ -69,7 +69,7 @@ class ServedCalls(OneFitPerModel):
 
     def __init__(
         self,
-        update: CopiesOnTowers | CachedOnce,
+        update: MirroredServerUpdate | CachedServerUpdate,
         peers: ServerPeers,
         make_updates: Callable[[Session], WorkerUpdates],
     ):

@@ -15,7 +15,7 @@ from keras_towers.partition.program import Exchange, Operation, Tensor
 
 AttrValue = tf.compat.v1.AttrValue
 # The dtype of computed sizes.
-SIZE = tf.int64
+SIZE_DTYPE = tf.int64
 Output = tuple[Any, tf.TensorShape]
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # These attributes are valid in the traced graph only.
@@ -26,8 +26,8 @@ class Builder:
     """Adds operations and exchanges to a program, or operations to a function.
 
     Args:
-        can_exchange: whether towers may exchange values, as they may not inside
-            of the functions of loops and branches.
+        can_exchange: whether towers may exchange values; False inside loops and
+            branches.
 
     Attributes:
         operations: the operations, in order.
@@ -264,8 +264,8 @@ def _defaults(type_: str) -> dict[str, Any]:
 
 
 def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
-    """The dtype of an argument, chosen as ``SIZE`` if any dtype will do."""
+    """The dtype of an argument; ``SIZE_DTYPE`` if any dtype will do."""
     if arg.type:
         return tf.as_dtype(arg.type)
-    dtype = attributes.setdefault(arg.type_attr, SIZE)
+    dtype = attributes.setdefault(arg.type_attr, SIZE_DTYPE)
     return tf.as_dtype(dtype.type if isinstance(dtype, AttrValue) else dtype)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE
+from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -151,7 +151,7 @@ class Converter(SizeBuilder):
             )
             for index, size in enumerate(sizes)
         ]
-        given = [tensor, self.size_vector(target, SIZE)]
+        given = [tensor, self.size_vector(target, SIZE_DTYPE)]
         return self.op("Reshape", given, sizes)
 
     def replicate(self, value: Value) -> Tensor:
@@ -233,7 +233,7 @@ class Converter(SizeBuilder):
                 entry if isinstance(entry, Tensor) else self.global_size(entry)
             )
             if size is None:
-                size = self.cast(self.vector_entry(like, index), SIZE)
+                size = self.cast(self.vector_entry(like, index), SIZE_DTYPE)
             found.append(size)
         return self.size_vector(found, like.dtype)
 

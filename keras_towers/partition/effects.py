@@ -22,13 +22,13 @@ _READS = (
     "VarIsInitializedOp",
     "VariableShape",
 )
-# XLA draws other numbers from the same seed than TensorFlow's kernels.
+# Given the same seed, XLA draws different numbers from TensorFlow's kernels.
 _DRAWN_BY_XLA = (
     "StatelessRandomUniformV2",
     "StatelessRandomNormalV2",
     "StatelessTruncatedNormalV2",
 )
-# They fail, or have no effect.
+# Operations that either fail or do nothing.
 _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
     dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
@@ -205,7 +205,10 @@ class ResourceOrder:
 
 
 def _tower_phase(operands: Sequence[Tensor]) -> int:
-    """1 for the operations of towers, 0 for the earlier ones computed once."""
+    """Return 1 if towers run an operation, 0 if it is computed once.
+
+    Within a level, what is computed once comes first.
+    """
     return int(any(tensor.on_towers for tensor in operands))
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.builder import SIZE
+from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.called_functions import has_control_flow_v1
 from keras_towers.partition.conversions import CannotGather, Options
 from keras_towers.partition.effects import is_variable
@@ -99,8 +99,8 @@ def _laid_out(
     options: Options,
 ) -> tuple[Program, dict[str, Value]]:
     number = tf.TensorShape(())
-    start = Tensor(SIZE, number, on_towers=True)
-    total = Tensor(SIZE, number, on_towers=False)
+    start = Tensor(SIZE_DTYPE, number, on_towers=True)
+    total = Tensor(SIZE_DTYPE, number, on_towers=False)
     is_first = Tensor(tf.bool, number, on_towers=True)
     tensors = [
         Tensor(
@@ -226,7 +226,9 @@ def _value(
                 shape[axis] = layout.size
             elif size is UNKNOWN and tensor.on_towers:
                 shape[axis] = symbol(name)
-                sizes[name] = Tensor(SIZE, tf.TensorShape(()), on_towers=False)
+                sizes[name] = Tensor(
+                    SIZE_DTYPE, tf.TensorShape(()), on_towers=False
+                )
         shape = tuple(shape)
     if layout == REPLICATED:
         return Value(layout, whole=tensor, shape=shape)
@@ -255,7 +257,7 @@ def _sparse_shape(
     # The sizes after the first are the same on all towers.
     rest = partitioner.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
     rest = partitioner.exchange("first", rest)
-    total = partitioner.size_vector([partitioner.unit.total], SIZE)
+    total = partitioner.size_vector([partitioner.unit.total], SIZE_DTYPE)
     whole = partitioner.op("ConcatV2", [total, rest, 0], (rank,))
     known = np.array([partitioner.unit.size, *sizes_of(layout.sizes)], object)
     return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
@@ -267,7 +269,7 @@ def _row_splits(
     """Return the value of the row splits of a ragged tensor."""
     last = partitioner.op("Max", [own, [0]], ())
     unit = partitioner.data_dependent_unit(
-        layout.unit, partitioner.cast(last, SIZE)
+        layout.unit, partitioner.cast(last, SIZE_DTYPE)
     )
     ends = partitioner.op("Slice", [own, [1], [-1]], (None,))
     start = partitioner.cast(unit.start, own.dtype)

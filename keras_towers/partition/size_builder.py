@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE, Builder
+from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.layouts import DataDependentUnit, Sharded, Unit
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import (
@@ -119,12 +119,12 @@ class SizeBuilder(Builder):
 
     def shape_vector(self, tensor: Tensor) -> Tensor:
         """Return the local shape of a tensor, as a vector."""
-        return self.op("Shape", [tensor], is_repeated=True, out_type=SIZE)
+        return self.op("Shape", [tensor], is_repeated=True, out_type=SIZE_DTYPE)
 
     def global_size(self, size: Any) -> Tensor | None:
         """Return the tensor of a global size; None: it is not available."""
         if isinstance(size, (int, np.integer)):
-            return self.constant(int(size), SIZE)
+            return self.constant(int(size), SIZE_DTYPE)
         if not isinstance(size, Size) or not isinstance(size.number, int):
             return None
         factors: list[Tensor] = []
@@ -160,7 +160,7 @@ class SizeBuilder(Builder):
             rest: the number.
         """
         entries = [size if k == axis else rest for k in range(rank)]
-        return self.size_vector(entries, SIZE)
+        return self.size_vector(entries, SIZE_DTYPE)
 
     def slice_rows(
         self,
@@ -183,7 +183,7 @@ class SizeBuilder(Builder):
         # XLA needs explicit sizes in a slice whose begin is dynamic.
         sizes = [size if isinstance(size, int) else -1 for size in shape]
         size = self.size_vector(
-            [*sizes[:axis], count, *sizes[axis + 1 :]], SIZE
+            [*sizes[:axis], count, *sizes[axis + 1 :]], SIZE_DTYPE
         )
         known = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.op("Slice", [tensor, begin, size], known)

@@ -144,7 +144,9 @@ def serve(
     while not ended.wait(beat_s):
         liveness.refresh()
         # Every rank gets this list, however many are gone: keep it short.
-        gone = itertools.islice(liveness.gone().items(), settings.NAMED)
+        gone = itertools.islice(
+            liveness.gone().items(), settings.MAX_RANKS_NAMED
+        )
         server.gone = {r: (_name(r, arrived[r]), state) for r, state in gone}
 
 

@@ -212,7 +212,7 @@ class Meeting:
             )
             for rank in range(self._size):
                 store.put(f"{PLACEMENT}-{rank}", {"failed": text})
-            time.sleep(settings.LAST_WORDS_S)
+            time.sleep(settings.FAILURE_REPORT_S)
             helper_process.stop(helper)
             raise TowerError(text) from None
         except BaseException:

@@ -150,7 +150,7 @@ def late_ranks(
     """
     now, mine = reports[rank]
     late = {}
-    for after in range(1, min(mine.size, settings.LOOKED_AT + 1)):
+    for after in range(1, min(mine.size, settings.MAX_RANKS_CHECKED + 1)):
         other = (rank + after) % mine.size
         if other not in reports:
             late[other] = "has given no sign of life"
@@ -164,7 +164,7 @@ def late_ranks(
         elif its.position == mine.position and its.action != mine.action:
             # Equally far in different programs: each waits for the other.
             late[other] = f"is {where}"
-    named = itertools.islice(sorted(late.items()), settings.NAMED)
+    named = itertools.islice(sorted(late.items()), settings.MAX_RANKS_NAMED)
     reasons = {f"rank {other}": why for other, why in named}
     if len(late) > len(reasons):
         reasons[f"{len(late) - len(reasons)} more"] = "likewise"

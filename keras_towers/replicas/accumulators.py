@@ -15,11 +15,11 @@ from keras_towers.replicas.resources import make_handle
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
 _KNOWN = (tf.float32, tf.float64)
 
-# An index of a slice has 63 bits: for its row, the number of its gradient, and
-# its position in that gradient.
+# The 63-bit index of a slice packs its row, the number of its gradient, and its
+# position in that gradient.
 _SLICES = 1 << 22
-GRADIENTS: int = 1 << 12
-_PER_ROW = _SLICES * GRADIENTS
+MAX_GRADIENTS: int = 1 << 12
+_PER_ROW = _SLICES * MAX_GRADIENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +89,13 @@ class Accumulator:
             handle=self._handle, new_global_step=step
         )
 
-    def go_to(self, step: tf.Tensor, drops: bool) -> tf.Operation:
-        """From now on, drop gradients of steps before this one."""
+    def advance_to(self, step: tf.Tensor, drops: bool) -> tf.Operation:
+        """Drop gradients of earlier steps from now on.
+
+        Args:
+            step: the step that begins.
+            drops: whether to drop those that were pushed before, too.
+        """
 
         def drop() -> tf.Tensor:
             taken = tf.nest.flatten(self.take(left), expand_composites=True)
@@ -143,7 +148,7 @@ class _Sparse(Accumulator):
             f"the gradient of {self._spec.name} has too many slices",
         )
         with tf.control_dependencies([fits]):
-            numbers = (rows * GRADIENTS + number) * _SLICES
+            numbers = (rows * MAX_GRADIENTS + number) * _SLICES
             numbers += tf.range(slices)
         # TensorFlow merges gradients whose indices are in order.
         order = tf.argsort(numbers)

@@ -180,19 +180,21 @@ class Averages:
         """
         self._group.calls(
             ("begin", self._name, len(self._parts)),
-            lambda: self._go_to(self._group.begin(), drops=True),
+            lambda: self._advance_to(self._group.begin(), drops=True),
         )
 
     def join(self) -> None:
         """Begin at the global step of a group that may be training already."""
         self._group.calls(
             ("join", self._name),
-            lambda: self._go_to(self._group.step.read_value(), drops=False),
+            lambda: self._advance_to(
+                self._group.step.read_value(), drops=False
+            ),
         )
 
-    def _go_to(self, step: tf.Tensor, drops: bool) -> tf.Tensor:
+    def _advance_to(self, step: tf.Tensor, drops: bool) -> tf.Tensor:
         gone = [
-            accumulated.go_to(step, drops)
+            accumulated.advance_to(step, drops)
             for part in self._parts
             for accumulated in part.accumulators
             if accumulated is not None

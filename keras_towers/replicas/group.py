@@ -150,7 +150,9 @@ class Group:
             for pushed in self._pushed:
                 pushed.assign(tf.zeros((), tf.int64), read_value=False)
             step = self.step.assign_add(tf.ones((), tf.int64))
-            with tf.control_dependencies([self._arrivals.go_to(step, True)]):
+            with tf.control_dependencies(
+                [self._arrivals.advance_to(step, True)]
+            ):
                 return tf.identity(step)
 
     def take(self, count: tf.Tensor) -> tf.Tensor:

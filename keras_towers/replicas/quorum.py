@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.accumulators import GRADIENTS
+from keras_towers.replicas.accumulators import MAX_GRADIENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Quorum:
                 f"replicas_to_aggregate={self.aggregate} is not allowed: an "
                 "update averages at least 1 gradient."
             )
-        if self.replicas * self.most_of_one > GRADIENTS:
+        if self.replicas * self.most_of_one > MAX_GRADIENTS:
             tokens = "shared" if self.shared else "per_replica"
             raise TowerError(
                 f"{self.replicas} replicas, with {self.aggregate} gradients in "
                 f"an update and tokens={tokens!r}, are too many: at most "
-                f"{GRADIENTS} gradients can be distinguished."
+                f"{MAX_GRADIENTS} gradients can be distinguished."
             )
 
     @property

@@ -15,8 +15,8 @@ from keras_towers.parameter_servers.async_updates import AsyncUpdates
 from keras_towers.parameter_servers.connection import ServerPeers, take_role
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
 from keras_towers.parameter_servers.served_calls import (
-    CachedOnce,
-    CopiesOnTowers,
+    CachedServerUpdate,
+    MirroredServerUpdate,
     ServedCalls,
 )
 from keras_towers.parameter_servers.session import Session, WorkerUpdates
@@ -95,7 +95,9 @@ class _WorkerStrategy(BaseStrategy):
         )
         self._sync = sync
 
-    def _compose_workers(self, update: CachedOnce | CopiesOnTowers) -> None:
+    def _compose_workers(
+        self, update: CachedServerUpdate | MirroredServerUpdate
+    ) -> None:
         make_updates: Callable[[Session], WorkerUpdates] = AsyncUpdates
         if self._sync:
             size = self._peers.size
@@ -193,7 +195,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        self._compose_workers(CachedOnce(self._config, place))
+        self._compose_workers(CachedServerUpdate(self._config, place))
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):
@@ -239,4 +241,6 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
     ):
         check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
-        self._compose_workers(CopiesOnTowers(self._config, self._mode.reduce))
+        self._compose_workers(
+            MirroredServerUpdate(self._config, self._mode.reduce)
+        )

@@ -17,7 +17,7 @@ from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
 from keras_towers.parameter_servers.served_calls import (
-    CopiesOnTowers,
+    MirroredServerUpdate,
     ServedCalls,
 )
 from keras_towers.rendezvous import tf_config
@@ -171,7 +171,7 @@ class SyncReplicasStrategy(BaseStrategy):
             self._calls = ReplicaCalls(update, quorum, stall_shutdown_s)
             self._compose(update, self._calls)
         else:
-            copies = CopiesOnTowers(self._config, self._mode.reduce)
+            copies = MirroredServerUpdate(self._config, self._mode.reduce)
             make_updates = functools.partial(
                 EarlyUpdates if quorum.each_once else AveragedUpdates,
                 quorum=quorum,

@@ -81,5 +81,5 @@ def test_workers_that_are_lost_after_elastic_training(codes, least, code):
     for host, end in zip("012", codes, strict=True):
         driver.workers[f"{host}:0"] = ended(end, name=host)
         driver.rounds.end(f"{host}:0")
-    assert driver.verdict() == code
+    assert driver.end_and_report() == code
     assert len(said) == (code != 0)

@@ -9,7 +9,11 @@ from tests.kit.served import Job
 @pytest.fixture
 def job(request, monkeypatch):
     """Creates a job whose workers soon notice a lost one."""
-    for name, seconds in (("BEAT_S", 0.1), ("LOST_S", 1.5), ("LOOK_S", 0.1)):
+    for name, seconds in (
+        ("BEAT_S", 0.1),
+        ("LOST_S", 1.5),
+        ("LIVENESS_CHECK_S", 0.1),
+    ):
         monkeypatch.setattr(settings, name, seconds)
     jobs = []
 

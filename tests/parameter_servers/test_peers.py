@@ -13,7 +13,7 @@ from tests.kit.served import Job
 
 @pytest.fixture
 def job(request, monkeypatch):
-    monkeypatch.setattr(settings, "LOOK_S", 0.1)
+    monkeypatch.setattr(settings, "LIVENESS_CHECK_S", 0.1)
     made = Job(request.node.name, 2, monkeypatch)
     yield made
     made.close()

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.calls.callback_roles import EVENTS
+from keras_towers.fit.calls.callback_roles import ALL_EVENTS
 from tests.kit.compare import all_close, close, same_history
 from tests.kit.ranks import check, rare_check
 from tests.kit.traces import written
@@ -75,7 +75,7 @@ def writes(factor=0.5):
             variable.assign(factor * variable)
         model.optimizer.learning_rate = 0.9 * model.optimizer.learning_rate
 
-    events = [e for e in EVENTS if not e.startswith("on_batch")]
+    events = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
     return s.Does(**dict.fromkeys(events, write))
 
 

@@ -178,12 +178,12 @@ def test_a_report_returns_which_ranks_are_late(its, silent_s, found):
 
 
 def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
-    monkeypatch.setattr(settings, "NAMED", 2)
+    monkeypatch.setattr(settings, "MAX_RANKS_NAMED", 2)
     silent = "has given no sign of life"
     reply = server.client.report(2, Progress(6, 5, 1, "step 1"))
     named = {"rank 0": silent, "rank 1": silent, "3 more": "likewise"}
     assert reply == {"late": named, "gone": {}}
-    monkeypatch.setattr(settings, "LOOKED_AT", 1)
+    monkeypatch.setattr(settings, "MAX_RANKS_CHECKED", 1)
     server.client.report(3, Progress(6, 5, 1, "step 1"))
     assert server.client.report(2, Progress(6, 5, 1, "step 1"))["late"] == {}
     # Those of a new round report anew.

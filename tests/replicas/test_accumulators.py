@@ -45,7 +45,11 @@ class Averaged:
         return take(tf.constant(count))
 
     def begin_anew(self, step):
-        run(lambda: self.accumulator.go_to(tf.constant(step, "int64"), True))
+        run(
+            lambda: self.accumulator.advance_to(
+                tf.constant(step, "int64"), True
+            )
+        )
 
 
 def slices(rows, values, shape=(5, 2)):

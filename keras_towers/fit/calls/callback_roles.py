@@ -44,11 +44,11 @@ _COUNTING = (
 )
 
 _Kind = TypeVar("_Kind")
-EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
-_FORWARDED = frozenset((*EVENTS, "set_params", "set_model"))
+ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
+_FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 # Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.
-_EVENTS = [e for e in EVENTS if not e.startswith("on_batch")]
+_SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
@@ -285,7 +285,7 @@ def _of_this_rank(
             if saving.is_once() and saves_here:
                 saves = {
                     event: _saving_alone(getattr(callback, event))
-                    for event in EVENTS
+                    for event in ALL_EVENTS
                     if _overrides(callback, event)
                 }
                 stack.enter_context(patches.shadowed(callback, saves))
@@ -332,7 +332,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._adoption = adoption
         # The variables that callbacks have written, and the last writer's name.
         self._written: IdentityDict[keras.Variable, str] = IdentityDict()
-        acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
+        acting = [
+            e for e in _SYNCED_EVENTS if any(_acts(c, e) for c in callbacks)
+        ]
         if adoption is None:
             # Each rank validates separately, and maybe only some ranks do.
             acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
@@ -344,7 +346,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Record the variables that callbacks write in this block."""
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
-                run = {e: self._run for e in _EVENTS if _acts(callback, e)}
+                run = {
+                    e: self._run for e in _SYNCED_EVENTS if _acts(callback, e)
+                }
                 bound = patches.bind_to(callback, run)
                 stack.enter_context(patches.shadowed(callback, bound))
             yield
@@ -427,7 +431,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             )
 
 
-for _event in set(_EVENTS) - set(vars(SyncedCallbacks)):
+for _event in set(_SYNCED_EVENTS) - set(vars(SyncedCallbacks)):
     _settled = functools.partialmethod(SyncedCallbacks._settle, _event)
     setattr(SyncedCallbacks, _event, _settled)
 

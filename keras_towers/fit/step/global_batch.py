@@ -142,8 +142,8 @@ class GlobalStep:
         """Whether Keras passes the batch of one device to a step."""
         config = self.config
         rank_batches = config.batches == "each" and config.transport.size > 1
-        diverges = config.others is not None or self.update.rounds is not None
-        return not rank_batches and not diverges
+        local_sgd = self.update.local_sgd is not None
+        return not (rank_batches or local_sgd or config.others is not None)
 
     def _on_one_device(
         self,
@@ -344,7 +344,7 @@ class GlobalStep:
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
-        diverges = self.update.rounds is not None and kind in TRAINING
+        diverges = self.update.local_sgd is not None and kind in TRAINING
         alone = diverges or self._counts_locally(kind)
         return SingleProcess() if alone else self.config.transport
 
@@ -357,7 +357,7 @@ class GlobalStep:
             The batch, as a part of the batch of all processes, and as a part of
             the batch of the processes that compute the step together.
         """
-        config, rounds = self.config, self.update.rounds
+        config, local_sgd = self.config, self.update.local_sgd
         here = _examples_in(batch)
         if batch.is_counted:
             of_all = batch
@@ -368,8 +368,8 @@ class GlobalStep:
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
             return of_all, of_all
-        if rounds is not None and kind in TRAINING:
-            rounds.begin_step(share_of(here, of_all.total))
+        if local_sgd is not None and kind in TRAINING:
+            local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
 
     def _counts_locally(self, kind: str) -> bool:

@@ -74,9 +74,9 @@ class UpdateSharded(WeightUpdate):
         super().__init__(config, reduction)
         self._over_ranks = over_ranks
         self._shares = Shares(config)
-        self._slots = SlotsOfRanks(config.transport, self.variables)
+        self._slots = RemoteSlots(config.transport, self.variables)
         if config.transport.size > 1:
-            self._only = self._shares
+            self._shares_here = self._shares
         self.sums_at_weights = reduction is None
         # The bytes of the slots on each tower, in this or the previous block.
         self.slot_bytes: list[int] = []
@@ -108,7 +108,7 @@ class UpdateSharded(WeightUpdate):
 
     def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         of_rule: set[int] = set()
-        if self._only is not None:
+        if self._shares_here is not None:
             state_lib.check_known(optimizer)
             of_rule = set(map(id, state_lib.rule_slots(optimizer)))
         for slot, weight in state_lib.slots_of(optimizer):
@@ -146,7 +146,7 @@ class UpdateSharded(WeightUpdate):
 
     def apply_in_replica(self, call: UpdateCall) -> None:
         """Sum gradients over all towers; each tower updates its share."""
-        if self._only is not None:
+        if self._shares_here is not None:
             raise TowerError(
                 'updates="sharded" works over several ranks only with fit() '
                 "and train_on_batch(): leave updates out in a custom "
@@ -282,7 +282,7 @@ class OnAnotherRankError(TowerError, AttributeError):
     """The value of a variable is on another rank."""
 
 
-class _SlotOfRank:
+class _RemoteSlot:
     """A slot variable that only one rank needs in steps.
 
     On the other ranks it replaces the variable's value while steps run. Reading
@@ -310,7 +310,7 @@ class _SlotOfRank:
     @property
     def is_absent(self) -> bool:
         """Whether this process does not have the value."""
-        return isinstance(self.variable._value, _SlotOfRank)
+        return isinstance(self.variable._value, _RemoteSlot)
 
     def drop(self) -> None:
         """Free the memory of the value."""
@@ -371,7 +371,7 @@ class _SlotOfRank:
         )
 
 
-class SlotsOfRanks:
+class RemoteSlots:
     """Slot variables, each held by a single rank while steps run.
 
     Between calls every rank has all slots; other ranks' slots are on the host.
@@ -382,12 +382,12 @@ class SlotsOfRanks:
         self._variables = variables
         # By the ids of the variables. All are kept until the end, since ranks
         # have to gather the same slots.
-        self._slots: dict[int, _SlotOfRank] = {}
+        self._slots: dict[int, _RemoteSlot] = {}
 
     def add(self, variable: keras.Variable, rank: int) -> None:
         """Record which rank needs a slot variable, unless already known."""
         if id(variable) not in self._slots:
-            self._slots[id(variable)] = _SlotOfRank(variable, rank)
+            self._slots[id(variable)] = _RemoteSlot(variable, rank)
 
     def use(self, variables: Iterable[keras.Variable]) -> None:
         """Note that steps use the known slots among these variables."""
@@ -422,9 +422,9 @@ class SlotsOfRanks:
         for slot in self._slots.values():
             slot.is_on_owner_only = False
 
-    def _portions(self, rank: int) -> Iterator[list[_SlotOfRank]]:
+    def _portions(self, rank: int) -> Iterator[list[_RemoteSlot]]:
         """Yield the slots that one rank has, in portions of limited size."""
-        portion: list[_SlotOfRank] = []
+        portion: list[_RemoteSlot] = []
         filled = 0
         for slot in self._slots.values():
             if slot.rank != rank or not slot.is_on_owner_only:

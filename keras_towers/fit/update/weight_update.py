@@ -56,7 +56,7 @@ class WeightUpdate:
     variables live, and which towers update them. This class makes one update
     instead of K, with slot variables on tower 0 only. Without a ``reduction``
     the gradients are summed on the device that updates the weight. With
-    ``rounds`` ranks update their weights independently, and gradients are
+    ``local_sgd`` ranks update their weights independently, and gradients are
     summed over the towers of one rank only.
 
     Attributes:
@@ -73,13 +73,13 @@ class WeightUpdate:
     mirrors: bool | None = None
     builds_optimizers = False
     # The weights that this rank alone updates; None: every rank updates all.
-    _only: Shares | None = None
+    _shares_here: Shares | None = None
 
     def __init__(
         self,
         config: TowerConfig,
         reduction: Reduction | None = None,
-        rounds: LocalSGD | None = None,
+        local_sgd: LocalSGD | None = None,
     ):
         self.config = config
         mirrors = self.mirrors
@@ -87,7 +87,7 @@ class WeightUpdate:
             mirrors = not devices.all_on_host(config.devices)
         self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
-        self.rounds = rounds
+        self.local_sgd = local_sgd
         self._reduction = reduction
         if self.name == WeightUpdate.name and self.variables.mirrors:
             self.description += " and copied to the other towers"
@@ -109,8 +109,8 @@ class WeightUpdate:
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
-        if self.rounds is not None:
-            self.rounds.end(self.order)
+        if self.local_sgd is not None:
+            self.local_sgd.end(self.order)
 
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back where it was before."""
@@ -118,13 +118,13 @@ class WeightUpdate:
 
     def release(self) -> None:
         """Put all variables back that are not restored yet."""
-        if self.rounds is not None:
-            self.rounds.forget()
+        if self.local_sgd is not None:
+            self.local_sgd.forget()
         self.variables.restore_all()
 
     def apply_in_replica(self, call: UpdateCall) -> None:
         """Sum the gradients over all replicas, then update once."""
-        if self.rounds is not None:
+        if self.local_sgd is not None:
             raise TowerError(
                 "sync_every works only with fit() and train_on_batch(): leave "
                 "it out in a custom training loop."
@@ -168,11 +168,11 @@ class WeightUpdate:
         for index, grads in enumerate(tower_grads):
             marks.reached(index, "computed", grads)
         self.make_ready(call.optimizer, call.variables)
-        if self.rounds is not None:
-            self.rounds.begin_update(call.optimizer)
+        if self.local_sgd is not None:
+            self.local_sgd.begin_update(call.optimizer)
         self._update(call, tower_grads)
-        if self.rounds is not None:
-            self.rounds.end_update(call.optimizer, self.order)
+        if self.local_sgd is not None:
+            self.local_sgd.end_update(call.optimizer, self.order)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables."""
@@ -183,7 +183,9 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with as_one_device(optimizer, variables, only=self._only):
+                with as_one_device(
+                    optimizer, variables, only=self._shares_here
+                ):
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
@@ -192,7 +194,7 @@ class WeightUpdate:
         sums = self._sums(call, tower_grads)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._apply_on_tower(call, sums, only=self._only)
+            self._apply_on_tower(call, sums, only=self._shares_here)
             # The optimizer may overwrite all its weights by moving averages.
             copy_to_towers(trained_by(call.optimizer))
 
@@ -214,7 +216,7 @@ class WeightUpdate:
         """Return K lists of N sums; None for a missing gradient."""
         present = [grad is not None for grad in tower_grads[0]]
         trained = list(itertools.compress(call.variables, present))
-        order = self.order if self.rounds is None else self.rounds.order
+        order = self.order if self.local_sgd is None else self.local_sgd.order
         given = dataclasses.replace(call, grads=list(tower_grads[0]))
         with owned_by(call.optimizer):
             reduced = order.reduce(

@@ -188,7 +188,7 @@ class Adoption:
     @property
     def ranks_diverge(self) -> bool:
         """Whether weights may differ between ranks until the next average."""
-        return self.update.rounds is not None
+        return self.update.local_sgd is not None
 
     def gather_slots(self) -> None:
         """Give every rank the whole optimizer state, and equal weights."""

@@ -149,7 +149,7 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
     total = partitioner.global_size(size)
     if total is None:
         raise NotDivided
-    # Without rows, it is the number of a column nevertheless.
+    # Even without rows it has to be a valid column.
     begin = partitioner.scaled_size(layout.rows_per_unit, layout.unit.start)
     last = partitioner.compute_size("Sub", total, 1)
     last = partitioner.compute_size("Maximum", last, 0)

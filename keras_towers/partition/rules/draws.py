@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE
+from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.layouts import (
     NotDivided,
     Value,
@@ -116,7 +116,9 @@ def _draw(
         tf.TensorShape([None]),
     )
     first = partitioner.op("FloorMod", [begin, group], ())
-    ends = [partitioner.size_vector([end], SIZE) for end in (first, length)]
+    ends = [
+        partitioner.size_vector([end], SIZE_DTYPE) for end in (first, length)
+    ]
     flat = partitioner.op("Slice", [drawn, *ends], (None,))
     local = partitioner.op("Reshape", [flat, shape], size)
     return [Value(layout, local, shape=sizes)]

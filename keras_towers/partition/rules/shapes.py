@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_towers.partition.builder import SIZE
+from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.division import divide
 from keras_towers.partition.factors import ONE, Factors, along_axes
 from keras_towers.partition.layouts import (
@@ -42,7 +42,7 @@ def _shape(node: Node, *values: Value) -> Values:
         if node.type == "Rank":
             whole, known = partitioner.constant(value.rank, dtype), value.rank
         elif node.type == "Size":
-            one = partitioner.constant(1, SIZE)
+            one = partitioner.constant(1, SIZE_DTYPE)
             sizes = _global_sizes(partitioner, value)
             product = functools.reduce(partitioner.size_product, sizes, one)
             whole, known = partitioner.cast(product, dtype), math.prod(known)

@@ -77,7 +77,7 @@ def _slice_shape(node: Node, value: Value, *ends: Value) -> Shape:
             whole = value.sizes[span.axis]
             size = whole if span.size is None else span.size
         if span.stride != 1:
-            # Every n-th row is no row of a unit.
+            # Every n-th row does not select whole units.
             size = UNKNOWN
         if not span.dropped:
             sizes.append(size)
