@@ -41,7 +41,7 @@ STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 #: Seconds until a stalled job is ended: `--stall-shutdown`. Default: never;
 #: 1800 under `keras-towers run`.
 STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-#: 1: waiting ranks do not warn: `--stall-warning 0`.
+#: 1: waiting ranks do not warn: `--stall-warning 0`; a stalled job still ends.
 STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 #: Default of `KERAS_TOWERS_RENDEZVOUS_TIMEOUT`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -263,7 +264,7 @@ def call_named(target: str) -> Any:
         sys.path.insert(0, here)
     what = "cannot be imported"
     try:
-        function = getattr(importlib.import_module(module), name)
+        function = operator.attrgetter(name)(importlib.import_module(module))
         what = "failed"
         return function()
     except Exception as error:

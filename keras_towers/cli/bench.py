@@ -74,8 +74,8 @@ def bench(
             core or GPU each.
         strategies: Rows to compare: plain, stock-default, stock-one-device,
             stock-hierarchical, compute, or the names of strategies. Default:
-            all that are installed. Options of a strategy follow its name:
-            default,tower:mode=cpu,horovod:compression=fp16.
+            most of those that are installed. A strategy's options follow its
+            name: default,tower:mode=cpu,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
         batch_size: Examples per step, however many replicas share them.
         repeats: Runs per row.

@@ -222,7 +222,12 @@ def _may_be_infinite(tensor: Any) -> bool:
                 return True
         elif operation.type == "Cast":
             (before,) = operation.inputs
-            if dtype.size < 4 or dtype.size < before.dtype.size:
+            # No integer is too large for float32.
+            is_real = before.dtype.is_floating or before.dtype.is_complex
+            size, size_before = (
+                one.real_dtype.size for one in (dtype, before.dtype)
+            )
+            if size < 4 or (is_real and size < size_before):
                 return True
             waiting.append(before)
         elif operation.type in _MOVES.split():

@@ -133,7 +133,7 @@ def _extreme(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     return extreme
 
 
-def _chosen_(condition: Any, a: Any, b: Any) -> Any:
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, bool | np.bool_):
         return a if condition else b
     return a if a == b else UNKNOWN
@@ -282,7 +282,7 @@ _FOLDS: dict[str, Fold] = {
     "LogicalAnd": _elementwise(_both),
     "LogicalOr": _elementwise(_one_of),
     "LogicalNot": _elementwise(lambda a: UNKNOWN if a is UNKNOWN else not a),
-    **dict.fromkeys(("Select", "SelectV2"), _elementwise(_chosen_)),
+    **dict.fromkeys(("Select", "SelectV2"), _elementwise(_chosen)),
     "ZerosLike": _elementwise(lambda a: 0),
     "OnesLike": _elementwise(lambda a: 1),
     **dict.fromkeys(("Prod", "Sum", "Max", "Min", "All", "Any"), _reduced),

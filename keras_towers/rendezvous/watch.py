@@ -220,7 +220,7 @@ _watch: StallWatch | None = None
 
 
 def start_watch(rank: int, size: int) -> None:
-    """Watch this process under a new rank, unless watching is off."""
+    """Watch this process under a new rank, if others have a store in common."""
     global _watch
     if _watch is not None and (_watch.rank, _watch.size) == (rank, size):
         return

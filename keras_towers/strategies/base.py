@@ -275,7 +275,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
         A model that is built in this scope stays on the towers permanently. A
         model that is built in ``with strategy:`` is an ordinary model after the
-        block.
+        block, but its training still runs on the towers.
         """
         current = tf.distribute.get_strategy()
         if tf.distribute.has_strategy() and current is not self:

@@ -56,10 +56,12 @@ class HogwildUpdate(WeightUpdate):
         self._steps.add(steps)
 
     def release(self) -> None:
-        """Undo every placement; forget all traced steps."""
-        super().release()
-        for steps in self._steps:
-            steps.forget()
+        """Undo every placement, and free what averages gradients."""
+        try:
+            super().release()
+        finally:
+            for steps in self._steps:
+                steps.forget()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the gradients of other towers."""

@@ -168,11 +168,12 @@ class ReplicaSteps(TowerSteps):
     def _create_group(self) -> None:
         self._update.forget_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
-        self._freed = weakref.finalize(self, free, name)
-        self._freed.atexit = False
+        freed = weakref.finalize(self, free, name)
+        freed.atexit = False
         self._group = Group(name, _HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(name, self._group, _device_of, self._apply)
+        self._freed = freed
 
     def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
         return self._averages.step_of(tower)
