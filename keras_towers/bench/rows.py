@@ -81,8 +81,6 @@ def _recorder(times: Times, waits: bool) -> Any:
     """Create a callback that records one call of ``fit``."""
     import keras
 
-    from keras_towers.fit.calls.callback_roles import NEVER_STOPS
-
     sum_of_epoch = 0.0
 
     # Measured from start to start, to include input and metrics.
@@ -96,9 +94,12 @@ def _recorder(times: Times, waits: bool) -> Any:
         sum_of_epoch = float(logs["loss"]) * (batch + 1)
         times.add_loss(sum_of_epoch - before)
 
-    for method in (begin_batch, end_batch):
+    if keras.backend.backend() == "tensorflow":
+        from keras_towers.fit.calls.callback_roles import NEVER_STOPS
+
         # Otherwise ranks exchange a message after each step: does any stop?
-        setattr(method, NEVER_STOPS, True)
+        for method in (begin_batch, end_batch):
+            setattr(method, NEVER_STOPS, True)
     return keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda *_: times.epochs.append(time.perf_counter()),
         on_train_end=lambda *_: times.epochs.append(time.perf_counter()),
