@@ -128,6 +128,7 @@ class ServedFit(ReplicaCall):
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
         self._begun = session.trains = True
+        session.connection.finished = False
         session.fits += 1
         self._epoch_before = model._initial_epoch
         epoch = self._epoch_before or arguments.get("initial_epoch") or 0
