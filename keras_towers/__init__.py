@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
-    from keras_towers.strategies.asynchronous import AsyncTowerStrategy
-    from keras_towers.strategies.distributed import (
+    from keras_towers.strategies.async_tower import AsyncTowerStrategy
+    from keras_towers.strategies.distributed_parameter_server import (
         DistributedParameterServerStrategy,
         DistributedReplicatedStrategy,
     )
     from keras_towers.strategies.noop import NoOpStrategy
-    from keras_towers.strategies.parameter_server import (
+    from keras_towers.strategies.parameter_server_tower import (
         ParameterServerTowerStrategy,
     )
     from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
@@ -93,11 +93,12 @@ _NAMES_IN = {
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
-    "strategies.asynchronous": "AsyncTowerStrategy",
-    "strategies.distributed": "DistributedParameterServerStrategy "
-    "DistributedReplicatedStrategy",
+    "strategies.async_tower": "AsyncTowerStrategy",
+    "strategies.distributed_parameter_server": (
+        "DistributedParameterServerStrategy DistributedReplicatedStrategy"
+    ),
     "strategies.noop": "NoOpStrategy",
-    "strategies.parameter_server": "ParameterServerTowerStrategy",
+    "strategies.parameter_server_tower": "ParameterServerTowerStrategy",
     "strategies.sync_replicas": "SyncReplicasStrategy",
     "strategies.tower": "TowerStrategy",
     "timeline.callback": "Timeline",

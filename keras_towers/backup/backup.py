@@ -75,9 +75,9 @@ class Backup(ResumingCallback):
         super().__init__(self._file, every)
         self._delete = delete
 
-    def begin(self, peers: Peers) -> Start:
+    def find_start(self, peers: Peers) -> Start:
         self._file.read(peers)
-        return super().begin(peers)
+        return super().find_start(peers)
 
     def on_train_begin(self, logs: Any = None) -> None:
         if contract.active_strategy() is None:

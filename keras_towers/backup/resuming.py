@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ResumesFit
+from keras_towers.fit.calls.callback_effects import NEVER_STOPS
+from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
@@ -63,7 +64,7 @@ class ResumingCallback(ResumesFit):
         self._skipped = 0
         self._signals: list[int] = []
 
-    def begin(self, peers: Peers) -> Start:
+    def find_start(self, peers: Peers) -> Start:
         position = self.position
         return Start(position.epoch, position.batch, position.seed)
 
@@ -156,7 +157,7 @@ class ResumingCallback(ResumesFit):
         signals = len(self._signals)
         transport = _transport()
         if transport is not None:
-            transport.mark("the end of a batch")
+            transport.note_wait("the end of a batch")
             (total,) = sum_over_ranks(transport, [tf.constant(signals)])
             signals = int(total)
         return signals > 0

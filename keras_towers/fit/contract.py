@@ -197,7 +197,7 @@ class UpdateCall(NamedGradients):
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
 
-    def run(self) -> None:
+    def update_variables(self) -> None:
         """Update the variables as Keras does."""
         self.original(self.grads, self.variables)
 
@@ -242,7 +242,7 @@ class KerasCall:
         """Whether its steps train."""
         return self.kind in TRAINING
 
-    def run(self) -> Any:
+    def call_keras(self) -> Any:
         """Run Keras's own method."""
         return self.original(self.model, **self.arguments)
 

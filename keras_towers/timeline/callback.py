@@ -14,7 +14,8 @@ from rich.console import Console
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ObservesFit
+from keras_towers.fit.calls.callback_effects import NEVER_STOPS
+from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import check

@@ -122,7 +122,7 @@ class EngineTransport(Transport):
         """Whether to exchange eager tensors without a ``tf.function``."""
         return False
 
-    def mark(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         watch.mark(what)
 
     def gather_objects(self, value: Any) -> list[Any]:

@@ -14,11 +14,8 @@ from keras_towers import compat
 from keras_towers.engines.dropin import connection, tf_variable, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
-from keras_towers.fit.calls.callback_roles import (
-    SyncedCallbacks,
-    listed,
-    with_added,
-)
+from keras_towers.fit.calls.callback_effects import SyncedCallbacks
+from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import check
 
@@ -115,10 +112,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             if variable_key(variable) not in self._local
         ]
         transport = connection()
-        transport.mark("the broadcast of initial state")
+        transport.note_wait("the broadcast of initial state")
         with tf.device(self.device):
             rank_agreement.broadcast(transport, variables, self.root_rank)
-        transport.mark("")
+        transport.note_wait("")
         self._done = True
 
 
@@ -144,9 +141,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs or transport.size == 1:
             return
         values = {name: np.asarray(logs[name], "float64") for name in logs}
-        transport.mark("the mean of an epoch's logs")
+        transport.note_wait("the mean of an epoch's logs")
         ranks = check.gather(transport, values, "averages its logs")
-        transport.mark("")
+        transport.note_wait("")
         for rank, rank_logs in enumerate(ranks):
             odd = ", ".join(sorted(rank_logs.keys() ^ ranks[0].keys()))
             if odd:

@@ -181,7 +181,7 @@ class SameBatches:
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
 
-    def begin(self) -> None:
+    def check_next_batch(self) -> None:
         """Check the next batch."""
         self._due.assign(True)
 

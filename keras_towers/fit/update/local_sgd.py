@@ -67,7 +67,7 @@ class LocalSGD:
         if optimizer not in self._round_of:
             weights = trained_by(optimizer)
             self._round_of[optimizer] = _Round(weights, self._momentum)
-        self._round_of[optimizer].begin()
+        self._round_of[optimizer].note_weights()
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""
@@ -76,7 +76,7 @@ class LocalSGD:
         done = round_.updates.assign_add(1) >= self._steps
         _act_if(done, lambda: self._average(round_, order))
 
-    def end(self, order: StepOrder) -> None:
+    def end_rounds(self, order: StepOrder) -> None:
         """End all rounds that have begun. Collective, eager."""
         begun = [
             (optimizer.name, round_)
@@ -92,7 +92,7 @@ class LocalSGD:
             for _, round_ in begun:
                 self._average(round_, order)
             return
-        self.forget()
+        self.discard_rounds()
         if self._config.peers.rank == 0:
             logger.warning(
                 "the ranks made different numbers of updates in this round "
@@ -104,10 +104,10 @@ class LocalSGD:
                 ),
             )
 
-    def forget(self) -> None:
+    def discard_rounds(self) -> None:
         """Start over, after an error."""
         for round_ in self._round_of.values():
-            round_.forget()
+            round_.reset()
 
     def _average(self, round_: _Round, order: StepOrder) -> None:
         """Run the outer step on all ranks, with the mean of their changes."""
@@ -134,7 +134,7 @@ class _Round:
             _zeros_like(value) for value in self._values() if momentum
         ]
 
-    def begin(self) -> None:
+    def note_weights(self) -> None:
         def note() -> None:
             for anchor, value in zip(
                 self._anchors, self._values(), strict=True
@@ -168,9 +168,9 @@ class _Round:
                     change = change + momentum * moved
                 value.assign(anchor.read_value() - rate * change)
         variables_lib.copy_to_towers(self._weights)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.updates.assign(0, read_value=False)
         self.shares.assign(0, read_value=False)
 

@@ -46,7 +46,7 @@ class StepOrder:
         self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
-    def begin(self, batch: TowerBatch) -> TowerBatch:
+    def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
         # Steps of a single process may overlap.
         self.gate = []
@@ -63,7 +63,7 @@ class StepOrder:
         return batch
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def in_turn(self) -> Iterator[None]:
         """Order all operations of a step, even operations without a batch."""
         self._agreement, self._exchanged = None, []
         try:
@@ -98,7 +98,7 @@ class StepOrder:
         self._exchanged += tensors_in(results)
         return results
 
-    def end(self, result: Any) -> Any:
+    def end_step(self, result: Any) -> Any:
         """Allow the next step to begin, and return the result of this step."""
         if self._transport.size == 1:
             return result
