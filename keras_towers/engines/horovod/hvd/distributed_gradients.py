@@ -37,6 +37,8 @@ from keras_towers.transport import next_key
 
 if TYPE_CHECKING:
     _GradientTape = Any
+else:  # A mixin for tapes.
+    _GradientTape = object
 
 
 def DistributedOptimizer(
@@ -263,7 +265,7 @@ def _distributed_tape(base: Any) -> type:
 
 
 @functools.cache
-def _reducer(options: Options, key: str) -> GradientReducer:
+def _reducer(options: ReductionOptions, key: str) -> GradientReducer:
     """The reducer of all tapes that one line of an eager loop creates."""
     return GradientReducer(options, key)
 
@@ -271,7 +273,7 @@ def _reducer(options: Options, key: str) -> GradientReducer:
 class _DistributedTape(_GradientTape):
     """Mixin for a tape whose gradients are reduced over the ranks."""
 
-    _options: Options
+    _options: ReductionOptions
     _local_keys: set[Any]
 
     def register_local_source(self, source: Any) -> None:
@@ -308,7 +310,9 @@ class _DistributedTape(_GradientTape):
         return pairs
 
 
-def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
+def _checked_options(
+    num_groups: int, groups: Any, **arguments: Any
+) -> ReductionOptions:
     """Convert a user's arguments to options, or raise ``TowerError``."""
     if not hvd.is_initialized():
         raise TowerError(
@@ -327,7 +331,7 @@ def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
             f"groups is {groups!r}: give a number of groups, or a list of "
             "lists of variables."
         )
-    options = Options(groups=groups, **arguments)
+    options = ReductionOptions(groups=groups, **arguments)
     _check_op(options.op)
     check_compression(options.compression, "hvd")
     factor = options.gradient_predivide_factor
@@ -377,8 +381,8 @@ _ABOVE_DIGESTS = 2**32 + 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a reduction; see ``DistributedOptimizer``.
+class ReductionOptions:
+    """ReductionOptions of a reduction; see ``DistributedOptimizer``.
 
     Attributes:
         groups: a number of groups, or the keys of each group's variables.
@@ -413,7 +417,7 @@ class GradientReducer(Reducer):
     module = "hvd"
     _numbers = itertools.count()
 
-    def __init__(self, options: Options, key: str | None = None):
+    def __init__(self, options: ReductionOptions, key: str | None = None):
         super().__init__(options.sparse_as_dense)
         self.options = options
         self.all_ranks = options.process_set.process_set_id == 0
