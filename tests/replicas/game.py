@@ -34,7 +34,7 @@ class Game:
         self._groups = [self.connect(replica) for replica in range(replicas)]
         self.group = self._groups[0]
         self.group.initialize()
-        self.group.calls("begin", self.group.begin)
+        self.group.calls("begin", self.group.start_over)
         self.first = self.group.global_step()
         for replica, group in enumerate(self._groups):
             group.send(Event.STARTED, replica)

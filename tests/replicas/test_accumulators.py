@@ -40,8 +40,8 @@ class Averaged:
             grad,
         )
 
-    def take(self, count):
-        take = tf.function(self.accumulator.take, autograph=False)
+    def take_average(self, count):
+        take = tf.function(self.accumulator.take_average, autograph=False)
         return take(tf.constant(count))
 
     def begin_anew(self, step):

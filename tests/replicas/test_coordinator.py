@@ -93,8 +93,8 @@ def test_the_wait_for_a_hanging_update_is_limited():
     free = threading.Event()
     game.coordinator._apply = lambda count, tokens: free.wait(60) and []
     game.push(0)
-    wait = functools.partial(game.coordinator.settle, Event.FLUSH)
-    for waits in (wait, game.coordinator.end):
+    wait = functools.partial(game.coordinator.wait_until_handled, Event.FLUSH)
+    for waits in (wait, game.coordinator.stop):
         with pytest.raises(TowerError, match="not applied within 0.5 s"):
             waits()
     free.set()
