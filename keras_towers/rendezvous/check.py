@@ -1,8 +1,7 @@
 """Checks that connected ranks are about to do the same thing.
 
 Ranks exchange plain values and compare them. ``fit`` does so for the arguments
-of a call (``fit/calls/rank_agreement.py``) and for variables
-(``fit/weights/rank_state.py``).
+of a call and for variables (``fit/rank_agreement.py``).
 """
 
 from __future__ import annotations
