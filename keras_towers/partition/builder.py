@@ -245,11 +245,12 @@ def _attribute(value: Any) -> Any:
         case tf.TensorShape():
             return AttrValue(shape=value.as_proto())
         case list():
-            # A list of shapes or of dtypes.
+            # A list of shapes, of dtypes or of numbers.
             entries = [_attribute(entry) for entry in value]
             shapes = [e.shape for e in entries if e.HasField("shape")]
             types = [e.type for e in entries if e.HasField("type")]
-            every = AttrValue.ListValue(shape=shapes, type=types)
+            numbers = [e.i for e in entries if e.HasField("i")]
+            every = AttrValue.ListValue(shape=shapes, type=types, i=numbers)
             return AttrValue(list=every)
     return AttrValue(type=tf.as_dtype(value).as_datatype_enum)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from keras_towers.errors import TowerError
+from keras_towers.rendezvous.liveness import describe_each
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
@@ -49,11 +50,10 @@ def gather(peers: Peers, value: Any, where: str) -> list[Any]:
     """
     gathered = peers.gather_objects((where, value))
     if any(point != where for point, _ in gathered):
-        points = ", ".join(
-            f"rank {rank} {point}" for rank, (point, _) in enumerate(gathered)
-        )
+        points = {f"rank {r}": point for r, (point, _) in enumerate(gathered)}
         raise TowerError(
-            f"the ranks do different things: {points}. Every rank has to call "
+            f"the ranks do different things: {describe_each(points)}. Every "
+            "rank has to call "
             "the same methods in the same order."
         )
     return [value for _, value in gathered]
