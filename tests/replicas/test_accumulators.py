@@ -139,6 +139,6 @@ def test_rows_that_cannot_be_numbered_are_refused():
     most = (1 << 29) - 1
     averaged = Averaged((most, 2), sparse=True)
     averaged.push(slices([most - 1], [1.0], (most, 2)), step=0)
-    assert rows_of(averaged.take(1)) == [(most - 1, 1.0)]
+    assert rows_of(averaged.take_average(1)) == [(most - 1, 1.0)]
     with pytest.raises(TowerError, match="divide the weight into several"):
         Averaged((most + 1, 2), sparse=True)
