@@ -23,7 +23,12 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.launchers import Horovodrun
 from keras_towers.rendezvous.store import FileStore
-from keras_towers.settings import RANK, SECRET, SIZE, STORE
+from keras_towers.settings import (
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_SIZE,
+    ENV_STORE,
+)
 from keras_towers.system import handle_signals
 
 # The first steps wait for their losses.
@@ -47,8 +52,8 @@ _ONE_CORE = {
 _OUTER_JOB = (
     "HOROVOD_ELASTIC",
     Horovodrun.rank_in,
-    SECRET,
-    STORE,
+    ENV_SECRET,
+    ENV_STORE,
     tf_config.VARIABLE,
 )
 
@@ -283,8 +288,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
         **outer,
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        RANK: "0",
-        SIZE: "1",
+        ENV_RANK: "0",
+        ENV_SIZE: "1",
         **more,
     }
 

@@ -183,8 +183,8 @@ def _pip(
 
 
 def folder() -> Path:
-    """The folder of wheels and logs; ``settings.CACHE`` overrides it."""
-    chosen = os.environ.get(settings.CACHE)
+    """The folder of wheels and logs; ``settings.ENV_CACHE`` overrides it."""
+    chosen = os.environ.get(settings.ENV_CACHE)
     if chosen:
         return Path(chosen).expanduser().absolute()
     return platformdirs.user_cache_path("keras-towers", appauthor=False)
@@ -192,7 +192,7 @@ def folder() -> Path:
 
 def make_folder(folder: Path) -> Path:
     """Make a folder of the cache, or raise ``UnusableFolder``."""
-    return make_writable(folder, f"name another one in {settings.CACHE}")
+    return make_writable(folder, f"name another one in {settings.ENV_CACHE}")
 
 
 def cache_folder(recipe: Recipe) -> Path:

@@ -100,8 +100,8 @@ def test_what_cannot_start(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(kt.TowerError, match="<lambda> cannot be sent.*lock"):
         kt.launch(lambda: lock)
-    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
-    monkeypatch.setenv(settings.SECRET, "secret")
+    monkeypatch.setenv(settings.ENV_STORE, "127.0.0.1:1")
+    monkeypatch.setenv(settings.ENV_SECRET, "secret")
     with pytest.raises(kt.TowerError, match="is itself a rank of a job"):
         kt.launch(print)
 

@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launching.rank_process import RankProcess
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import is_local, resolve
-from keras_towers.settings import BYTEPS_LAUNCHED
+from keras_towers.settings import ENV_BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import RunningJob
@@ -89,7 +89,7 @@ class Servers:
             os.makedirs(sockets, exist_ok=True)
         return {
             **self._common,
-            BYTEPS_LAUNCHED: "1",
+            ENV_BYTEPS_LAUNCHED: "1",
             dmlc.ROLE: "worker",
             dmlc.WORKER_ID: str(worker),
             dmlc.NODE_HOST: self._address if local else resolve(slot.hostname),
