@@ -89,11 +89,13 @@ class _Finder(MetaPathFinder):
         # Functions given to ``after_keras`` import such modules. If one of
         # these modules imported Keras first, it would be found half imported.
         importlib.import_module("keras")
-        first, *inner = name.split(".")
-        if first not in self._second_names:
+        first, _, inner = name.partition(".")
+        original = self._second_names.get(name)
+        if original is None and first in self._second_names:
+            original = f"{self._second_names[first]}.{inner}"
+        if original is None:
             return None
-        original = ".".join([package, self._second_names[first], *inner])
-        return ModuleSpec(fullname, _SecondName(original))
+        return ModuleSpec(fullname, _SecondName(f"{package}.{original}"))
 
 
 class _SecondName(Loader):
