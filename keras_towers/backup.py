@@ -31,8 +31,8 @@ from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.system import handle_signals, make_writable
 from keras_towers.transport import Transport
 
@@ -181,7 +181,7 @@ class ResumingCallback(ResumesFit):
         transport = _transport()
         if transport is not None:
             # The launcher ends all ranks as soon as one has ended.
-            check.gather(transport, None, "waits for rank 0 to commit")
+            rank_checks.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r ends %s, because of a signal. Start it again to "
             "resume from there; the exit code is %d.",
@@ -307,7 +307,7 @@ class BackupFile(FitPosition):
             self._load()
         if peers.size > 1:
             values = self._facts, self.metrics
-            of_rank_0 = check.gather(peers, values, "reads the backup")[0]
+            of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
             facts, self.metrics = of_rank_0
             vars(self).update(facts)
 

@@ -17,7 +17,7 @@ from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.session import Session
 from keras_towers.parameter_servers.workers import FitEnded
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.asynchronous.hogwild import (
     ATOMIC_ADDITIONS,
     seed_of_replica,
@@ -133,10 +133,10 @@ class ServedFit(ReplicaCall):
         self._epoch_before = model._initial_epoch
         epoch = self._epoch_before or arguments.get("initial_epoch") or 0
         # Until then, a late worker may still write in an earlier fit.
-        check.gather(session.peers, None, f"begins fit {session.fits}")
+        rank_checks.gather(session.peers, None, f"begins fit {session.fits}")
         session.begin()
         where = f"takes over the weights of fit {session.fits}"
-        epoch = check.gather(session.peers, epoch, where)[0]
+        epoch = rank_checks.gather(session.peers, epoch, where)[0]
         is_back = self._workers.begin()
         if self._is_chief:
             self._optimizers.enter_context(

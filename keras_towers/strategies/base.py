@@ -32,8 +32,7 @@ from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.check import Peers
-from keras_towers.rendezvous.separate_training import permit_training
+from keras_towers.rendezvous.rank_checks import Peers, permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options

@@ -22,7 +22,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable
 from keras_towers.timeline import phases as phases_lib
 from keras_towers.timeline.phases import Calls, find_steps, tower_phases
@@ -168,7 +168,7 @@ class Timeline(ObservesFit):
         # Ranks without a common step may come and go: nothing is gathered.
         if config is not None and config.transport.size > 1:
             where = "gathers the timelines of all ranks"
-            gathered = check.gather(config.transport, vars(here), where)
+            gathered = rank_checks.gather(config.transport, vars(here), where)
             if here.rank > 0:
                 return
             ranks = [RankRecording(**values) for values in gathered]

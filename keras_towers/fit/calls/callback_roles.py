@@ -28,8 +28,8 @@ from keras_towers.fit.weights import rank_state
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption, shared_variables
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if adoption is None:
             # Each rank validates separately, and maybe only some ranks do.
             acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
-        ranks = check.gather(transport, acting, "begins to run callbacks")
+        ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
     @contextlib.contextmanager
@@ -399,7 +399,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             if variable in self._written
         }
         self._written.clear()
-        ranks = check.gather(
+        ranks = rank_checks.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
         apart = self._adoption is not None and self._adoption.ranks_diverge

@@ -2,7 +2,7 @@
 
 It compares the arguments, data and callbacks of a call.
 ``weights/rank_state.py`` compares variables; both exchange values through
-``rendezvous/check.py``.
+``rendezvous/rank_checks.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callback_roles import ObservesFit, only_one
 from keras_towers.fit.contract import KerasCall, TowerConfig
-from keras_towers.rendezvous import check as check_lib
+from keras_towers.rendezvous import rank_checks
 
 logger = logging.getLogger("keras_towers")
 
@@ -77,11 +77,11 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
         # It gathers the measurements of all ranks.
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
-    ranks = check_lib.gather(
+    ranks = rank_checks.gather(
         config.peers, settings, f"is at the beginning of {kind}"
     )
-    for name, values in check_lib.differing_settings(ranks).items():
-        values_of_ranks = check_lib.describe_ranks(values)
+    for name, values in rank_checks.differing_settings(ranks).items():
+        values_of_ranks = rank_checks.describe_ranks(values)
         if name in _WARNINGS:
             if config.peers.rank == 0:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
 
@@ -28,14 +28,15 @@ def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
-    ranks = check.gather(peers, described, "compares the variables")
+    ranks = rank_checks.gather(peers, described, "compares the variables")
     for rank, other in enumerate(ranks):
         pairs = [
             (first, second)
             for first, second in itertools.zip_longest(
                 ranks[0], other, fillvalue="none"
             )
-            if check.without_numbers(first) != check.without_numbers(second)
+            if rank_checks.without_numbers(first)
+            != rank_checks.without_numbers(second)
         ]
         if pairs:
             missing, extra = zip(*pairs, strict=True)

@@ -19,7 +19,7 @@ from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.distributed_optimizer import Reducer
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divide
-from keras_towers.rendezvous import check, watch
+from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.rank_environment import is_elastic
 
 # Greater than any digest of gradients; digests are positive.
@@ -171,7 +171,7 @@ class GradientReducer(Reducer):
             )
 
             def describe_difference() -> str:
-                return check.describe_gradients(
+                return rank_checks.describe_gradients(
                     hvd.allgather_object(
                         described,
                         name=name,
@@ -286,7 +286,7 @@ def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
     name = _name(variable)
-    path = check.without_numbers(getattr(variable, "path", None) or name)
+    path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
     return f"{index} {name} {kind}", f"{path} {kind}"
 
 
