@@ -179,6 +179,11 @@ def all_on_host(devices: Sequence[str]) -> bool:
     return all("CPU" in device.upper() for device in devices)
 
 
+def short_name(device: str) -> str:
+    """Return the name of a device without job and task."""
+    return device[device.index("/device") :] if "/device" in device else device
+
+
 def host_of(device: str) -> str:
     """Return the first CPU of the machine that a device belongs to."""
     spec = tf.DeviceSpec.from_string(device)

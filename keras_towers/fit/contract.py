@@ -108,7 +108,7 @@ class TowerConfig(StepOptions):
         """All processes that train together, for exchanges between steps."""
         return self.others or self.transport
 
-    def alone(self) -> TowerConfig:
+    def without_other_processes(self) -> TowerConfig:
         """Return the same towers without the other processes."""
         return dataclasses.replace(self, others=None)
 

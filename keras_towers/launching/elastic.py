@@ -101,8 +101,8 @@ class ElasticHosts:
     Args:
         discover: returns the number of slots of each host.
         found: the last result of ``discover``.
-        cooldown_s: the shortest and longest time to avoid a host. The time
-            doubles with each failure on it.
+        cooldown_s: the shortest and longest time to avoid a host. The time is
+            the shortest at first, and doubles with each failure on it.
         say: writes a message.
     """
 
@@ -134,8 +134,8 @@ class ElasticHosts:
     def avoid(self, host: str) -> None:
         """Avoid a host for a while, because a worker has failed there."""
         shortest, longest = self._cooldown_s
-        self._failures[host] += 1
         pause_s = min(longest, shortest * 2 ** self._failures[host])
+        self._failures[host] += 1
         self._avoided_until[host] = time.monotonic() + pause_s
         self._say(
             f"no worker on {host} for {pause_s} s, as one has failed there "

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum

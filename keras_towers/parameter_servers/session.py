@@ -8,20 +8,18 @@ Every worker computes with a local copy of the weights:
                      its gradients (``AsyncUpdates``)
 ``NextWeights``      reads the next weights when they are ready
 
-``served_fit.py`` describes what a worker does during a ``fit``.
+``worker_fit.py`` describes what a worker does during a ``fit``.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.server_store import value_of
@@ -29,83 +27,12 @@ from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.replicas import resources
 from keras_towers.replicas.group import END
-from keras_towers.replicas.replica_call import DroppedGradients
 from keras_towers.replicas.resources import TracedCalls
 
+if TYPE_CHECKING:
+    from keras_towers.parameter_servers.worker_updates import WorkerUpdates
+
 _HOST = "/device:CPU:0"
-
-
-class WorkerUpdates:
-    """Turns gradients into weights; methods in the order of a ``fit``.
-
-    Attributes:
-        reads_parts: whether a part of the weights can be read while another
-            part is still updated.
-        epochs_together: whether all workers end each epoch together.
-        spare: how many lost workers a step can do without.
-    """
-
-    reads_parts: bool = True
-    epochs_together: bool = False
-    spare: int = 0
-
-    def dropped_gradients(self) -> DroppedGradients | None:
-        """Return the logger of dropped gradients, if any can be dropped."""
-        return None
-
-    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Refuse optimizers that these updates do not support."""
-
-    def begin_trace(self) -> None:
-        """Prepare for a new trace of the step."""
-
-    def begin(self) -> None:
-        """Create the shared state of a ``fit``; on the chief only."""
-        raise NotImplementedError
-
-    def enter(self) -> None:
-        """Read the weights of the first step."""
-        raise NotImplementedError
-
-    def come_back(self) -> int:
-        """Go on after this worker was restarted; ``wait`` follows.
-
-        Returns:
-            The number of batches that it had trained on.
-        """
-        raise NotImplementedError
-
-    def trace_step(self) -> contextlib.AbstractContextManager[None]:
-        """Trace a step, and the operation that counts it, in the block."""
-        raise NotImplementedError
-
-    def push(self, call: UpdateCall) -> None:
-        """Push the sums of this worker's gradients, inside a traced step."""
-        raise NotImplementedError
-
-    def after_step(self) -> None:
-        """Handle the end of a step of this worker."""
-
-    def wait_for_part(self, part: int) -> tf.Tensor:
-        """Wait for a part of the next weights."""
-        raise NotImplementedError
-
-    def wait(self) -> tf.Tensor:
-        """Wait for all of the next weights; ``END`` if there are none."""
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """Let the other workers continue without this one."""
-
-    def is_over(self) -> bool:
-        """Whether no update needs more gradients; on the chief."""
-        return False
-
-    def finish(self) -> None:
-        """Make the last update, when all have left; on the chief only."""
-
-    def end(self) -> None:
-        """Clean up after a ``fit`` that has ended or failed."""
 
 
 class NextWeights:

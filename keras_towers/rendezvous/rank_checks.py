@@ -2,9 +2,8 @@
 
 They run the same versions and the same script, a strategy connects them, and
 they are about to do the same thing: ranks exchange plain values and compare
-them. ``fit`` does so for the arguments of a call
-(``fit/calls/rank_agreement.py``) and for variables
-(``fit/weights/rank_state.py``).
+them. ``fit`` does so for the arguments of a call and for variables
+(``fit/rank_agreement.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 from keras_towers._imports import packages
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import store
+from keras_towers.rendezvous.liveness import describe_each
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -74,12 +74,10 @@ def gather(peers: Peers, value: Any, where: str) -> list[Any]:
     """
     gathered = peers.gather_objects((where, value))
     if any(point != where for point, _ in gathered):
-        points = ", ".join(
-            f"rank {rank} {point}" for rank, (point, _) in enumerate(gathered)
-        )
+        points = {f"rank {r}": point for r, (point, _) in enumerate(gathered)}
         raise TowerError(
-            f"the ranks do different things: {points}. Every rank has to call "
-            "the same methods in the same order."
+            f"the ranks do different things: {describe_each(points)}. Every "
+            "rank has to call the same methods in the same order."
         )
     return [value for _, value in gathered]
 

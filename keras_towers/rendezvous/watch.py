@@ -20,7 +20,12 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
-from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
+from keras_towers.rendezvous.liveness import (
+    ANSWERED,
+    Liveness,
+    State,
+    describe_each,
+)
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.rendezvous.store import Progress, StoreClient
 
@@ -194,10 +199,9 @@ class StallWatch(threading.Thread):
         return {0: ANSWERED}
 
     def _text(self, ranks: Mapping[str, str], waited_s: float) -> str:
-        reasons = "; ".join(f"{name} {why}" for name, why in ranks.items())
         return (
             f"rank {self.rank} has waited for {waited_s:.0f} s in "
-            f"{self._progress.action}: {reasons}."
+            f"{self._progress.action}: {describe_each(ranks)}."
         )
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:

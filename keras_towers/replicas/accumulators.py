@@ -20,6 +20,7 @@ _KNOWN = (tf.float32, tf.float64)
 _SLICES = 1 << 22
 MAX_GRADIENTS: int = 1 << 12
 _PER_ROW = _SLICES * MAX_GRADIENTS
+_MAX_ROWS = (1 << 63) // _PER_ROW - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,4 +190,12 @@ def accumulator(name: str, spec: GradientSpec) -> Accumulator:
             "cannot be averaged over replicas: train variables of a floating "
             "dtype only."
         )
-    return (_Sparse if spec.sparse else Accumulator)(name, spec)
+    if not spec.sparse:
+        return Accumulator(name, spec)
+    if spec.shape[0] > _MAX_ROWS:
+        raise TowerError(
+            f"the gradient of {spec.name} has {spec.shape[0]} rows, and only "
+            f"{_MAX_ROWS} can be averaged over replicas: divide the weight "
+            "into several."
+        )
+    return _Sparse(name, spec)

@@ -19,7 +19,7 @@ from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.context import active_step, blocks
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     Batches,
     Components,
@@ -190,7 +190,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         functions that ``run`` runs. ``tf.distribute.get_replica_context()``
         always has the number of towers of all processes.
         """
-        inside = active_step.current() is not None
+        inside = thread_state.current_step() is not None
         return 1 if inside else self.num_replicas
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -225,7 +225,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [active_step.short_name(d) for d in self._config.devices]
+        names = [devices_lib.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
         size = self._config.transport.size
@@ -297,7 +297,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
             if self._config.divides:
-                stack.enter_context(blocks.entered(type(self).__name__))
+                stack.enter_context(
+                    thread_state.entered_block(type(self).__name__)
+                )
             self._announce()
             self._entered = stack.pop_all()
         self._components.adoption.in_block = True
@@ -305,11 +307,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def _announce(self) -> None:
         """Announce the strategy in one line."""
-        alone = isinstance(self._config.peers, SingleProcess)
         one_device = (
-            self._config.num_replicas == len(devices_lib.resolve(None)) == 1
+            isinstance(self._config.peers, SingleProcess)
+            and self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         )
-        if one_device and alone and self._components.calls.alone:
+        if one_device and self._components.calls.runs_plain_keras:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "

@@ -11,15 +11,18 @@ from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.fit.contract import Batches
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
-from keras_towers.parameter_servers.async_updates import AsyncUpdates
 from keras_towers.parameter_servers.connection import ServerPeers, take_role
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
-from keras_towers.parameter_servers.served_calls import (
+from keras_towers.parameter_servers.session import Session
+from keras_towers.parameter_servers.worker_fit import (
     CachedServerUpdate,
     MirroredServerUpdate,
-    ServedCalls,
+    WorkerCalls,
 )
-from keras_towers.parameter_servers.session import Session, WorkerUpdates
+from keras_towers.parameter_servers.worker_updates import (
+    AsyncUpdates,
+    WorkerUpdates,
+)
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.quorum import Quorum
 from keras_towers.strategies.base import BaseStrategy
@@ -104,7 +107,7 @@ class _WorkerStrategy(BaseStrategy):
             make_updates = functools.partial(
                 EarlyUpdates, quorum=Quorum(size, size, shared=False)
             )
-        calls = ServedCalls(update, self._peers, make_updates)
+        calls = WorkerCalls(update, self._peers, make_updates)
         self._compose(update, calls)
 
     def _description_lines(self) -> list[str]:

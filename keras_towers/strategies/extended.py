@@ -14,8 +14,7 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.reduction import divide, sum_over_ranks
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 
 
 @contextlib.contextmanager

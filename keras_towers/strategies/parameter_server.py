@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Self, Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context import active_step
 from keras_towers.fit.update.weight_update import UpdateAtVariable
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.strategies.base import BaseStrategy
@@ -25,7 +24,7 @@ def choose_places(
     if where is None:
         where = "gpu" if len(devices) <= 2 else "cpu"
     places = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
-    return where, [active_step.short_name(place) for place in places]
+    return where, [devices_lib.short_name(place) for place in places]
 
 
 class ParameterServerTowerStrategy(BaseStrategy):

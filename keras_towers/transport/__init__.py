@@ -5,11 +5,14 @@ The other modules here are shared by all transports.
 
 from __future__ import annotations
 
+import collections
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.rendezvous.rank_checks import Peers
 
 
@@ -97,3 +100,27 @@ class SingleProcess:
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
+
+
+_used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def next_key(purpose: str) -> str:
+    """Return a key for the next collective of the function being traced.
+
+    Numbering restarts in every traced function, so that a rank that retraces
+    one, for another batch shape, uses the same keys as the other ranks. Eager
+    collectives block until they are done, so they need no number.
+    """
+    if tf.executing_eagerly():
+        return f"kt.{purpose}.eager"
+    # Functions inside the outermost graph may run concurrently.
+    graph: Any = compat.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    while getattr(outer, "building_function", False):
+        graph, outer = outer, getattr(outer, "outer_graph", None)
+    counter = _used.setdefault(graph, collections.Counter())
+    counter[purpose] += 1
+    return f"kt.{purpose}.{counter[purpose]}"

@@ -133,3 +133,12 @@ def test_dtypes(dtype, sparse):
 def test_a_dtype_that_has_no_average_is_refused(dtype):
     with pytest.raises(TowerError, match=f"weight is of dtype {dtype.name}"):
         Averaged((2,), dtype)
+
+
+def test_rows_that_cannot_be_numbered_are_refused():
+    most = (1 << 29) - 1
+    averaged = Averaged((most, 2), sparse=True)
+    averaged.push(slices([most - 1], [1.0], (most, 2)), step=0)
+    assert rows_of(averaged.take(1)) == [(most - 1, 1.0)]
+    with pytest.raises(TowerError, match="divide the weight into several"):
+        Averaged((most + 1, 2), sparse=True)

@@ -13,13 +13,13 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import connection, tf_variable, variable_key
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls.callback_roles import (
     SyncedCallbacks,
     listed,
     with_added,
 )
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous import rank_checks
 
 
@@ -117,7 +117,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         transport = connection()
         transport.mark("the broadcast of initial state")
         with tf.device(self.device):
-            rank_state.broadcast(transport, variables, self.root_rank)
+            rank_agreement.broadcast(transport, variables, self.root_rank)
         transport.mark("")
         self._done = True
 

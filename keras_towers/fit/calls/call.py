@@ -15,7 +15,7 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -36,7 +36,7 @@ logger = logging.getLogger("keras_towers")
 _OPTIMIZER = ("optimizer",)
 _LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
 
-_calls: Slot[TowerCall] = Slot()
+_calls: ThreadLocal[TowerCall] = ThreadLocal()
 
 
 def current() -> TowerCall | None:
@@ -130,7 +130,7 @@ class TowerCall:
     def opened(self) -> Iterator[None]:
         """Install this call on the model inside a ``with`` block."""
         with (
-            _calls.filled(self),
+            _calls.holding(self),
             patches.shadowed(self.model, self.shadows()),
         ):
             if not self._prepared:

@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights import rank_state
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption, shared_variables
 from keras_towers.reduction import sum_over_ranks
@@ -284,7 +284,7 @@ def _of_this_rank(
             callbacks_here.append(callback)
             if saving.is_once() and saves_here:
                 saves = {
-                    event: _saving_alone(getattr(callback, event))
+                    event: _saving_on_this_rank(getattr(callback, event))
                     for event in ALL_EVENTS
                     if _overrides(callback, event)
                 }
@@ -299,7 +299,7 @@ def _overrides(callback: Any, event: str) -> bool:
     return getattr(method, "__func__", method) is not inherited
 
 
-def _saving_alone(method: Callable[..., None]) -> Callable[..., None]:
+def _saving_on_this_rank(method: Callable[..., None]) -> Callable[..., None]:
     """Let a callback write its files without waiting for other ranks."""
 
     @functools.wraps(method)
@@ -421,7 +421,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._adoption.update.gather_slots()
         for root, taken in roots.items():
             values = [variable._value for variable in taken]
-            rank_state.broadcast(self._transport, values, root)
+            rank_agreement.broadcast(self._transport, values, root)
         if conflict and self._transport.rank == 0 and first_time(conflict):
             logger.warning(
                 "callbacks wrote different values into %s on different "

@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import error_notes
+from keras_towers.fit import error_notes, rank_agreement
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.calls.callback_roles import ResumesFit
-from keras_towers.fit.context import active_step
+from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -50,16 +50,16 @@ class TowerCalls:
         return self._config
 
     @property
-    def alone(self) -> bool:
-        """Whether all calls run as plain Keras does."""
+    def runs_plain_keras(self) -> bool:
+        """Whether all calls run as plain Keras does, without towers."""
         return not self._config.divides
 
     def _start(self, keras_call: KerasCall, start: Start | None) -> Any:
         kind, model = keras_call.kind, keras_call.model
-        if self.alone and start is None:
+        if self.runs_plain_keras and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-            return run_alone(keras_call)
+            return run_on_one_device(keras_call)
         outer = call_lib.current()
         if outer is not None:
             outer.settle(keras_call.trains)
@@ -73,9 +73,8 @@ class TowerCalls:
         try:
             config = self._config_of(kind)
             if outer is None and not prepared and config.peers.size > 1:
-                from keras_towers.fit.calls import rank_agreement
-
-                rank_agreement.check(config, keras_call)
+                observer = callback_roles.only_one(ObservesFit, keras_call)
+                rank_agreement.check_call(config, keras_call, observer)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
@@ -142,11 +141,11 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
     )
 
 
-def run_alone(keras_call: KerasCall) -> Any:
+def run_on_one_device(keras_call: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        active_step.training_alone.filled(keras_call.trains),
+        thread_state.trains_on_one_device.holding(keras_call.trains),
         callback_roles.observed(keras_call),
     ):
         return keras_call.run()

@@ -20,8 +20,7 @@ from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
     'With batches="split" every rank has to read the same data, and uses its '

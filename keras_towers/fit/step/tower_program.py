@@ -28,8 +28,7 @@ from keras_towers.partition.program import (
     Update,
 )
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -39,8 +39,7 @@ from keras_towers.reduction import (
     Gradients,
     Reduction,
 )
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 from keras_towers.transport.messages import send_packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")

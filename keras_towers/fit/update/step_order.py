@@ -19,8 +19,7 @@ from keras_towers.fit.data.batches import (
 )
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 
 _HOST = "CPU:0"
 

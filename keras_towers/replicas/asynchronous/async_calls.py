@@ -87,7 +87,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
         return self._last.counts
 
     @property
-    def alone(self) -> bool:
+    def runs_plain_keras(self) -> bool:
         # One replica has counts, too, and may average several batches.
         return False
 

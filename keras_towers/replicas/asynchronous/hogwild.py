@@ -18,9 +18,9 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import active_step, patches
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 class HogwildUpdate(WeightUpdate):
     """Every tower applies its own gradients to shared weights."""
 
-    name = "alone"
+    name = "concurrent"
     description = "every tower updates the shared weights independently"
     mirrors = False
 
@@ -108,7 +108,7 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
 
 
 # Filled to apply ``ATOMIC_ADDITIONS`` outside of towers, too.
-atomic: Slot[bool] = Slot()
+atomic: ThreadLocal[bool] = ThreadLocal()
 
 
 def _add(
@@ -134,11 +134,11 @@ ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
 
 def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
-    native, step = variable._value, active_step.current()
+    native, step = variable._value, thread_state.current_step()
     # A step with a graph is divided over towers.
-    alone = step is not None and step.graph is None
+    is_own_step = step is not None and step.graph is None
     return (
-        (alone or atomic.get() is not None)
+        (is_own_step or atomic.get() is not None)
         and isinstance(native, tf.Variable)
         and not isinstance(native, compat.DistributedVariable)
         and native.shape.is_fully_defined()
@@ -187,7 +187,7 @@ def _next_seed(
 ) -> Any:
     """Make towers that read the same random state draw different numbers."""
     seed = original(generator, *args, **kwargs)
-    tower = active_step.current()
+    tower = thread_state.current_step()
     return seed if tower is None else seed_of_replica(seed, tower.index)
 
 

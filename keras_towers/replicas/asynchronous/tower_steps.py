@@ -17,7 +17,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import active_step
+from keras_towers import devices as devices_lib
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
@@ -91,14 +92,14 @@ class TowerSteps:
     @contextlib.contextmanager
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
-        tower = active_step.ActiveStep(
+        tower = thread_state.ActiveStep(
             training=True,
             apply=self._apply_of(fits),
             index=index,
             total=self._config.num_towers if fits else 1,
-            device=active_step.short_name(self._config.devices[index]),
+            device=devices_lib.short_name(self._config.devices[index]),
         )
-        with compat.single_device_mode(), active_step.tracing(tower):
+        with compat.single_device_mode(), thread_state.tracing(tower):
             yield
 
     def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
@@ -188,7 +189,7 @@ class ReplicaSteps(TowerSteps):
     def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
         self._update.make_ready(call.optimizer, call.variables)
-        tower = active_step.current()
+        tower = thread_state.current_step()
         assert tower is not None
         self._averages.push(tower.index, call)
 

@@ -1,25 +1,27 @@
-"""Checks that all ranks request the same training.
+"""What all ranks have to agree on: calls, and the variables of models.
 
-It compares the arguments, data and callbacks of a call.
-``weights/rank_state.py`` compares variables; both exchange values through
-``rendezvous/rank_checks.py``.
+They compare the arguments, data and settings of a call, and the names, shapes
+and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.callback_roles import ObservesFit, only_one
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.transport import Transport, next_key
 
 logger = logging.getLogger("keras_towers")
 
@@ -38,7 +40,7 @@ _FOR_SAME_DATA = (
 )
 _RATE = "learning_rate"
 _LAYERS = "layers"
-_SHOWN = 80
+_SHOWN_CHARACTERS = 80
 # These differences only warn: a custom layer may have per-rank settings.
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
@@ -50,12 +52,19 @@ _WARNINGS = {
 _PER_RANK = ("name", "seed")
 
 
-def check(config: TowerConfig, keras_call: KerasCall) -> None:
+def check_call(
+    config: TowerConfig, keras_call: KerasCall, observer: Any
+) -> None:
     """Check that all ranks call the same method with the same settings.
 
     It compares the arguments of the call that determine its steps and, for
     training, the compiled loss and optimizer. Different learning rates only
     cause a warning, since all ranks train with the learning rate of rank 0.
+
+    Args:
+        config: the towers.
+        keras_call: the call.
+        observer: the callback that measures its steps on all ranks, or None.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
@@ -73,8 +82,6 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
     if keras_call.trains:
         settings |= _compiled(model) | {_LAYERS: _layers(model)}
     if keras_call.trains and config.transport.size > 1:
-        observer = only_one(ObservesFit, keras_call)
-        # It gathers the measurements of all ranks.
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
     ranks = rank_checks.gather(
@@ -135,10 +142,10 @@ def describe_setting(value: Any) -> str:
     """Describe a setting; equal settings have equal texts on all ranks."""
     # Objects without a readable configuration are described by their class.
     text = _describe(value)
-    if len(text) <= _SHOWN:
+    if len(text) <= _SHOWN_CHARACTERS:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{text[:_SHOWN]}... ({digest})"
+    return f"{text[:_SHOWN_CHARACTERS]}... ({digest})"
 
 
 def _describe(value: Any) -> str:
@@ -178,3 +185,55 @@ def _function(function: Any) -> str:
     constants = [c for c in code.co_consts if isinstance(c, str | float | int)]
     parts = code.co_code.hex(), code.co_names, constants
     return f"{name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+
+
+_SHOWN_VARIABLES = 5
+
+
+def check_variables(peers: Peers, variables: Sequence[keras.Variable]) -> None:
+    """Check that all ranks have the same variable names, shapes and dtypes."""
+    described = [
+        f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
+        for v in variables
+    ]
+    ranks = rank_checks.gather(peers, described, "compares the variables")
+    for rank, other in enumerate(ranks):
+        pairs = [
+            (first, second)
+            for first, second in itertools.zip_longest(
+                ranks[0], other, fillvalue="none"
+            )
+            if rank_checks.without_numbers(first)
+            != rank_checks.without_numbers(second)
+        ]
+        if pairs:
+            missing, extra = zip(*pairs, strict=True)
+            raise TowerError(
+                f"rank {rank} does not have the variables of rank 0. Only on "
+                f"rank 0: {_listed(missing)}. Only on rank {rank}: "
+                f"{_listed(extra)}. Every rank has to build the same model in "
+                "the same order, and compile it the same way."
+            )
+
+
+def _listed(variables: Sequence[str]) -> str:
+    """List the first few variables; missing ones are named "none"."""
+    shown = [*dict.fromkeys(variables[:_SHOWN_VARIABLES])]
+    if len(variables) > _SHOWN_VARIABLES:
+        shown.append(f"{len(variables) - _SHOWN_VARIABLES} more")
+    return ", ".join(shown)
+
+
+def broadcast(
+    transport: Transport, variables: Sequence[Any], root: int = 0
+) -> None:
+    """Broadcast the values of variables from one rank to all ranks."""
+    values = [variable.read_value() for variable in variables]
+    known = [i for i, v in enumerate(values) if v.dtype != tf.string]
+    received = transport.broadcast(
+        [values[i] for i in known], next_key("broadcast"), root
+    )
+    if transport.rank == root:
+        return
+    for index, value in zip(known, received, strict=True):
+        variables[index].assign(value)

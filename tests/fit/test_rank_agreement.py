@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.fit.calls.rank_agreement import _compiled, describe_setting
+from keras_towers.fit.rank_agreement import _compiled, describe_setting
 from tests.kit.training import linear
 
 pytestmark = pytest.mark.core

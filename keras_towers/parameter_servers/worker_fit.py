@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,25 +12,38 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
+from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.session import Session
-from keras_towers.parameter_servers.workers import FitEnded
+from keras_towers.parameter_servers.worker_updates import WorkerUpdates
+from keras_towers.parameter_servers.workers import FitEnded, Workers
+from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.asynchronous.hogwild import (
     ATOMIC_ADDITIONS,
     seed_of_replica,
 )
-from keras_towers.replicas.replica_call import ReplicaCall, TrainFunction
+from keras_towers.replicas.replica_call import (
+    OneFitPerModel,
+    ReplicaCall,
+    TrainFunction,
+    refuse_eager,
+)
 
 # The session whose fit runs in this thread.
-current_session: Slot[Session] = Slot()
+current_session: ThreadLocal[Session] = ThreadLocal()
 
 
-class ServedFit(ReplicaCall):
+class WorkerFit(ReplicaCall):
     """A ``fit`` of one worker.
 
     1. ``_begin``. The chief uploads all variables. The other workers download
@@ -85,7 +100,7 @@ class ServedFit(ReplicaCall):
         with (
             patches.patched_while_used(_SHARED_VARIABLES),
             self._ended(),
-            current_session.filled(self.session),
+            current_session.holding(self.session),
             patches.shadowed(optimizer, patches.bind_to(optimizer, methods)),
             super().opened(),
         ):
@@ -112,7 +127,9 @@ class ServedFit(ReplicaCall):
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
             # Each worker validates on the whole data.
-            return TowerEpochIterator(self.config.alone(), kind, **kwargs)
+            return TowerEpochIterator(
+                self.config.without_other_processes(), kind, **kwargs
+            )
         return super()._iterator(kind, between=self._workers.beat, **kwargs)
 
     def prepare(self, batch: Any) -> None:
@@ -318,3 +335,122 @@ _SHARED_VARIABLES: tuple[patches.Patch, ...] = (
     (compat.KerasVariable, "assign", _assign),
     (keras.random.SeedGenerator, "next", _next_seed),
 )
+
+
+class _ServerUpdate:
+    """Passes the sums of a worker's gradients to the session that trains."""
+
+    config: Any
+    _sums: Callable[..., list[list[Any]]]
+
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        session = current_session.get()
+        if session is None:
+            raise TowerError(
+                f"{self.config.name} trains by fit() only: it keeps workers "
+                "in step from the beginning of a fit to its end. For "
+                "train_on_batch and custom loops use HorovodStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
+        sums = self._sums(call, tower_grads)[0]
+        sums = session.variables.send(call.variables, sums)
+        session.updates.push(dataclasses.replace(call, grads=sums))
+
+
+class MirroredServerUpdate(_ServerUpdate, WeightUpdate):
+    """Every tower has a copy of each weight, read from the servers."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each tower"
+    )
+
+
+class CachedServerUpdate(_ServerUpdate, UpdateAtVariable):
+    """The towers of a worker share one copy of each weight."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each worker"
+    )
+
+
+class WorkerCalls(OneFitPerModel):
+    """Trains together with the other workers; evaluates alone.
+
+    Attributes:
+        last: the session of the ``fit`` that began or ended last.
+    """
+
+    def __init__(
+        self,
+        update: MirroredServerUpdate | CachedServerUpdate,
+        peers: ServerPeers,
+        make_updates: Callable[[Session], WorkerUpdates],
+    ):
+        super().__init__(update)
+        # Runs evaluation and prediction.
+        self._step_without_others = self._step.without_other_processes()
+        self._peers = peers
+        self._make_updates = make_updates
+        self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
+        self._numbers = itertools.count(1)
+        self._fits = itertools.count(1)
+        self.last: Session | None = None
+
+    def _session_of(self, model: keras.Model) -> Session:
+        """Return the session in which the workers train a model."""
+        if model not in self._sessions:
+            self._sessions[model] = Session(
+                self._peers,
+                next(self._numbers),
+                self._config.batches == "split",
+                self._make_updates,
+            )
+        return self._sessions[model]
+
+    def _fit(self, keras_call: KerasCall) -> Any:
+        """Run a ``fit``; if it fails, publish the error to other workers."""
+        session = self._session_of(keras_call.model)
+        spare = session.updates.spare
+        session.workers = Workers(self._peers, next(self._fits), spare)
+        try:
+            with (
+                # Callbacks read from the servers, too.
+                self._peers.connection.naming_lost_servers(),
+                self._peers.polling(session.workers.poller(needs_all=True)),
+            ):
+                return super()._fit(keras_call)
+        except BaseException as error:
+            session.workers.fail(error)
+            raise
+        finally:
+            self.last = session
+
+    def _config_of(self, kind: str) -> TowerConfig:
+        return (
+            self._config
+            if kind == "fit"
+            else self._config.without_other_processes()
+        )
+
+    @property
+    def runs_plain_keras(self) -> bool:
+        return False
+
+    def open(
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
+    ) -> TowerCall:
+        if keras_call.kind != "fit":
+            return TowerCall(
+                self._step_without_others,
+                self.adoption,
+                keras_call,
+                prepared,
+                start,
+            )
+        refuse_eager(self._config, keras_call.model)
+        self.last = session = self._session_of(keras_call.model)
+        return WorkerFit(
+            session, self._step, self.adoption, keras_call, prepared, start
+        )
