@@ -143,6 +143,18 @@ def test_xla_compiles_the_step_of_a_worker(strategy, caplog):
     assert "jit_compile" not in caplog.text
 
 
+def test_a_loop_that_reads_weights_does_not_write_them(strategy):
+    def build():
+        keras.utils.set_random_seed(1)
+        return linear(keras.layers.Reshape((3, 2)), keras.layers.LSTM(2))
+
+    model, reference = build(), build()
+    fit(reference)
+    with strategy("DistributedReplicatedStrategy", towers=2):
+        fit(model)
+    same_model(model, reference, 1e-5)
+
+
 def test_fit_in_a_callback_is_for_other_models_only(strategy):
     model, other, reference = linear(), linear(), linear()
     refused = []

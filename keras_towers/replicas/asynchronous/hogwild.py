@@ -73,8 +73,14 @@ class HogwildUpdate(WeightUpdate):
             # Eager towers take turns anyway.
             overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
+                loss_scale = _scale_of_loss(optimizer)
+
+                def update() -> None:
+                    given = _rescaled(grads, optimizer, loss_scale)
+                    call.original(given, variables)
+
                 self._turn(optimizer).execute(
-                    lambda: after_writes_of(call.original, grads, variables),
+                    lambda: after_writes_of(update),
                     exclusive_resource_access=False,
                 )
             else:
@@ -105,6 +111,28 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
         or getattr(optimizer, "inner_optimizer", None) is not None
         or any(getattr(v, "constraint", None) for v in variables)
     )
+
+
+def _scale_of_loss(optimizer: Any) -> tf.Tensor | None:
+    """Return the scale that the traced step has read for its loss, if any."""
+    variable = getattr(optimizer, "dynamic_scale", None)
+    native = getattr(variable, "_value", None)
+    if not isinstance(native, tf.Variable):
+        return None
+    return _first_read(compat.get_default_graph().capture(native.handle))
+
+
+def _rescaled(
+    grads: Sequence[Any], optimizer: Any, scale: tf.Tensor | None
+) -> list[Any]:
+    """Scale gradients of an earlier scale as the optimizer unscales them.
+
+    Another tower may have changed the scale since this one's loss was scaled.
+    """
+    if scale is None:
+        return list(grads)
+    change = optimizer.dynamic_scale / scale
+    return [None if g is None else scaled(g, change) for g in grads]
 
 
 # Filled to apply ``ATOMIC_ADDITIONS`` outside of towers, too.
@@ -180,6 +208,15 @@ def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
         if operation.name == value.op.name:
             return True
     return False
+
+
+def _first_read(handle: tf.Tensor) -> tf.Tensor | None:
+    """Return the first value that a graph reads from a variable, if any."""
+    for operation in handle.graph.get_operations():
+        given = (each.name for each in operation.inputs)
+        if operation.type == "ReadVariableOp" and handle.name in given:
+            return operation.outputs[0]
+    return None
 
 
 def _next_seed(
