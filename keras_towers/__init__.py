@@ -16,7 +16,7 @@ from keras_towers import _imports, engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
-    from keras_towers.backup.backup import Backup
+    from keras_towers.backup import Backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
@@ -89,7 +89,7 @@ _NAMES_IN = {
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
-    "backup.backup": "Backup",
+    "backup": "Backup",
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_towers import subprocesses
+from keras_towers import system
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
@@ -219,12 +219,12 @@ def store(model: str, folder: Path, setting: Setting) -> str:
     # Used if the model comes without data.
     examples = (FIRST_STEPS + setting.steps) * setting.batch
     try:
-        answer = subprocesses.ask_python(
+        answer = system.ask_python(
             [*command, str(examples)],
             setting.timeout_s,
             environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
-    except subprocesses.NoAnswer as error:
+    except system.NoAnswer as error:
         raise TowerError(f"cannot build {model}: it {error}") from None
     if "refused" in answer:
         raise TowerError(answer["refused"])
@@ -259,7 +259,7 @@ def run_workers(
             "folder": folder,
         }
         worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
-        ended = subprocesses.run(
+        ended = system.run_command(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
             environment(variables),

@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.reduction import CommunicationHook, CompressionName
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from keras_towers.parameter_servers.session import Session
 from keras_towers.parameter_servers.worker_updates import WorkerUpdates
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.asynchronous.hogwild import (
     ATOMIC_ADDITIONS,
     seed_of_replica,
@@ -150,10 +150,10 @@ class WorkerFit(ReplicaCall):
         self._epoch_before = model._initial_epoch
         epoch = self._epoch_before or arguments.get("initial_epoch") or 0
         # Until then, a late worker may still write in an earlier fit.
-        check.gather(session.peers, None, f"begins fit {session.fits}")
+        rank_checks.gather(session.peers, None, f"begins fit {session.fits}")
         session.begin_fit()
         where = f"takes over the weights of fit {session.fits}"
-        epoch = check.gather(session.peers, epoch, where)[0]
+        epoch = rank_checks.gather(session.peers, epoch, where)[0]
         is_back = self._workers.publish_begun()
         if self._is_chief:
             self._optimizers.enter_context(

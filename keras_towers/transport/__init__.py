@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from keras_towers.fit.calls.callback_effects import SyncedCallbacks
 from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -147,7 +147,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         values = {name: np.asarray(logs[name], "float64") for name in logs}
         transport.note_wait("the mean of an epoch's logs")
-        ranks = check.gather(transport, values, "averages its logs")
+        ranks = rank_checks.gather(transport, values, "averages its logs")
         transport.note_wait("")
         for rank, rank_logs in enumerate(ranks):
             odd = ", ".join(sorted(rank_logs.keys() ^ ranks[0].keys()))
@@ -176,7 +176,7 @@ def sync_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
     transport = connection()
     callbacks = listed(arguments.get("callbacks"))
     names = [type(callback).__name__ for callback in callbacks]
-    ranks = check.gather(transport, names, "is at the beginning of fit")
+    ranks = rank_checks.gather(transport, names, "is at the beginning of fit")
     odd = [
         callback
         for callback, name in zip(callbacks, names, strict=True)

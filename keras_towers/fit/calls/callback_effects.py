@@ -31,7 +31,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption, shared_variables
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if adoption is None:
             # Each rank validates separately, and maybe only some ranks do.
             acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
-        ranks = check.gather(transport, acting, "begins to run callbacks")
+        ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             if variable in self._written
         }
         self._written.clear()
-        ranks = check.gather(
+        ranks = rank_checks.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
         apart = self._adoption is not None and self._adoption.ranks_diverge

@@ -7,7 +7,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -18,10 +18,7 @@ from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.rendezvous.check import Peers
-
-if TYPE_CHECKING:
-    pass
+from keras_towers.rendezvous.rank_checks import Peers
 
 logger = logging.getLogger("keras_towers")
 

@@ -24,7 +24,7 @@ from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import Gradient, owned_by
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -84,10 +84,13 @@ class LocalSGD:
             if int(round_.updates.numpy())
         ]
         updates_here = [
-            f"{int(round_.updates.numpy())} of {check.without_numbers(name)!r}"
+            f"{int(round_.updates.numpy())} of "
+            f"{rank_checks.without_numbers(name)!r}"
             for name, round_ in begun
         ]
-        ranks = check.gather(self._config.peers, updates_here, "ends a round")
+        ranks = rank_checks.gather(
+            self._config.peers, updates_here, "ends a round"
+        )
         if all(rank == updates_here for rank in ranks):
             for _, round_ in begun:
                 self._average(round_, order)
@@ -99,7 +102,7 @@ class LocalSGD:
                 "(%s), for example after an error, or train_on_batch on some "
                 "ranks only: their weights are not averaged. fit() starts "
                 "with the weights of rank 0.",
-                check.describe_ranks(
+                rank_checks.describe_ranks(
                     [", ".join(rank) or "none" for rank in ranks]
                 ),
             )

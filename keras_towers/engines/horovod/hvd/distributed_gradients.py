@@ -31,7 +31,7 @@ from keras_towers.engines.dropin.distributed_optimizer import (
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divide
-from keras_towers.rendezvous import check, watch
+from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import next_key
 
@@ -525,7 +525,7 @@ class GradientReducer(Reducer):
             )
 
             def describe_difference() -> str:
-                return check.describe_gradients(
+                return rank_checks.describe_gradients(
                     hvd.allgather_object(
                         described,
                         name=name,
@@ -640,7 +640,7 @@ def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
     name = _name(variable)
-    path = check.without_numbers(getattr(variable, "path", None) or name)
+    path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
     return f"{index} {name} {kind}", f"{path} {kind}"
 
 
