@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers import server_store as lib
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.replicas.resources import Queue, trace
+from keras_towers.replicas.named_resources import Queue, trace
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAN = float("nan")
@@ -73,7 +73,7 @@ def test_later_requests_trace_nothing(name, monkeypatch):
 
     ServerStore(DEVICE).put(name, 1)
     ServerStore(DEVICE).get(name)
-    monkeypatch.setattr(remote.tf, "function", refuse)
+    monkeypatch.setattr(remote_runtime.tf, "function", refuse)
     for number in range(20):
         store, key = ServerStore(DEVICE), f"{name}/{number}"
         assert store.get(key) is None

@@ -35,7 +35,7 @@ from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.calls.call import TowerCall
+    from keras_towers.fit.calls.tower_call import TowerCall
 
 logger = logging.getLogger("keras_towers")
 

@@ -24,7 +24,7 @@ from keras_towers.fit.data.rank_data import (
     gather_batch,
 )
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.function import CallMode
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
