@@ -15,13 +15,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.parameter_servers.training_session import Session
-from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
 from keras_towers.replicas.averages import (
     Averages,
     refuse_without_update,
     run_update,
 )
 from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.hogwild import atomic, takes_turns
 from keras_towers.replicas.named_resources import (
     Queue,
     Queues,

@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from keras_towers.replicas import coordinator
-from keras_towers.replicas.asynchronous import tower_threads
+from keras_towers.replicas import coordinator, tower_threads
 
 NAMES = (tower_threads.NAME, coordinator.NAME)
 

@@ -12,7 +12,7 @@ ranks with different seeds (``fit/data/rank_data.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
-(``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
+(``replicas/hogwild.py``); a worker of parameter servers patches
 the same names (``parameter_servers/worker_fit.py``). ``kt.verify`` patches
 how variables are initialized while it measures. The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
