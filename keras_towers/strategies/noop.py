@@ -82,10 +82,11 @@ class NoOpStrategy(BaseStrategy):
 
 
 class NoOpCalls(TowerCalls):
-    """Runs Keras's methods, with empty steps for training and validation."""
+    """Runs Keras's methods, with empty steps for training and validation.
 
-    # Keras's own method runs epochs, counts steps and calls callbacks; only the
-    # step function is replaced, and the data unless it has to be read.
+    Keras's own method runs epochs, counts steps and calls callbacks; only
+    the step function is replaced, and the data unless it has to be read.
+    """
 
     def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
         # The user may train the same model for real after this block.
