@@ -7,8 +7,8 @@ from threading import Thread
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import elastic
-from keras_towers.launching.elastic import (
+from keras_towers.launching import elastic_job
+from keras_towers.launching.elastic_job import (
     ElasticHosts,
     ElasticRounds,
     discover_by_script,
@@ -65,7 +65,7 @@ def test_discovery_that_fails_for_a_while():
 
 def test_hosts_that_are_avoided_for_a_while(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(elastic.time, "monotonic", lambda: now)
+    monkeypatch.setattr(elastic_job.time, "monotonic", lambda: now)
     found = {"a": 1, "b": 2, "c": 1}
     hosts = ElasticHosts(lambda: {"d": 1, **found}, found, (5, 30), print)
     assert list(hosts.available()) == ["a", "b", "c"]
