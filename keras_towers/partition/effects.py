@@ -60,7 +60,7 @@ def effect_of(operation: Any) -> Effect:
         return Effect.NONE
     if any(a.type in _BY_REFERENCE for a in operation.op_def.output_arg):
         return Effect.PER_PROCESS
-    graphs = _called_graphs(operation)
+    graphs = called_graphs(operation)
     if None in graphs:
         return Effect.EXTERNAL
     if graphs:
@@ -95,13 +95,13 @@ def _draws_in_xla(operation: Any) -> bool:
     """Whether an operation, or a function that it calls, draws in XLA."""
     return operation.type in _DRAWN_BY_XLA or any(
         _draws_in_xla(inner)
-        for graph in _called_graphs(operation)
+        for graph in called_graphs(operation)
         if graph is not None
         for inner in graph.get_operations()
     )
 
 
-def _called_graphs(operation: Any) -> list[Any]:
+def called_graphs(operation: Any) -> list[Any]:
     """The graphs of called functions; None for one that is unknown."""
     names = []
     if compat.op_definition(operation.type) is None:

@@ -37,6 +37,10 @@ class Peers(Protocol):
         ...
 
 
+# So many constants of each rank are shown.
+_SHOWN = 3
+
+
 def gather(peers: Peers, value: Any, where: str) -> list[Any]:
     """Gather values from all ranks, which must be at the same point.
 
@@ -90,6 +94,20 @@ def describe_gradients(
         f"the ranks do not have the same gradients. Only on {listed}. Every "
         "rank has to run the same model, and to compute the same loss for the "
         "same variables."
+    )
+
+
+def describe_constants(ranks: Sequence[Sequence[str]]) -> str:
+    """Describe the constants of a step that differ between ranks."""
+    common = set.intersection(*map(set, ranks))
+    extra = [[c for c in own if c not in common][:_SHOWN] for own in ranks]
+    named = ["; ".join(own) or "none" for own in extra]
+    listed = describe_ranks(named, ". Only on ")
+    return (
+        "the ranks have traced different constants into their steps. Only on "
+        f"{listed}. Python and NumPy have computed them: give their random "
+        "generators the same seed on every rank (keras.utils.set_random_seed), "
+        "or keep what is drawn in a variable, which all ranks take from rank 0."
     )
 
 
