@@ -245,6 +245,10 @@ def type_of_variable(handle: Any) -> Any:
 resources_of = resolve(
     f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
+# The attribute that says which of an operation's inputs it does not write.
+READ_ONLY_INPUTS: str = resolve(
+    f"{_TF}.framework.auto_control_deps_utils:READ_ONLY_RESOURCE_INPUTS_ATTR"
+)
 _run_independently = resolve(
     f"{_TF}.framework.auto_control_deps"
     ":AutomaticControlDependencies.run_independently"

@@ -10,12 +10,13 @@ The modules, from the runtime up:
 ``workers``            which workers train, have left, or are lost
 ``server_variables``   copies of a model's variables on the servers
 ``session``            the training of one model by all workers
-``averaged_updates``   updates that average the workers' gradients
-``early_updates``      the same, begun before all gradients have arrived
-``async_updates``      updates that every worker makes by itself
-``served_fit``         a ``fit`` of one worker
-``served_calls``       calls of Keras's methods on a worker
+``worker_updates``     updates by the average of the workers' gradients, or
+                       by each worker itself
+``early_updates``      averages whose updates begin before all gradients have
+                       arrived
+``worker_fit``         a ``fit`` of one worker, and its other calls
 =====================  =======================================================
 
-The strategies are in ``strategies/distributed.py`` and ``sync_replicas.py``.
+The strategies are in ``strategies/distributed_parameter_server.py`` and
+``sync_replicas.py``.
 """

@@ -27,7 +27,12 @@ from keras_towers.parameter_servers.server_store import (
 )
 from keras_towers.parameter_servers.serving import serve
 from keras_towers.rendezvous import tf_config, watch
-from keras_towers.rendezvous.liveness import AnswerWatch, State, wait_loop
+from keras_towers.rendezvous.liveness import (
+    AnswerWatch,
+    State,
+    describe_each,
+    wait_loop,
+)
 from keras_towers.rendezvous.network import is_reachable, task_answers
 from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
@@ -57,7 +62,7 @@ class Dropped:
         self._watched += 1
         weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def take(self) -> list[str]:
+    def take_names(self) -> list[str]:
         """Return the names collected since the last call."""
         if self._watched:
             # Models are parts of reference cycles.
@@ -110,13 +115,14 @@ class Connection:
 
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may be waiting for a lost server."""
-        lost = _named({n: self.cluster.ps[n] for n in servers})
+        names = _names({n: self.cluster.ps[n] for n in servers})
+        lost = describe_each(dict.fromkeys(names, State.LOST))
         watch.end_process(
-            f"{self._name} has to end: {lost} {State.LOST}. Start all tasks "
-            "of the job again, from a backup."
+            f"{self._name} has to end: {lost}. Start all tasks of the job "
+            "again, from a backup."
         )
 
-    def end(self) -> None:
+    def disconnect(self) -> None:
         """Sign off at the servers, which end after the last worker.
 
         A worker that ends with an error does not: it may be restarted, and then
@@ -148,7 +154,8 @@ class Connection:
             servers = enumerate(self.cluster.ps)
             lost = {n: a for n, a in servers if not is_reachable(a)}
             if lost:
-                reason = f"{_named(lost)} can no longer be reached"
+                state = "can no longer be reached"
+                reason = describe_each(dict.fromkeys(_names(lost), state))
             if reason is None:
                 raise
             first, *_ = str(error.message).strip().splitlines() or [""]
@@ -165,7 +172,7 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
         if not missing:
             return
         if waited_s:
-            announce(f"{name} waits for {_named(missing)}")
+            announce(f"{name} waits for {', '.join(_names(missing))}")
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
@@ -195,7 +202,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         )
     if _connection is None:
         _connection = Connection(cluster)
-        atexit.register(_connection.end)
+        atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is {_connection.cluster} of a job already, and "
@@ -204,8 +211,8 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     return _connection
 
 
-def _named(servers: dict[int, str]) -> str:
-    return ", ".join(f"ps {i} at {a}" for i, a in servers.items())
+def _names(servers: dict[int, str]) -> list[str]:
+    return [f"ps {i} at {a}" for i, a in servers.items()]
 
 
 class ServerPeers:

@@ -8,20 +8,18 @@ Every worker computes with a local copy of the weights:
                      its gradients (``AsyncUpdates``)
 ``NextWeights``      reads the next weights when they are ready
 
-``served_fit.py`` describes what a worker does during a ``fit``.
+``worker_fit.py`` describes what a worker does during a ``fit``.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.server_store import value_of
@@ -29,83 +27,12 @@ from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.replicas import resources
 from keras_towers.replicas.group import END
-from keras_towers.replicas.replica_call import DroppedGradients
 from keras_towers.replicas.resources import TracedCalls
 
+if TYPE_CHECKING:
+    from keras_towers.parameter_servers.worker_updates import WorkerUpdates
+
 _HOST = "/device:CPU:0"
-
-
-class WorkerUpdates:
-    """Turns gradients into weights; methods in the order of a ``fit``.
-
-    Attributes:
-        reads_parts: whether a part of the weights can be read while another
-            part is still updated.
-        epochs_together: whether all workers end each epoch together.
-        spare: how many lost workers a step can do without.
-    """
-
-    reads_parts: bool = True
-    epochs_together: bool = False
-    spare: int = 0
-
-    def dropped_gradients(self) -> DroppedGradients | None:
-        """Return the logger of dropped gradients, if any can be dropped."""
-        return None
-
-    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Refuse optimizers that these updates do not support."""
-
-    def begin_trace(self) -> None:
-        """Prepare for a new trace of the step."""
-
-    def begin(self) -> None:
-        """Create the shared state of a ``fit``; on the chief only."""
-        raise NotImplementedError
-
-    def enter(self) -> None:
-        """Read the weights of the first step."""
-        raise NotImplementedError
-
-    def come_back(self) -> int:
-        """Go on after this worker was restarted; ``wait`` follows.
-
-        Returns:
-            The number of batches that it had trained on.
-        """
-        raise NotImplementedError
-
-    def trace_step(self) -> contextlib.AbstractContextManager[None]:
-        """Trace a step, and the operation that counts it, in the block."""
-        raise NotImplementedError
-
-    def push(self, call: UpdateCall) -> None:
-        """Push the sums of this worker's gradients, inside a traced step."""
-        raise NotImplementedError
-
-    def after_step(self) -> None:
-        """Handle the end of a step of this worker."""
-
-    def wait_for_part(self, part: int) -> tf.Tensor:
-        """Wait for a part of the next weights."""
-        raise NotImplementedError
-
-    def wait(self) -> tf.Tensor:
-        """Wait for all of the next weights; ``END`` if there are none."""
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """Let the other workers continue without this one."""
-
-    def is_over(self) -> bool:
-        """Whether no update needs more gradients; on the chief."""
-        return False
-
-    def finish(self) -> None:
-        """Make the last update, when all have left; on the chief only."""
-
-    def end(self) -> None:
-        """Clean up after a ``fit`` that has ended or failed."""
 
 
 class NextWeights:
@@ -147,7 +74,9 @@ class NextWeights:
         else:
             running, self._running = self._running, None
             self._gate.put(0)
-            turn, stopped = self._session.workers.wait(running, in_step=True)
+            turn, stopped = self._session.workers.wait_for(
+                running, in_step=True
+            )
         return int(turn) < END, value_of(stopped) or 0
 
     def _read(
@@ -162,7 +91,7 @@ class NextWeights:
             with tf.control_dependencies([updates.wait_for_part(index)]):
                 values += variables.read(part)
                 trained += part
-        turn = updates.wait()
+        turn = updates.wait_for_weights()
         with tf.control_dependencies([turn]):
             # Read with the weights, so that all workers stop after one step.
             stopped = self._session.read_stopped()
@@ -206,7 +135,7 @@ class Session:
         self.variables: ServerVariables = ServerVariables(
             self.name,
             self.connection,
-            lambda function: self.workers.run(function),
+            lambda function: self.workers.run_function(function),
         )
         self.calls: TracedCalls = TracedCalls(self.run_in_step)
         self.updates: WorkerUpdates = make_updates(self)
@@ -220,7 +149,7 @@ class Session:
 
     def run_in_step(self, function: Any) -> list[Any]:
         """Run a concrete function, unless the chief ends the ``fit``."""
-        return self.workers.run(function, in_step=True)
+        return self.workers.run_function(function, in_step=True)
 
     def stop(self, fit: int) -> None:
         """Stop all fits up to this number; on the chief only."""
@@ -234,7 +163,7 @@ class Session:
         """Read, inside a function, the number of the last stopped ``fit``."""
         return self.connection.store.read(self._stopped)
 
-    def begin(self) -> None:
+    def begin_fit(self) -> None:
         """Begin a ``fit``: the chief uploads all variables."""
         # Local variables may have been replaced.
         self.variables.forget_traced()
@@ -243,7 +172,7 @@ class Session:
         if self.rank == 0:
             self.variables.upload()
             self.stop(0)
-            self.updates.begin()
+            self.updates.begin_fit()
         elif (
             self.connection.starts > 1
             and self.connection.store.get(self._freed) is not None
@@ -257,7 +186,7 @@ class Session:
 
     def _free_dropped(self) -> None:
         """Free the resources of models that the chief has deleted."""
-        for name in self.connection.dropped.take():
+        for name in self.connection.dropped.take_names():
             if self.rank > 0:
                 resources.forget(name)
                 continue
@@ -265,7 +194,7 @@ class Session:
             with self.connection.naming_lost_servers():
                 resources.free(name)
 
-    def put(self, variables: Sequence[keras.Variable]) -> None:
+    def upload(self, variables: Sequence[keras.Variable]) -> None:
         """Upload variables; does nothing on other workers than the chief."""
         if self.rank == 0 and self.fits:
             self.variables.upload(variables)

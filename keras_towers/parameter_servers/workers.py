@@ -19,7 +19,7 @@ from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_store import task_name
 from keras_towers.parameter_servers.serving import missing_workers
-from keras_towers.rendezvous.liveness import Liveness, State
+from keras_towers.rendezvous.liveness import Liveness, State, describe_each
 from keras_towers.rendezvous.store import wait_for
 
 
@@ -109,7 +109,7 @@ class Workers:
         states = missing_workers(self._store, self._connection.prefix)
         return {rank: s for rank, s in states.items() if s.is_gone}
 
-    def begin(self) -> bool:
+    def publish_begun(self) -> bool:
         """Publish that this worker trains; return whether it is returning."""
         is_back = self.own.begun
         self.publish(begun=True, failed="")
@@ -241,10 +241,10 @@ class Workers:
         if len(needed) > spare:
             system.limit_teardown()
             named = (f"{self._name(r)} at {self._address(r)}" for r in needed)
+            states = describe_each(dict.fromkeys(named, State.LOST))
             raise TowerError(
-                f"{self._name(self._rank)} has to end: {', '.join(named)} "
-                f"{State.LOST}. Start all tasks of the job again, from a "
-                "backup."
+                f"{self._name(self._rank)} has to end: {states}. Start all "
+                "tasks of the job again, from a backup."
             )
 
     def loss_poller(self, on_lost: Callable[[int], None]) -> Callable[[], None]:
@@ -314,11 +314,11 @@ class Workers:
                 )
         return reasons
 
-    def run(self, function: Any, in_step: bool = False) -> Any:
+    def run_function(self, function: Any, in_step: bool = False) -> Any:
         """Call a concrete function; fail if it takes too long."""
-        return self.wait(remote.Running(function), in_step)
+        return self.wait_for(remote.Running(function), in_step)
 
-    def wait(self, running: remote.Running, in_step: bool = False) -> Any:
+    def wait_for(self, running: remote.Running, in_step: bool = False) -> Any:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()
         poll = self.poller(in_step, watch=watch)
@@ -329,12 +329,12 @@ class Workers:
             except TimeoutError:
                 limit_s = min(settings.LOST_S, timeout_s / 2)
                 stuck = self._why_stuck(watch, limit_s)
-        reasons = [f"{self._name(rank)} {why}" for rank, why in stuck.items()]
+        reasons = {self._name(rank): why for rank, why in stuck.items()}
         raise TowerError(
             f"{self._name(self._rank)} has waited {timeout_s:g} s for the "
             "other workers: "
-            f"{', '.join(reasons) or 'one hangs or is very slow'}. Start it "
-            "again, or give stall_shutdown_s=..., in seconds, to wait for "
+            f"{describe_each(reasons) or 'one hangs or is very slow'}. Start "
+            "it again, or give stall_shutdown_s=..., in seconds, to wait for "
             "longer."
         )
 

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.fit.context import active_step, marks
+from keras_towers.devices import short_name
+from keras_towers.fit.context import marks
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2
@@ -110,7 +111,7 @@ class RankRecording:
         return cls(
             rank,
             platform.node(),
-            [active_step.short_name(device) for device in devices],
+            [short_name(device) for device in devices],
             recorder.count - len(stamps),
             stamps,
             np.array(recorder.spans, np.float64).reshape(-1, 3),

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.errors import TowerError
 from keras_towers.replicas.replica_call import TrainFunction
-from keras_towers.strategies import distributed
+from keras_towers.strategies import distributed_parameter_server
 from tests.exactness import models as m
 from tests.kit.compare import same_model
 from tests.kit.leaving import Boom
@@ -23,7 +23,9 @@ def strategy(job, monkeypatch):
 
     def make(name="SyncReplicasStrategy", **kwargs):
         connection = job(1).connect(0)
-        monkeypatch.setattr(distributed, "take_role", lambda *_: connection)
+        monkeypatch.setattr(
+            distributed_parameter_server, "take_role", lambda *_: connection
+        )
         return getattr(kt, name)(cluster=connection.cluster, **kwargs)
 
     return make
@@ -141,6 +143,18 @@ def test_xla_compiles_the_step_of_a_worker(strategy, caplog):
         fit(model)
     same_model(model, reference, 1e-5)
     assert "jit_compile" not in caplog.text
+
+
+def test_a_loop_that_reads_weights_does_not_write_them(strategy):
+    def build():
+        keras.utils.set_random_seed(1)
+        return linear(keras.layers.Reshape((3, 2)), keras.layers.LSTM(2))
+
+    model, reference = build(), build()
+    fit(reference)
+    with strategy("DistributedReplicatedStrategy", towers=2):
+        fit(model)
+    same_model(model, reference, 1e-5)
 
 
 def test_fit_in_a_callback_is_for_other_models_only(strategy):

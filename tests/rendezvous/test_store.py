@@ -139,8 +139,8 @@ def test_no_proxy_is_asked(server, monkeypatch):
 
 def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert SECRET not in path_token(SECRET)
-    monkeypatch.setenv(settings.SECRET, SECRET)
-    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
+    monkeypatch.setenv(settings.ENV_SECRET, SECRET)
+    monkeypatch.setenv(settings.ENV_STORE, "127.0.0.1:1")
     monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
     assert store.from_environment()
     # Under Horovod's own launcher, in a rank of ours, and there.

@@ -147,6 +147,36 @@ def test_optimizers_that_read_and_write_lose_nothing(options, constraint):
     all_close(model.weights, reference.weights, 1e-4)
 
 
+@tf.custom_gradient
+def slow_backwards(out):
+    """Takes its time between the loss and the gradients."""
+
+    def wait(gradient):
+        time.sleep(0.01)
+        return gradient
+
+    def backward(upstream):
+        waited = tf.py_function(wait, [upstream], upstream.dtype)
+        return tf.ensure_shape(waited, upstream.shape)
+
+    return tf.identity(out), backward
+
+
+def test_gradients_are_unscaled_as_their_own_loss_was_scaled():
+    """Although each update of another tower changes the scale."""
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=1
+    )
+    model = linear(optimizer)
+    model.compile(optimizer, lambda y, out: slow_backwards(out) * y)
+    kernel = model.layers[0].kernel
+    wanted = kernel.numpy() - 0.5 * 2 * EPOCH
+    with kt.AsyncTowerStrategy(2, scale_gradient=False):
+        fit(model, y=cases.TARGETS, epochs=2)
+    assert int(optimizer.dynamic_scale) == 8 << 2 * STEPS
+    close(kernel, wanted, 1e-5)
+
+
 def test_training_in_a_callback():
     """The fit that it interrupts goes on as it was."""
     model = linear(keras.optimizers.SGD(0.5))

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context.thread_state import ThreadLocal
 
 Point = Literal["begun", "computed", "reduced", "updated"]
 # In the order in which a step reaches them.
@@ -70,7 +70,7 @@ class Recorder:
             With several optimizers a tower reaches some points more than once:
             the last time counts.
         """
-        steps = _in_order([marks.take() for marks in self._marks])
+        steps = _in_order([marks.take_times() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
         return self._steps
@@ -118,7 +118,7 @@ class StepMarks:
             if operation.type in _CALLS:
                 operation._add_control_input(mark)
 
-    def take(self) -> np.ndarray:
+    def take_times(self) -> np.ndarray:
         """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
         times = np.full((count, len(self._devices), len(POINTS)), np.nan)
@@ -149,12 +149,12 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
     return now
 
 
-_recorder: Slot[Recorder] = Slot()
-_marks: Slot[StepMarks] = Slot()
+_recorder: ThreadLocal[Recorder] = ThreadLocal()
+_marks: ThreadLocal[StepMarks] = ThreadLocal()
 
 
 # Records the steps that this thread traces in a block.
-recording = _recorder.filled
+recording = _recorder.holding
 
 
 def recorder_of(model: Any) -> Recorder | None:
@@ -170,11 +170,11 @@ def marked(
     """Mark the step that is traced in this block, if it is recorded."""
     recorder = recorder_of(model)
     if recorder is None or tf.executing_eagerly():
-        with _marks.filled(None):
+        with _marks.holding(None):
             yield
         return
     marks = recorder.begin_trace(devices)
-    with _marks.filled(marks):
+    with _marks.holding(marks):
         for tower, piece in enumerate(pieces):
             reached(tower, "begun", piece)
         yield

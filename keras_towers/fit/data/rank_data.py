@@ -18,10 +18,9 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
     'With batches="split" every rank has to read the same data, and uses its '
@@ -50,7 +49,7 @@ class ShuffleOrder:
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
         local = compat.global_seed(), state, drawn
-        ranks = check.gather(peers, local, "begins to shuffle")
+        ranks = rank_checks.gather(peers, local, "begins to shuffle")
         seeds, states, draws = zip(*ranks, strict=True)
         self._seed = draws[0] if start is None else start.seed
         self._tensorflow_agrees = len(set(seeds)) == 1 and None not in seeds
@@ -98,14 +97,14 @@ def agree(
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
     plan = adapter.num_batches, fingerprint_rows(adapter), unseeded
-    plans = check.gather(peers, plan, where)
+    plans = rank_checks.gather(peers, plan, where)
     numbers, fingerprints, are_unseeded = map(list, zip(*plans, strict=True))
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
         raise _different(
-            f"numbers of batches differ ({check.describe_ranks(counts)})"
+            f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
         )
     if any(are_unseeded):
         raise _different("every rank shuffles it without a seed")
@@ -182,7 +181,7 @@ class SameBatches:
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
 
-    def begin(self) -> None:
+    def check_next_batch(self) -> None:
         """Check the next batch."""
         self._due.assign(True)
 
@@ -223,7 +222,7 @@ class EagerDraws:
         if not self._agreed:
             local = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
-            states = check.gather(self._transport, local, where)
+            states = rank_checks.gather(self._transport, local, where)
             seeds = [seed for seed, _ in states]
             if None in seeds or len(set(seeds)) > 1:
                 self._seed = seeds[0] or states[0][1]

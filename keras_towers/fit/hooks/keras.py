@@ -14,13 +14,13 @@ are patched while ``fit`` creates its data on several ranks with different seeds
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
-the same names (``parameter_servers/served_fit.py``). ``kt.verify`` patches
+the same names (``parameter_servers/worker_fit.py``). ``kt.verify`` patches
 how variables are initialized while it measures. The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: model
-attributes during a call (``TowerCall.shadows``, ``calls/noop_calls.py``) and
+attributes during a call (``TowerCall.shadows``, ``strategies/noop.py``) and
 while Keras makes functions (``fit/step/keras_function.py``), methods of an
 optimizer during an update (``fit/update/optimizers.py``), and of a
 ``SwapEMAWeights`` callback (``calls/callback_roles.py``).
@@ -41,7 +41,7 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import StrategyProxy
-from keras_towers.fit.context import active_step, patches
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.partition.rules.means import own_mean
@@ -146,7 +146,7 @@ def _call_loaded(
     outside of its replicas; here it reads the variables of the first tower.
     """
     outside = tf.distribute.get_replica_context() is None
-    if active_step.current() is not None or (
+    if thread_state.current_step() is not None or (
         outside and contract.active_strategy()
     ):
         captured = [
@@ -161,7 +161,7 @@ def _call_loaded(
 def _create_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
-    if active_step.current() is not None:
+    if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
@@ -187,7 +187,7 @@ def _batch_norm(
     layer normalizes each example with the statistics of its tower's rows; the
     moving statistics are updated with the means of these over all examples.
     """
-    step = active_step.current()
+    step = thread_state.current_step()
     of_each_tower = step is not None and step.training and step.own_statistics
     trains = training and layer.trainable
     rows_are_first = inputs.shape.rank and layer.axis % inputs.shape.rank

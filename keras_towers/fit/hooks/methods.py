@@ -24,7 +24,7 @@ import keras_towers
 from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers.fit import contract
-from keras_towers.fit.context import active_step, blocks, patches
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import METHODS
 from keras_towers.fit.weights import adoption
 
@@ -106,13 +106,13 @@ def _run(
             adoption.announce_default(model, kind, components.config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)
         with strategy.scope():
-            return components.calls.run(call)
+            return components.calls.run_call(call)
     trains = kind in contract.TRAINING
     if strategy is None and trains:
         _warn_of_thread(kind, model)
     # This may be a nested call, such as evaluate in a callback.
-    alone = active_step.training_alone
-    with alone.filled(None if alone.get() is None else trains):
+    outer = thread_state.trains_on_one_device
+    with outer.holding(None if outer.get() is None else trains):
         return original(model, *args, **kwargs)
 
 
@@ -129,7 +129,7 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:
-    block = blocks.open_in_other_thread()
+    block = thread_state.block_of_other_thread()
     if block is None or not first_time(("entered elsewhere", *block)):
         return
     logger.warning(

@@ -12,8 +12,7 @@ from keras_towers import compat
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.tower_variables import copy_on_tower
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 
 
 def outside_variables(traced: Trace, model: keras.Model) -> list[Any]:
@@ -57,8 +56,8 @@ class OutsideVariables:
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
 
-    def begin(self) -> None:
-        """Send the variables of the next step."""
+    def send_in_next_step(self) -> None:
+        """Send the variables that the next step uses."""
         self._due.assign(True)
 
     def take_over(self, handles: Sequence[Any]) -> None:

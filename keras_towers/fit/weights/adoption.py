@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import (
     TRAINING,
@@ -25,9 +26,8 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights import rank_state
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
@@ -176,7 +176,7 @@ class Adoption:
     def synchronize(self, model: keras.Model, peers: Peers) -> None:
         """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
-            rank_state.check_same(peers, shared_variables(model))
+            rank_agreement.check_variables(peers, shared_variables(model))
         self.broadcast(model)
 
     def begin_steps(self, model: keras.Model) -> None:
@@ -219,7 +219,7 @@ class Adoption:
         if transport.size > 1:
             self.gather_slots()
             values = [variable._value for variable in shared_variables(model)]
-            rank_state.broadcast(transport, values)
+            rank_agreement.broadcast(transport, values)
 
     def release(self) -> None:
         """Turn all models into ordinary ones."""

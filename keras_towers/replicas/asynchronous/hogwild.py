@@ -18,9 +18,9 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import active_step, patches
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 class HogwildUpdate(WeightUpdate):
     """Every tower applies its own gradients to shared weights."""
 
-    name = "alone"
+    name = "concurrent"
     description = "every tower updates the shared weights independently"
     mirrors = False
 
@@ -73,8 +73,14 @@ class HogwildUpdate(WeightUpdate):
             # Eager towers take turns anyway.
             overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
+                loss_scale = _scale_of_loss(optimizer)
+
+                def update() -> None:
+                    given = _rescaled(grads, optimizer, loss_scale)
+                    call.original(given, variables)
+
                 self._turn(optimizer).execute(
-                    lambda: after_writes_of(call.original, grads, variables),
+                    lambda: after_writes_of(update),
                     exclusive_resource_access=False,
                 )
             else:
@@ -107,8 +113,30 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
+def _scale_of_loss(optimizer: Any) -> tf.Tensor | None:
+    """Return the scale that the traced step has read for its loss, if any."""
+    variable = getattr(optimizer, "dynamic_scale", None)
+    native = getattr(variable, "_value", None)
+    if not isinstance(native, tf.Variable):
+        return None
+    return _first_read(compat.get_default_graph().capture(native.handle))
+
+
+def _rescaled(
+    grads: Sequence[Any], optimizer: Any, scale: tf.Tensor | None
+) -> list[Any]:
+    """Scale gradients of an earlier scale as the optimizer unscales them.
+
+    Another tower may have changed the scale since this one's loss was scaled.
+    """
+    if scale is None:
+        return list(grads)
+    change = optimizer.dynamic_scale / scale
+    return [None if g is None else scaled(g, change) for g in grads]
+
+
 # Filled to apply ``ATOMIC_ADDITIONS`` outside of towers, too.
-atomic: Slot[bool] = Slot()
+atomic: ThreadLocal[bool] = ThreadLocal()
 
 
 def _add(
@@ -134,11 +162,11 @@ ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
 
 def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
-    native, step = variable._value, active_step.current()
+    native, step = variable._value, thread_state.current_step()
     # A step with a graph is divided over towers.
-    alone = step is not None and step.graph is None
+    is_own_step = step is not None and step.graph is None
     return (
-        (alone or atomic.get() is not None)
+        (is_own_step or atomic.get() is not None)
         and isinstance(native, tf.Variable)
         and not isinstance(native, compat.DistributedVariable)
         and native.shape.is_fully_defined()
@@ -182,12 +210,21 @@ def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
     return False
 
 
+def _first_read(handle: tf.Tensor) -> tf.Tensor | None:
+    """Return the first value that a graph reads from a variable, if any."""
+    for operation in handle.graph.get_operations():
+        given = (each.name for each in operation.inputs)
+        if operation.type == "ReadVariableOp" and handle.name in given:
+            return operation.outputs[0]
+    return None
+
+
 def _next_seed(
     original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Make towers that read the same random state draw different numbers."""
     seed = original(generator, *args, **kwargs)
-    tower = active_step.current()
+    tower = thread_state.current_step()
     return seed if tower is None else seed_of_replica(seed, tower.index)
 
 
