@@ -41,24 +41,23 @@ class Constants:
 
 def constants_of(graph: Any) -> Constants:
     """Return the constants of a graph, and of the functions that it calls."""
-    digest, shown = 0, []
-    about = np.zeros(3)
-    # The same numbers for the same place on all ranks.
-    draws = np.random.default_rng(0)
+    digest, about, shown = 0, np.zeros(3), []
+    # Sums, because the order of operations may differ between processes.
     for operation in _constants_in(graph, set()):
         value = tf.make_ndarray(operation.get_attr("value"))
         if value.dtype.kind == "V":
             value = value.astype("float32")  # NumPy has no bfloat16.
         if value.dtype.kind not in "biufc":
             continue
-        digest = zlib.crc32(f"{value.dtype} {value.shape}".encode(), digest)
+        exact = f"{value.dtype} {value.shape}".encode()
         if value.dtype.kind in "biu":
-            digest = zlib.crc32(value.tobytes(), digest)
+            exact += value.tobytes()
         else:
-            about += draws.uniform(0.5, 1.5) * _fingerprint(value)
+            about += _fingerprint(value)
+        digest += zlib.crc32(exact)
         shown.append(f"{_show(value)} of {line_of(operation)}")
     first, second, third = np.rint(about / _TOLERANCE).astype(int).tolist()
-    return Constants(digest, (first, second, third), shown)
+    return Constants(digest % 2**32, (first, second, third), shown)
 
 
 def _constants_in(graph: Any, seen: set[int]) -> Iterator[Any]:

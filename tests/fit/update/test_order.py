@@ -54,7 +54,7 @@ def test_numbers_may_be_about_the_same(ranks, number):
     numbers = [7] * ranks
     near = [number + rank % 2 for rank in range(ranks)]
     assert Played(numbers, near).are_alike()
-    for far in (number + 2 * ranks, -number - 2 * ranks):
+    for far in (number + 3 * ranks, number - 3 * ranks):
         assert not Played(numbers, [*near[:-1], far]).are_alike()
 
 
