@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.training import X, Y, fit, linear
 
 STEPS = 3
@@ -121,5 +121,5 @@ def test_a_custom_loop_trains_as_on_one_device(
     with kt.TowerStrategy(2, updates=updates):
         model = model or make_model(optimizer)
         found = train_twice(model, calls_fit, **loop_options)
-    close(found, wanted, 1e-5)
-    all_close(state_of(model), wanted_state, 2e-5)
+    assert_close(found, wanted, 1e-5)
+    assert_all_close(state_of(model), wanted_state, 2e-5)

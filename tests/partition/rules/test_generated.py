@@ -5,7 +5,7 @@ import random
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     OneDeviceFails,
     check_on_towers,
@@ -150,7 +150,7 @@ def _alike(a, b):
     return a.shape.as_list() == b.shape.as_list()
 
 
-@pytest.mark.parametrize("seed", some_of(range(12), 4))
+@pytest.mark.parametrize("seed", sample_of(range(12), 4))
 def test_random_programs(seed):
     given = (
         replicated(1, dtype="bool"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     FEW,
     check_divided,
@@ -127,7 +127,7 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_CASES, 4))
+@pytest.mark.parametrize("name", sample_of(_CASES, 4))
 def test_each_tower_loops_over_its_own_examples(name):
     function, *given = _CASES[name]
     program = check_on_towers(with_gradients(function), *given, towers=FEW)

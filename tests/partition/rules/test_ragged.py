@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     Input,
     check_divided,
@@ -99,7 +99,7 @@ def _on_ragged(function):
     return step
 
 
-@pytest.mark.parametrize("name", some_of(_STEPS, 3))
+@pytest.mark.parametrize("name", sample_of(_STEPS, 3))
 def test_ragged_rows(name):
     step = with_gradients(_on_ragged(_STEPS[name]))
     check_divided(step, *_RAGGED, _Y, towers=TOWERS)

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import check_divided, check_on_towers, sharded
 
 # Towers that a mask leaves nothing, and batches of a single example.
@@ -124,7 +124,7 @@ def _in_all(t):
     return tf.reduce_sum(t) / tf.cast(tf.shape(t)[0] + 1, tf.float32)
 
 
-@pytest.mark.parametrize("name", some_of([*_EXAMPLES, *_MASKED], DRAWN))
+@pytest.mark.parametrize("name", sample_of([*_EXAMPLES, *_MASKED], DRAWN))
 def test_towers_pick_their_own_rows(name):
     function = {**_EXAMPLES, **_MASKED}[name]
     for seed in range(2):
@@ -265,7 +265,7 @@ _HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_HOSTILE, DRAWN))
+@pytest.mark.parametrize("name", sample_of(_HOSTILE, DRAWN))
 def test_indices_that_may_reach_other_examples_are_exact(name):
     for seed in range(2):
         check_on_towers(

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import TOWERS, Input, OneDeviceFails, check_on_towers
 from tests.partition.rules.cases import (
     elementwise,
@@ -65,7 +65,7 @@ def _letters(case):
     return sorted({a for arg in case.args for a in arg.axes if a.islower()})
 
 
-@pytest.mark.parametrize("case", some_of(_CASES, DRAWN), ids=str)
+@pytest.mark.parametrize("case", sample_of(_CASES, DRAWN), ids=str)
 def test_towers_compute_what_one_device_does(case):
     for letter in ("", *_letters(case)):
         for plain in (True, False):

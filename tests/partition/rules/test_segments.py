@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     check_divided,
     check_on_towers,
@@ -56,7 +56,7 @@ _EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_SUMS, 3))
+@pytest.mark.parametrize("name", sample_of(_SUMS, 3))
 def test_sums_of_segments_are_divided(name):
     for seed in range(2):
         given = _Y, _CLASS, _PAIRS

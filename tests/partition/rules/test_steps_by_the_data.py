@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     Input,
     check_divided,
@@ -88,7 +88,7 @@ _STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_STEPS, 4))
+@pytest.mark.parametrize("name", sample_of(_STEPS, 4))
 def test_steps_by_the_data(name):
     for seed in range(2):
         check_divided(_STEPS[name], *_GIVEN, towers=TOWERS, seed=seed)
@@ -115,7 +115,7 @@ class _OfSix(Input):
         return tf.TensorSpec(sizes, self.dtype)
 
 
-@pytest.mark.parametrize("name", some_of(_STEPS, 4))
+@pytest.mark.parametrize("name", sample_of(_STEPS, 4))
 def test_batches_of_a_known_size(name):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
