@@ -329,6 +329,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         try:
             if self._config.transport.size > 1:
                 if error[0] is None:
+                    self._config.transport.mark("the end of the block")
                     self._components.adoption.gather_slots()
                 else:
                     # The other ranks may not take part.
@@ -342,6 +343,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                     self._components.adoption.release()
                 finally:
                     variables.asks_ranks = True
+                    self._config.transport.mark("")
 
     def __copy__(self) -> Self:
         return self
