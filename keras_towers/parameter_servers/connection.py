@@ -62,7 +62,7 @@ class Dropped:
         self._watched += 1
         weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def take(self) -> list[str]:
+    def take_names(self) -> list[str]:
         """Return the names collected since the last call."""
         if self._watched:
             # Models are parts of reference cycles.
@@ -122,7 +122,7 @@ class Connection:
             "again, from a backup."
         )
 
-    def end(self) -> None:
+    def disconnect(self) -> None:
         """Sign off at the servers, which end after the last worker.
 
         A worker that ends with an error does not: it may be restarted, and then
@@ -177,7 +177,7 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
     raise TowerError(
         f"{name} has waited {limit_s:g} s for {', '.join(_names(missing))}: "
         "start all tasks that TF_CONFIG names, or set "
-        f"{settings.RENDEZVOUS_TIMEOUT} to more seconds."
+        f"{settings.ENV_RENDEZVOUS_TIMEOUT} to more seconds."
     )
 
 
@@ -208,7 +208,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         )
     if _connection is None:
         _connection = Connection(cluster)
-        atexit.register(_connection.end)
+        atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is {_connection.cluster} of a job already, and "

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import Running, device_of
-from keras_towers.rendezvous import versions
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.resources import trace
@@ -162,7 +162,7 @@ def goodbyes_key(cluster: Cluster) -> str:
 def introduce(cluster: Cluster, server: int) -> None:
     """Register this process at a parameter server, and compare versions."""
     me = f"{cluster.role} {cluster.index}"
-    facts = versions.process_facts()
+    facts = rank_checks.process_facts()
     introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}
     rank = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
@@ -180,7 +180,7 @@ def introduce(cluster: Cluster, server: int) -> None:
             "also parameter servers, run the same script."
         ) from None
     other = first["name"]
-    versions.compare_facts(me, facts, other, first["facts"])
+    rank_checks.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:
         raise TowerError(
             f'{me} has a different "cluster" in TF_CONFIG than {other}: '

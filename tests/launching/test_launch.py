@@ -61,7 +61,7 @@ def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path, capsys):
             job.result()
     assert "ValueError: bad data" in str(found.value)
     assert ", in fail\n" in str(found.value)
-    assert "launching/rank_call.py" not in str(found.value)
+    assert "launching/launch.py" not in str(found.value)
     said = capsys.readouterr().err
     assert "[1] ValueError: bad data" in said
     assert "kt.launch: rank 1 ended with exit code 1" in said
@@ -100,8 +100,8 @@ def test_what_cannot_start(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(kt.TowerError, match="<lambda> cannot be sent.*lock"):
         kt.launch(lambda: lock)
-    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
-    monkeypatch.setenv(settings.SECRET, "secret")
+    monkeypatch.setenv(settings.ENV_STORE, "127.0.0.1:1")
+    monkeypatch.setenv(settings.ENV_SECRET, "secret")
     with pytest.raises(kt.TowerError, match="is itself a rank of a job"):
         kt.launch(print)
 

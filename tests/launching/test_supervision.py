@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.elastic_job import ElasticDriver, ElasticOptions
+from keras_towers.launching.elastic import ElasticDriver, ElasticOptions
 from keras_towers.launching.supervision import blame, describe
 from keras_towers.rendezvous.hosts import place_ranks
 

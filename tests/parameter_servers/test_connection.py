@@ -109,9 +109,9 @@ def test_names_are_dropped_with_their_owners():
     dropped, kept = Dropped(), Model()
     dropped.drop_with(Model(), "a")
     dropped.drop_with(kept, "b")
-    assert dropped.take() == ["a"]
+    assert dropped.take_names() == ["a"]
     del kept
-    assert dropped.take() == []
+    assert dropped.take_names() == []
     # Garbage is collected if another owner was added.
     dropped.drop_with(Model(), "c")
-    assert sorted(dropped.take()) == ["b", "c"]
+    assert sorted(dropped.take_names()) == ["b", "c"]

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.errors import TowerError
 from keras_towers.replicas.replica_call import TrainFunction
-from keras_towers.strategies import distributed
+from keras_towers.strategies import distributed_parameter_server
 from tests.exactness import models as m
 from tests.kit.compare import same_model
 from tests.kit.leaving import Boom
@@ -23,7 +23,9 @@ def strategy(job, monkeypatch):
 
     def make(name="SyncReplicasStrategy", **kwargs):
         connection = job(1).connect(0)
-        monkeypatch.setattr(distributed, "take_role", lambda *_: connection)
+        monkeypatch.setattr(
+            distributed_parameter_server, "take_role", lambda *_: connection
+        )
         return getattr(kt, name)(cluster=connection.cluster, **kwargs)
 
     return make

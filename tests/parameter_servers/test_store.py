@@ -13,7 +13,7 @@ from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers import server_store as lib
 from keras_towers.parameter_servers.remote import Running
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
-from keras_towers.rendezvous import versions
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.resources import Queue, trace
 
@@ -111,8 +111,8 @@ def test_tasks_accept_only_tasks_of_their_job(here):
 
 def test_other_versions_are_named(here, monkeypatch):
     lib.introduce(SERVER, 0)
-    other = {**versions.process_facts(), "TensorFlow": "1.15.0"}
-    monkeypatch.setattr(versions, "process_facts", lambda: other)
+    other = {**rank_checks.process_facts(), "TensorFlow": "1.15.0"}
+    monkeypatch.setattr(rank_checks, "process_facts", lambda: other)
     said = "worker 1 has TensorFlow 1.15.0, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
         lib.introduce(worker(1), 0)

@@ -180,7 +180,9 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
         with graph.as_default():
             runner = TowerProgram(program, "called", _HOST)
             common = processes[transport.rank]
-            return runner.run(common, own, devices, transport, order, update)
+            return runner.add_to_graph(
+                common, own, devices, transport, order, update
+            )
 
     one_at_a_time = threading.Lock()
 

@@ -36,7 +36,7 @@ while not os.path.exists(os.environ["KERAS_TOWERS_RENDEZVOUS_FOLDER"] + "/met"):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(settings.RENDEZVOUS_FOLDER, str(tmp_path))
+    monkeypatch.setenv(settings.ENV_RENDEZVOUS_FOLDER, str(tmp_path))
     return tmp_path / f"keras_towers-{os.getuid()}"
 
 

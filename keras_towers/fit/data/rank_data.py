@@ -18,8 +18,8 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
@@ -50,7 +50,7 @@ class ShuffleOrder:
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
         local = compat.global_seed(), state, drawn
-        ranks = check.gather(peers, local, "begins to shuffle")
+        ranks = rank_checks.gather(peers, local, "begins to shuffle")
         seeds, states, draws = zip(*ranks, strict=True)
         self._seed = draws[0] if start is None else start.seed
         self._tensorflow_agrees = len(set(seeds)) == 1 and None not in seeds
@@ -98,14 +98,14 @@ def agree(
     where = f"begins to read the data of {kind}"
     varies = None if same is None else _why_order_varies(same)
     plan = adapter.num_batches, fingerprint_rows(adapter), varies
-    plans = check.gather(peers, plan, where)
+    plans = rank_checks.gather(peers, plan, where)
     numbers, fingerprints, reasons = map(list, zip(*plans, strict=True))
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
         raise _different(
-            f"numbers of batches differ ({check.describe_ranks(counts)})"
+            f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
         )
     for reason in filter(None, reasons):
         raise _different(reason)
@@ -182,7 +182,7 @@ class SameBatches:
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
 
-    def begin(self) -> None:
+    def check_next_batch(self) -> None:
         """Check the next batch."""
         self._due.assign(True)
 
@@ -223,7 +223,7 @@ class EagerDraws:
         if not self._agreed:
             local = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
-            states = check.gather(self._transport, local, where)
+            states = rank_checks.gather(self._transport, local, where)
             seeds = [seed for seed, _ in states]
             if None in seeds or len(set(seeds)) > 1:
                 self._seed = seeds[0] or states[0][1]

@@ -88,13 +88,13 @@ class GlobalStep:
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
         if self.same is not None:
-            self.same.begin()
+            self.same.check_next_batch()
 
     def without_other_processes(self) -> GlobalStep:
         """Return the same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
 
-    def run(
+    def run_step(
         self,
         step: Callable[[Any], Any],
         batch: Any,
@@ -117,11 +117,11 @@ class GlobalStep:
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
             watch.preparing(),
-            self.order.step(),
+            self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
             result = self._run_divided(step, divided, model, kind)
-        result = self.order.end(result)
+        result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
 
@@ -129,7 +129,7 @@ class GlobalStep:
         """Divide a batch over towers, once the previous step has ended."""
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
-        batch = self.order.begin(batch)
+        batch = self.order.begin_step(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
@@ -240,7 +240,7 @@ class GlobalStep:
             self.order.compare(
                 [*ready.describe_exchanges(), *traced.describe_gradients()]
             )
-        results = ready.run(
+        results = ready.add_to_graph(
             common,
             parts,
             self._devices(bool(program.inputs.copies)),

@@ -18,7 +18,7 @@ from keras_towers.fit.data.batches import (
     tensors_in,
 )
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import check as check_lib
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
 _HOST = "CPU:0"
@@ -46,7 +46,7 @@ class StepOrder:
         self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
-    def begin(self, batch: TowerBatch) -> TowerBatch:
+    def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
         # Steps of a single process may overlap.
         self.gate = []
@@ -63,7 +63,7 @@ class StepOrder:
         return batch
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def in_turn(self) -> Iterator[None]:
         """Order all operations of a step, even operations without a batch."""
         self._agreement, self._exchanged = None, []
         try:
@@ -98,7 +98,7 @@ class StepOrder:
         self._exchanged += tensors_in(results)
         return results
 
-    def end(self, result: Any) -> Any:
+    def end_step(self, result: Any) -> Any:
         """Allow the next step to begin, and return the result of this step."""
         if self._transport.size == 1:
             return result
@@ -149,12 +149,12 @@ class StepOrder:
         """
         if self._transport.size == 1:
             return []
-        kinds = map(check_lib.without_numbers, described)
+        kinds = map(rank_checks.without_numbers, described)
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
             where = "compares the steps"
-            if len(set(check_lib.gather(self._transport, digest, where))) > 1:
+            if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return []
         # At the end of the data there is no batch, and the step is cancelled.
@@ -163,7 +163,9 @@ class StepOrder:
             # TensorFlow's constant folding would run an exchange of constants.
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         return [
-            tf.debugging.Assert(self._are_equal(number), [check_lib.OTHER_STEP])
+            tf.debugging.Assert(
+                self._are_equal(number), [rank_checks.OTHER_STEP]
+            )
         ]
 
     def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
@@ -179,23 +181,23 @@ class StepOrder:
 
     def failed(self, error: Exception) -> bool:
         """Whether a step failed because the ranks differ."""
-        return check_lib.OTHER_STEP in str(error)
+        return rank_checks.OTHER_STEP in str(error)
 
     def difference(self) -> TowerError:
         """Return an error that names the differences. Collective."""
-        lists = check_lib.gather(
+        lists = rank_checks.gather(
             self._transport, dict(self._traced), "compares the steps"
         )
         known = set.intersection(*(set(traced) for traced in lists))
         odd = [
             [
-                (check_lib.without_numbers(name), name)
+                (rank_checks.without_numbers(name), name)
                 for digest in traced.keys() - known
                 for name in traced[digest]
             ]
             for traced in lists
         ]
-        return TowerError(check_lib.describe_gradients(odd))
+        return TowerError(rank_checks.describe_gradients(odd))
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:

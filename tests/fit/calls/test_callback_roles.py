@@ -136,7 +136,7 @@ def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks(monkeypatch):
     peers = types.SimpleNamespace(rank=0)
     with contextlib.ExitStack() as stack:
         given = [kt.ChiefOnly(of_rank_0), of_all]
-        found = callback_roles._of_this_rank(peers, given, stack)
+        found = callback_roles.callbacks_of_rank(peers, given, stack)
         assert found == [of_rank_0, of_all]
         for callback in found:
             callback.on_epoch_end(0)

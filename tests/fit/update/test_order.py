@@ -66,10 +66,10 @@ def test_no_exchange_begins_without_a_batch():
 
     @tf.function
     def step():
-        batch = order.begin(TowerBatch((next(data),)))
-        with order.step():
+        batch = order.begin_step(TowerBatch((next(data),)))
+        with order.in_turn():
             order.reduce(["w"], [list(batch.pieces)], lambda rows: rows)
-        return order.end(batch.pieces)
+        return order.end_step(batch.pieces)
 
     step()
     with pytest.raises(tf.errors.OutOfRangeError):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.backup import backup
+from keras_towers import backup
 from tests.kit.compare import close, same_history
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
