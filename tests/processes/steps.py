@@ -7,7 +7,7 @@ from tests.exactness import models as m
 from tests.exactness.cases import Case
 from tests.fit.step import written
 from tests.fit.step.acts import Stepping
-from tests.kit.compare import all_close, outcome
+from tests.kit.compare import all_close, use_model
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.processes.exact import assert_one_device
@@ -18,7 +18,7 @@ def assert_exact(make, act):
     """What is done on the ranks is what is done by one process."""
     return assert_one_device(
         Case(make, act, 5e-6),
-        lambda: outcome(make, act, in_graph=False),
+        lambda: use_model(make, act, in_graph=False),
         Strategy(),
     )
 
