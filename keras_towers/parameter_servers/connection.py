@@ -26,7 +26,7 @@ from keras_towers.parameter_servers.server_store import (
     store_on,
     task_name,
 )
-from keras_towers.rendezvous import tf_config, watch
+from keras_towers.rendezvous import rank_environment, tf_config, watch
 from keras_towers.rendezvous.liveness import (
     AnswerWatch,
     State,
@@ -167,12 +167,18 @@ class Connection:
 
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
-    for waited_s in wait_loop(None, settings.NETWORK_POLL_S):
+    limit_s = rank_environment.meeting_limit_s()
+    for waited_s in wait_loop(limit_s, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
         if waited_s:
             announce(f"{name} waits for {', '.join(_names(missing))}")
+    raise TowerError(
+        f"{name} has waited {limit_s:g} s for {', '.join(_names(missing))}: "
+        "start all tasks that TF_CONFIG names, or set "
+        f"{settings.ENV_RENDEZVOUS_TIMEOUT} to more seconds."
+    )
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:

@@ -168,7 +168,17 @@ def introduce(cluster: Cluster, server: int) -> None:
     store = store_on(server)
     store.put(_introduction(rank), introduction)
     # Tasks that are equal to the server are equal to one another.
-    first = wait_for(lambda: store.get(_introduction(_SERVER)))
+    try:
+        first = wait_for(
+            lambda: store.get(_introduction(_SERVER)), settings.ANSWER_S
+        )
+    except TimeoutError:
+        raise TowerError(
+            f"ps {server} at {cluster.ps[server]} runs a server of TensorFlow "
+            f"but not this job's script, or hangs: it has not introduced "
+            f"itself for {settings.ANSWER_S:g} s. Let all tasks of the job, "
+            "also parameter servers, run the same script."
+        ) from None
     other = first["name"]
     rank_checks.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:

@@ -179,9 +179,7 @@ class Meeting:
         self._environment = environment
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
-        self._limit_s = rank_environment.seconds(
-            ENV_RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
-        )
+        self._limit_s = rank_environment.meeting_limit_s()
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""

@@ -333,6 +333,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         try:
             if self._config.transport.size > 1:
                 if error[0] is None:
+                    self._config.transport.note_wait("the end of the block")
                     self._components.adoption.gather_slots()
                 else:
                     # The other ranks may not take part.
@@ -346,6 +347,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                     self._components.adoption.release()
                 finally:
                     variables.asks_ranks = True
+                    self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:
         return self

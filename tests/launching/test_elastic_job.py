@@ -15,13 +15,13 @@ from keras_towers.launching.elastic_job import (
 )
 from keras_towers.launching.rank_process import check_reachable
 from keras_towers.rendezvous.hosts import place_ranks
-from tests.kit.scripts import executable
+from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.core
 
 
 def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
-    executable(
+    write_executable(
         tmp_path / "ssh", "printf 'first\\nno such key\\n' >&2; exit 255"
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -33,11 +33,13 @@ def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
 
 def test_discovered_hosts(tmp_path):
     path = tmp_path / "discover.sh"
-    found = discover_by_script(executable(path, "echo a:2; echo b"))()
+    found = discover_by_script(write_executable(path, "echo a:2; echo b"))()
     assert found == {"a": 2, "b": 1}
     # There may be some later.
-    assert discover_by_script(executable(path, "true"))() == {}
-    fails = discover_by_script(executable(path, "echo no cluster >&2; exit 3"))
+    assert discover_by_script(write_executable(path, "true"))() == {}
+    fails = discover_by_script(
+        write_executable(path, "echo no cluster >&2; exit 3")
+    )
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
         fails()
 
