@@ -78,7 +78,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         gradient_factor: float = 1.0,
     ):
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
-        tf_config.read()
+        tf_config.read_config()
         self._options = options or Options()
         self._mode = modes.choose(
             devices, self._options.mode, self._options.packer

@@ -93,13 +93,13 @@ class Job:
 
     def begin(self, hosts):
         self.hosts = hosts
-        self.rounds.begin(place_ranks(hosts))
+        self.rounds.begin_round(place_ranks(hosts))
 
     def left(self):
         Thread(target=self.follow).start()
 
     def dies(self, host):
-        self.rounds.end(f"{host}:0")
+        self.rounds.record_end(f"{host}:0")
 
     def follow(self):
         if self.rounds.over:
@@ -123,8 +123,8 @@ def job():
             future.theirs = theirs
             return future
 
-        job.asks = lambda host: ask(job.rounds.place, f"{host}:0")
-        job.holds = lambda rank: ask(job.rounds.hold, rank)
+        job.asks = lambda host: ask(job.rounds.place_worker, f"{host}:0")
+        job.holds = lambda rank: ask(job.rounds.hold_worker, rank)
         return job
 
     yield make
