@@ -16,7 +16,7 @@ from keras_towers.system import (
     run_command,
 )
 from tests.kit.processes import wait_until
-from tests.kit.scripts import python
+from tests.kit.scripts import run_python
 
 # Longer than any test may take.
 LIMIT_S = 600
@@ -36,7 +36,7 @@ print("ready", flush=True)
 """
 
 
-def run_python(code, *arguments, **options):
+def run_code(code, *arguments, **options):
     return run_command([sys.executable, "-c", code], *arguments, **options)
 
 
@@ -57,7 +57,7 @@ def test_run_returns_streams_and_status():
         "import os, sys; print(os.environ.get('HOME'), os.environ['A']);"
         "print('err', file=sys.stderr); exit(3)"
     )
-    ended = run_python(code, 60, {"A": "1"})
+    ended = run_code(code, 60, {"A": "1"})
     assert ended == CommandResult(3, "None 1\n", "err\n")
 
 
@@ -67,7 +67,7 @@ def test_a_log_gets_both_streams(tmp_path):
         "sys.stderr.flush(); print('c', end='')"
     )
     log = tmp_path / "log"
-    assert run_python(code, 60, log=log) == CommandResult(0, "a\nb\nc", "")
+    assert run_code(code, 60, log=log) == CommandResult(0, "a\nb\nc", "")
     assert log.read_text() == "a\nb\nc"
 
 
@@ -87,7 +87,7 @@ def run_to_a_line(monkeypatch, tmp_path):
 
         monkeypatch.setattr(subprocess.Popen, "wait", wait_for_line)
         try:
-            return run_python(code, LIMIT_S, log=log, **options)
+            return run_code(code, LIMIT_S, log=log, **options)
         except KeyboardInterrupt:
             return CommandResult(2, log.read_text(), "")
 
@@ -107,7 +107,7 @@ def test_all_that_it_started_ends_with_it(run_to_a_line, error, code):
 
 
 def test_what_is_left_behind_and_not_waited_for_ends_with_it():
-    ended = run_python(PARENT.replace("child.wait()", ""), LIMIT_S)
+    ended = run_code(PARENT.replace("child.wait()", ""), LIMIT_S)
     assert ended.code == 0
     assert gone(ended.stdout)
 
@@ -166,7 +166,7 @@ sys.exit(int(sys.argv[2]))
 )
 def test_the_end_of_a_script_is_that_of_its_process(waits_s, limit_s, code):
     given = str(waits_s), "75", str(limit_s)
-    done = python("-c", HANGS, *given, limit_s=60)
+    done = run_python("-c", HANGS, *given, limit_s=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "ended\n", "")
 
 
@@ -190,5 +190,5 @@ print(faults() < given_back / 2)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_freed_memory_is_used_again():
-    done = python("-c", FAULTS, system.__file__, limit_s=60)
+    done = run_python("-c", FAULTS, system.__file__, limit_s=60)
     assert done.stdout == "True\n"

@@ -269,7 +269,7 @@ ROWS: dict[str, Row] = {
 }
 
 
-def find(rows: Mapping[str, Row], name: str) -> Row:
+def find_row(rows: Mapping[str, Row], name: str) -> Row:
     """Return a row by name, with options as in ``tower:mode=cpu``, or raise."""
     known, *texts = name.split(":")
     if known not in rows or (texts and known not in STRATEGIES):

@@ -55,7 +55,7 @@ _MIN_SECRET_LENGTH = 16
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
-def join() -> None:
+def join_job() -> None:
     """Meet the other ranks, if a launcher other than ours started the job."""
     environment = launchers.detect_foreign()
     if environment is None:
@@ -179,9 +179,7 @@ class Meeting:
         self._environment = environment
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
-        self._limit_s = rank_environment.seconds(
-            ENV_RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
-        )
+        self._limit_s = rank_environment.meeting_limit_s()
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""

@@ -28,6 +28,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
+_SHOWN_CONSTANTS = 3
 # How many components of a version must match, from the left; None: all. Any
 # other difference only causes a warning.
 _PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
@@ -112,6 +113,20 @@ def describe_gradients(
         f"the ranks do not have the same gradients. Only on {listed}. Every "
         "rank has to run the same model, and to compute the same loss for the "
         "same variables."
+    )
+
+
+def describe_constants(ranks: Sequence[Sequence[str]]) -> str:
+    """Describe the constants of a step that differ between ranks."""
+    common = set.intersection(*map(set, ranks))
+    extra = [[c for c in own if c not in common] for own in ranks]
+    named = ["; ".join(own[:_SHOWN_CONSTANTS]) or "none" for own in extra]
+    listed = ". Only on ".join(f"rank {r}: {t}" for r, t in enumerate(named))
+    return (
+        "the ranks have traced different constants into their steps. Only on "
+        f"{listed}. Python and NumPy have computed them: give their random "
+        "generators the same seed on every rank (keras.utils.set_random_seed), "
+        "or keep what is drawn in a variable, which all ranks take from rank 0."
     )
 
 

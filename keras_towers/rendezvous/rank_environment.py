@@ -87,6 +87,13 @@ def job_environment(
     return environment
 
 
+def meeting_limit_s() -> int:
+    """Seconds in which all processes of a job have to start."""
+    return seconds(
+        settings.ENV_RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
+    )
+
+
 def seconds(name: str, default: int) -> int:
     """Read a number of seconds from a variable."""
     text = os.environ.get(name, "")

@@ -12,7 +12,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
-from tests.kit.compare import close, same_history, weights_of
+from tests.kit.compare import assert_close, assert_same_history, weights_of
 from tests.kit.processes import all_gone, wait_until
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
@@ -45,8 +45,8 @@ def test_what_rank_0_returns_is_that_of_one_process(capsys):
         train, np=2, args=(3,), kwargs={"built": classifier}
     )
     wanted = classifier()
-    close(loss, fit(wanted), 1e-5)
-    same_history(weights_of(found), weights_of(wanted))
+    assert_close(loss, fit(wanted), 1e-5)
+    assert_same_history(weights_of(found), weights_of(wanted))
     assert isinstance(found.optimizer, type(wanted.optimizer))
     assert number == 6
     out = capsys.readouterr().out.splitlines()

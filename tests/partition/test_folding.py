@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from keras_towers.partition import folding, lay_out
 from keras_towers.partition.sizes import UNKNOWN
-from tests.partition.kit import Refused, check, rows, traced
-from tests.partition.rules.cases.case import raw
+from tests.partition.kit import OneDeviceFails, check_on_towers, sharded, trace
+from tests.partition.rules.cases.case import raw_op
 
-_N = rows(-1, 3)
+_N = sharded(-1, 3)
 
 
 def _binary(function):
@@ -31,14 +31,14 @@ def _unary(function):
 
 _NUMBERS = {
     **{
-        name: _binary(raw(name))
+        name: _binary(raw_op(name))
         for name in (
             *("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less"),
             *("LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
         )
     },
     **{
-        name: _unary(raw(name))
+        name: _unary(raw_op(name))
         for name in (
             *("Neg", "Abs", "Square", "ZerosLike", "OnesLike", "Identity"),
             *("Snapshot", "StopGradient"),
@@ -140,8 +140,8 @@ _SHAPES = {
         tf.stack([2 + 0 * n, 0, 1])
     ),
     "ListDiff": lambda n: (
-        raw("ListDiff")(tf.range(4) + 0 * n, tf.constant([1, 2]) + 0 * n),
-        raw("ListDiff")(tf.range(6), tf.stack([n, 2])),
+        raw_op("ListDiff")(tf.range(4) + 0 * n, tf.constant([1, 2]) + 0 * n),
+        raw_op("ListDiff")(tf.range(6), tf.stack([n, 2])),
     ),
     "DynamicStitch": lambda n: tf.dynamic_stitch(
         [[0, 2], [1]], [tf.stack([n, 3]), [5 * n]]
@@ -154,7 +154,7 @@ _SHAPES = {
         tf.broadcast_dynamic_shape(tf.stack([n, 4]), tf.constant([1, 4])),
     ),
     "BroadcastGradientArgs": lambda n: [
-        raw("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
+        raw_op("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
         for one, other in (([n, 1], [4]), ([n, 4], [1, 4]), ([n, 1], [n, 1]))
     ],
 }
@@ -176,12 +176,12 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
         is_positive = _WRAPPED[name](tf.shape(x)[0])
         return tf.cond(is_positive, lambda: x + 1, lambda: x - 1)
 
-    check(function, _N, towers=((1, 1), (2, 0), (100, 100)))
+    check_on_towers(function, _N, towers=((1, 1), (2, 0), (100, 100)))
 
 
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
-    graph = traced(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
+    graph = trace(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
     _, values = lay_out(graph, [_N.layout], graph.outputs)
     assert values[graph.outputs[0].name].number is UNKNOWN
 
@@ -201,7 +201,7 @@ def test_a_large_array_is_not_made_while_a_step_is_laid_out(name):
     def function(x):
         return _LARGE_ARRAYS[name](tf.constant(2**46, tf.int64))
 
-    graph = traced(function, _N)
+    graph = trace(function, _N)
     _, values = lay_out(graph, [_N.layout], graph.outputs)
     assert values[graph.outputs[0].name].known is None
 
@@ -215,9 +215,9 @@ def test_fold(name):
     def function(x):
         return tf.nest.flatten(_CASES[name](tf.shape(x)[0]))
 
-    check(function, _N, towers=((7, 8), (2, 3)))
+    check_on_towers(function, _N, towers=((7, 8), (2, 3)))
     # An empty batch cannot be a divisor.
-    with contextlib.suppress(Refused):
-        check(function, _N, towers=((0, 0),))
-    types = {o.type for o in traced(function, _N).get_operations()}
+    with contextlib.suppress(OneDeviceFails):
+        check_on_towers(function, _N, towers=((0, 0),))
+    types = {o.type for o in trace(function, _N).get_operations()}
     assert name in types | {"Select"}

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import GradientSpec, accumulator
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 
 DEVICE = "/device:CPU:1"
 _numbers = itertools.count()
@@ -77,7 +77,7 @@ def test_gradients_that_are_too_old_are_dropped(sparse):
         averaged.push(bad, step - 1)
         averaged.push(value, step)
         average = tf.convert_to_tensor(averaged.take_average(1))
-        close(average, tf.convert_to_tensor(value))
+        assert_close(average, tf.convert_to_tensor(value))
 
     # All gradients that have arrived are averaged, also more than needed.
     averaged.push(value, step=0, number=1)
@@ -126,7 +126,7 @@ def test_dtypes(dtype, sparse):
     values = average.values if sparse else average
     # Slices of two gradients come one after the other.
     total = tf.cast(values, tf.float64).numpy().sum()
-    close(total / 10, float(tf.cast(60_000.0, dtype)), 1e-6)
+    assert_close(total / 10, float(tf.cast(60_000.0, dtype)), 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.complex64])

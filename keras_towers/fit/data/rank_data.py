@@ -25,7 +25,8 @@ from keras_towers.transport import Transport, next_key
 _REMEDY = (
     'With batches="split" every rank has to read the same data, and uses its '
     "part of each batch: leave `shard` out, and give shuffles and random "
-    "augmentations the same seed on every rank (keras.utils.set_random_seed). "
+    "augmentations the same seed on every rank (keras.utils.set_random_seed), "
+    "and use no deterministic=False. "
     'Or set batches="each" to let every rank read its own data.'
 )
 # About how many values of a batch, and rows of arrays, a fingerprint covers.
@@ -95,10 +96,10 @@ def agree(
         TowerError: the ranks must have the same data, but do not.
     """
     where = f"begins to read the data of {kind}"
-    unseeded = same is not None and _shuffles_unseeded(same)
-    plan = adapter.num_batches, fingerprint_rows(adapter), unseeded
+    varies = None if same is None else _why_order_varies(same)
+    plan = adapter.num_batches, fingerprint_rows(adapter), varies
     plans = rank_checks.gather(peers, plan, where)
-    numbers, fingerprints, are_unseeded = map(list, zip(*plans, strict=True))
+    numbers, fingerprints, reasons = map(list, zip(*plans, strict=True))
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
@@ -106,8 +107,8 @@ def agree(
         raise _different(
             f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
         )
-    if any(are_unseeded):
-        raise _different("every rank shuffles it without a seed")
+    for reason in filter(None, reasons):
+        raise _different(reason)
     if all(fingerprints):
         odd = int(_first_different(tf.constant(fingerprints)))
         if odd:
@@ -304,13 +305,20 @@ def read_local_rows(
     )
 
 
-def _shuffles_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Whether each rank would shuffle the dataset differently."""
-    return any(
-        type(part).__name__ == "_ShuffleDataset"
-        and not any(int(getattr(part, name, 1)) for name in ("_seed", "_seed2"))
-        for part in _parts(dataset)
-    )
+def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
+    """Return why each rank would read the dataset in another order, if so."""
+    if dataset.options().deterministic is False:
+        return "its options say deterministic=False"
+    for part in _parts(dataset):
+        kind = type(part).__name__
+        if kind == "_ShuffleDataset" and not any(
+            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
+        ):
+            return "every rank shuffles it without a seed"
+        is_unordered = getattr(part, "_deterministic", None) == "false"
+        if is_unordered or compat.interleaves_in_any_order(part):
+            return "a step of the dataset has deterministic=False"
+    return None
 
 
 def _parts(dataset: Any) -> Iterator[Any]:

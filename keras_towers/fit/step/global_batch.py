@@ -23,8 +23,10 @@ from keras_towers.fit.data.rank_data import (
     SameBatches,
     gather_batch,
 )
+from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.function import CallMode
+from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
@@ -83,10 +85,16 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
+        self._outside: outside_lib.OutsideVariables | None = None
+        if self.config.transport.size > 1:
+            transport = self.config.transport
+            self._outside = outside_lib.OutsideVariables(transport)
         self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
+        if self._outside is not None:
+            self._outside.send_in_next_step()
         if self.same is not None:
             self.same.check_next_batch()
 
@@ -237,9 +245,7 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self.order.compare(
-                [*ready.describe_exchanges(), *traced.describe_gradients()]
-            )
+            self._agree(traced, ready, model)
         results = ready.add_to_graph(
             common,
             parts,
@@ -251,6 +257,29 @@ class GlobalStep:
         for handles_of_towers in copied:
             _copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
+
+    def _agree(
+        self, traced: Trace, ready: TowerProgram, model: keras.Model
+    ) -> None:
+        """Compare the step with those of other ranks; share its variables."""
+        outside = list(
+            map(_capture, outside_lib.outside_variables(traced, model))
+        )
+        constants = Constants()
+        if self.same is not None:
+            # With data of their own, ranks may know other sizes of a batch.
+            constants = constants_of(traced.graph)
+        self.order.compare(
+            [
+                *ready.describe_exchanges(),
+                *traced.describe_gradients(),
+                *outside_lib.describe(outside),
+            ],
+            constants,
+        )
+        if outside and self._outside is not None:
+            take_over = functools.partial(self._outside.take_over, outside)
+            self.order.once_compared(take_over)
 
     def _trace(
         self,

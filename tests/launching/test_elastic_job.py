@@ -7,21 +7,21 @@ from threading import Thread
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import elastic
-from keras_towers.launching.elastic import (
+from keras_towers.launching import elastic_job
+from keras_towers.launching.elastic_job import (
     ElasticHosts,
     ElasticRounds,
     discover_by_script,
 )
 from keras_towers.launching.rank_process import check_reachable
 from keras_towers.rendezvous.hosts import place_ranks
-from tests.kit.scripts import executable
+from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.core
 
 
 def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
-    executable(
+    write_executable(
         tmp_path / "ssh", "printf 'first\\nno such key\\n' >&2; exit 255"
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -33,11 +33,13 @@ def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
 
 def test_discovered_hosts(tmp_path):
     path = tmp_path / "discover.sh"
-    found = discover_by_script(executable(path, "echo a:2; echo b"))()
+    found = discover_by_script(write_executable(path, "echo a:2; echo b"))()
     assert found == {"a": 2, "b": 1}
     # There may be some later.
-    assert discover_by_script(executable(path, "true"))() == {}
-    fails = discover_by_script(executable(path, "echo no cluster >&2; exit 3"))
+    assert discover_by_script(write_executable(path, "true"))() == {}
+    fails = discover_by_script(
+        write_executable(path, "echo no cluster >&2; exit 3")
+    )
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
         fails()
 
@@ -65,7 +67,7 @@ def test_discovery_that_fails_for_a_while():
 
 def test_hosts_that_are_avoided_for_a_while(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(elastic.time, "monotonic", lambda: now)
+    monkeypatch.setattr(elastic_job.time, "monotonic", lambda: now)
     found = {"a": 1, "b": 2, "c": 1}
     hosts = ElasticHosts(lambda: {"d": 1, **found}, found, (5, 30), print)
     assert list(hosts.available()) == ["a", "b", "c"]
@@ -91,13 +93,13 @@ class Job:
 
     def begin(self, hosts):
         self.hosts = hosts
-        self.rounds.begin(place_ranks(hosts))
+        self.rounds.begin_round(place_ranks(hosts))
 
     def left(self):
         Thread(target=self.follow).start()
 
     def dies(self, host):
-        self.rounds.end(f"{host}:0")
+        self.rounds.record_end(f"{host}:0")
 
     def follow(self):
         if self.rounds.over:
@@ -121,8 +123,8 @@ def job():
             future.theirs = theirs
             return future
 
-        job.asks = lambda host: ask(job.rounds.place, f"{host}:0")
-        job.holds = lambda rank: ask(job.rounds.hold, rank)
+        job.asks = lambda host: ask(job.rounds.place_worker, f"{host}:0")
+        job.holds = lambda rank: ask(job.rounds.hold_worker, rank)
         return job
 
     yield make
