@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import inspect
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
@@ -60,6 +61,8 @@ _CHIEF_ONLY = (
 )
 # The batch methods of these classes stop no loop and write no weights.
 _HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
+# Ranks with their own data predict different numbers of batches.
+_AFTER_PREDICT = {"on_predict_batch.*": "on_predict_end"}
 
 
 class _Marked(keras.callbacks.Callback):
@@ -149,20 +152,34 @@ class ResumesFit(keras.callbacks.Callback):
 
 def listed(callbacks: Any) -> list[Any]:
     """Return callbacks, in any form that Keras accepts, as a flat list."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return [c for c in tf.nest.flatten(callbacks) if c is not None]
+    flat = []
+    for callback in tf.nest.flatten(callbacks):
+        if isinstance(callback, compat.CallbackList):
+            flat += listed(callback.callbacks)
+        elif callback is not None:
+            flat.append(callback)
+    return flat
 
 
 def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     """Append a callback to the callbacks of ``fit``."""
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [*listed(callbacks), added]
-    # Copied: the user may use the list again, without the added callback.
-    copied = copy.copy(callbacks)
-    copied.callbacks = [*callbacks.callbacks, added]
-    added.set_params(copied.params)
-    added.set_model(copied.model)
+    if isinstance(callbacks, compat.CallbackList):
+        added.set_params(callbacks.params)
+        # A list may have been created without a model.
+        added.set_model(getattr(callbacks, "model", None))
+    return in_form_of(callbacks, [*listed(callbacks), added])
+
+
+def in_form_of(given: Any, callbacks: list[Any]) -> Any:
+    """Return callbacks of ``fit`` in the form in which it was given others."""
+    if not isinstance(given, compat.CallbackList):
+        return callbacks
+    # Copied: the user may use the list again, with its own callbacks.
+    copied = copy.copy(given)
+    copied.callbacks = callbacks
+    # Keras would call all of them in another thread if those that the list was
+    # created with have nothing to do after a batch.
+    copied._async_train = copied._async_test = copied._async_predict = False
     return copied
 
 
@@ -207,7 +224,7 @@ def observed(
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
     with contextlib.ExitStack() as stack:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
+        if isinstance(callbacks, compat.CallbackList):
             stack.callback(setattr, callbacks, "callbacks", callbacks.callbacks)
             callbacks.callbacks = ordered
         else:
@@ -240,7 +257,6 @@ def adapted(
 ) -> Iterator[None]:
     """Keep only this rank's callbacks, and share their effects."""
     arguments = call.keras_call.arguments
-    # A nested call may be the validation of another one.
     if call.kind.endswith("_on_batch"):
         yield
         return
@@ -248,22 +264,28 @@ def adapted(
     # Only rank 0 shows a progress bar.
     if config.peers.rank > 0:
         arguments["verbose"] = 0
+    synced = [c for c in listed(callbacks) if isinstance(c, SyncedCallbacks)]
+    # Validation inside fit runs the callbacks of that fit.
+    if nested and (synced or arguments.get("_use_cached_eval_dataset")):
+        if synced:
+            call.agree = synced[0].agree
+        yield
+        return
     with contextlib.ExitStack() as stack:
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = _of_this_rank(config.peers, callbacks, stack)
-        arguments["callbacks"] = callbacks
-        given = listed(callbacks)
-        callers = [c for c in given if not isinstance(c, SyncedCallbacks)]
-        # Validation inside fit runs the callbacks of that fit.
-        if nested and len(callers) < len(given):
-            call.agree = next(c for c in given if c not in callers).agree
-        elif config.transport.size > 1:
-            synced = SyncedCallbacks(
-                config.transport, callers, shared_variables, adoption
+        callers = _of_this_rank(config.peers, callbacks, stack)
+        callbacks = in_form_of(callbacks, callers)
+        if config.transport.size > 1:
+            last = SyncedCallbacks(
+                config.transport,
+                callers,
+                shared_variables,
+                adoption,
+                moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
             )
-            arguments["callbacks"] = with_added(callbacks, synced)
-            call.agree = synced.agree
-            stack.enter_context(synced.watching())
+            callbacks = with_added(callbacks, last)
+            call.agree = last.agree
+            stack.enter_context(last.watching())
+        arguments["callbacks"] = callbacks
         yield
 
 
@@ -316,7 +338,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
     # It runs after all other callbacks, since a callback on any rank may write
     # weights or stop the loop. If a single rank left the loop, the next step of
     # the other ranks would wait for it. The ranks agree at an event only if a
-    # callback on one of them acts there.
+    # callback on one of them acts there. ``moved`` maps patterns of events that
+    # ranks reach independently to the event at which they agree instead.
 
     def __init__(
         self,
@@ -324,6 +347,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         callbacks: list[Any],
         variables: Callable[[keras.Model], list[keras.Variable]],
         adoption: Adoption | None = None,
+        moved: Mapping[str, str] = types.MappingProxyType({}),
     ):
         super().__init__()
         self._transport = transport
@@ -335,9 +359,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         acting = [
             e for e in _SYNCED_EVENTS if any(_acts(c, e) for c in callbacks)
         ]
-        if adoption is None:
-            # Each rank validates separately, and maybe only some ranks do.
-            acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
+        for pattern, event in moved.items():
+            acting = [re.sub(pattern, event, e) for e in acting]
         ranks = check.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
@@ -394,7 +417,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Give all ranks the values that callbacks of any rank have written."""
         variables = self._variables(self.model)
         written = {
-            str(index): (_digest(variable), self._written[variable])
+            str(index): (
+                rank_agreement.digest_of(variable),
+                self._written[variable],
+            )
             for index, variable in enumerate(variables)
             if variable in self._written
         }
@@ -402,7 +428,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = check.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
-        apart = self._adoption is not None and self._adoption.ranks_diverge
+        adoption = self._adoption
+        apart = adoption is not None and adoption.ranks_diverge(self.model)
         roots: dict[int, list[keras.Variable]] = {}
         conflict = ""
         for index in dict.fromkeys(itertools.chain(*ranks)):
@@ -461,11 +488,6 @@ def _value(variable: keras.Variable) -> Any:
     held = variables_lib.copy_on_tower(variable._value)
     # The value may be on another rank only.
     return held.read_value() if hasattr(held, "read_value") else None
-
-
-def _digest(variable: keras.Variable) -> str:
-    value = variable._value.numpy()
-    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def _is_same(before: Any, after: Any) -> bool:
