@@ -261,7 +261,15 @@ _XlaContext = resolve(f"{_TF}.ops.control_flow_ops:XLAControlFlowContext")
 
 
 # TensorFlow: datasets.
-resolve("tensorflow.data:Dataset", "_inputs")
+resolve("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
+resolve(f"{_TF}.data.ops.map_op:_ParallelMapDataset", "_deterministic")
+_GraphDef = resolve("tensorflow.compat.v1:GraphDef")
+_ExternalStatePolicy = resolve(
+    "tensorflow.data.experimental:ExternalStatePolicy"
+)
+_ParallelInterleaveDataset = resolve(
+    f"{_TF}.data.ops.interleave_op:_ParallelInterleaveDataset"
+)
 resolve(f"{_TF}.data.ops.shuffle_op:_ShuffleDataset", "_seed _seed2")
 
 # Keras: models.
@@ -390,6 +398,25 @@ def batch_size_of(dataset: Any) -> int | None:
             return None if value is None else int(value)
         dataset = getattr(dataset, "_input_dataset", None)
     return None
+
+
+def interleaves_in_any_order(dataset: Any) -> bool:
+    """Whether a dataset is a parallel ``interleave`` in no fixed order."""
+    if not isinstance(dataset, _ParallelInterleaveDataset):
+        return False
+    # Only the graph contains this argument.
+    graph = _GraphDef.FromString(
+        dataset._as_serialized_graph(
+            external_state_policy=_ExternalStatePolicy.IGNORE
+        ).numpy()
+    )
+    functions = [function.node_def for function in graph.library.function]
+    return any(
+        node.attr["deterministic"].s == b"false"
+        for nodes in (graph.node, *functions)
+        for node in nodes
+        if "deterministic" in node.attr
+    )
 
 
 @contextlib.contextmanager

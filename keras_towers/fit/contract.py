@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.reduction import CommunicationHook, CompressionName
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class UpdateCall(NamedGradients):
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
 
-    def run(self) -> None:
+    def update_variables(self) -> None:
         """Update the variables as Keras does."""
         self.original(self.grads, self.variables)
 
@@ -249,7 +249,7 @@ class KerasCall:
         """Whether its steps train."""
         return self.kind in TRAINING
 
-    def run(self) -> Any:
+    def call_keras(self) -> Any:
         """Run Keras's own method."""
         return self.original(self.model, **self.arguments)
 

@@ -1,7 +1,7 @@
 """What all ranks have to agree on: calls, and the variables of models.
 
 They compare the arguments, data and settings of a call, and the names, shapes
-and values of variables; ``rendezvous/check.py`` exchanges values.
+and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasCall, TowerConfig
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 logger = logging.getLogger("keras_towers")
@@ -85,11 +85,11 @@ def check_call(
     if keras_call.trains and config.transport.size > 1:
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
-    ranks = check.gather(
+    ranks = rank_checks.gather(
         config.peers, settings, f"is at the beginning of {kind}"
     )
-    for name, values in check.differing_settings(ranks).items():
-        values_of_ranks = check.describe_ranks(values)
+    for name, values in rank_checks.differing_settings(ranks).items():
+        values_of_ranks = rank_checks.describe_ranks(values)
         if name in _WARNINGS:
             if config.peers.rank == 0:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)
@@ -204,7 +204,7 @@ def have_equal_values(
         for v in variables
     ]
     digests = list(map(digest_of, variables))
-    gathered = check.gather(
+    gathered = rank_checks.gather(
         peers, (described, digests), "compares the variables"
     )
     ranks = [names for names, _ in gathered]
@@ -214,7 +214,8 @@ def have_equal_values(
             for first, second in itertools.zip_longest(
                 ranks[0], other, fillvalue="none"
             )
-            if check.without_numbers(first) != check.without_numbers(second)
+            if rank_checks.without_numbers(first)
+            != rank_checks.without_numbers(second)
         ]
         if pairs:
             missing, extra = zip(*pairs, strict=True)

@@ -30,6 +30,7 @@ from keras_towers.parameter_servers.server_store import (
 )
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.network import refuses_connections, task_answers
+from keras_towers.rendezvous.rank_environment import meeting_limit_s
 from keras_towers.rendezvous.store import report_connected
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import keep_freed_memory, limit_teardown
@@ -134,6 +135,7 @@ def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
     store = store_on(cluster.index)
     awaited = set(range(cluster.size))
     workers = WorkerLiveness(cluster.workers, store)
+    start_limit_s = meeting_limit_s()
     asked = -math.inf
     ended = failure = None
     while True:
@@ -148,13 +150,19 @@ def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
             if cluster.index == 0:
                 publish_missing(store, prefix(cluster), workers.missing())
         if ended is None:
-            # The chief may not have started yet.
             silent_s = workers.silent_s(0)
             if silent_s > settings.CHIEF_LOST_S and workers.has_started(0):
                 raise _error(
                     f"{cluster} ends: the chief can no longer be reached at "
                     f"{cluster.workers[0]}. Start all tasks of the job again, "
                     "from a backup."
+                )
+            if silent_s > start_limit_s and not workers.has_started(0):
+                raise _error(
+                    f"{cluster} ends: the chief has not started at "
+                    f"{cluster.workers[0]} for {start_limit_s} s. Start all "
+                    "tasks that TF_CONFIG names, or set "
+                    f"{settings.ENV_RENDEZVOUS_TIMEOUT} to more seconds."
                 )
         elif _is_over(workers, awaited, ended, bool(failure)):
             break

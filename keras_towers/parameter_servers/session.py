@@ -74,7 +74,9 @@ class NextWeights:
         else:
             running, self._running = self._running, None
             self._gate.put(0)
-            turn, stopped = self._session.workers.wait(running, in_step=True)
+            turn, stopped = self._session.workers.wait_for(
+                running, in_step=True
+            )
         return int(turn) < END, value_of(stopped) or 0
 
     def _read(
@@ -89,7 +91,7 @@ class NextWeights:
             with tf.control_dependencies([updates.wait_for_part(index)]):
                 values += variables.read(part)
                 trained += part
-        turn = updates.wait()
+        turn = updates.wait_for_weights()
         with tf.control_dependencies([turn]):
             # Read with the weights, so that all workers stop after one step.
             stopped = self._session.read_stopped()
@@ -133,7 +135,7 @@ class Session:
         self.variables: ServerVariables = ServerVariables(
             self.name,
             self.connection,
-            lambda function: self.workers.run(function),
+            lambda function: self.workers.run_function(function),
         )
         self.calls: TracedCalls = TracedCalls(self.run_in_step)
         self.updates: WorkerUpdates = make_updates(self)
@@ -147,7 +149,7 @@ class Session:
 
     def run_in_step(self, function: Any) -> list[Any]:
         """Run a concrete function, unless the chief ends the ``fit``."""
-        return self.workers.run(function, in_step=True)
+        return self.workers.run_function(function, in_step=True)
 
     def stop(self, fit: int) -> None:
         """Stop all fits up to this number; on the chief only."""
@@ -161,7 +163,7 @@ class Session:
         """Read, inside a function, the number of the last stopped ``fit``."""
         return self.connection.store.read(self._stopped)
 
-    def begin(self) -> None:
+    def begin_fit(self) -> None:
         """Begin a ``fit``: the chief uploads all variables."""
         # Local variables may have been replaced.
         self.variables.forget_traced()
@@ -170,7 +172,7 @@ class Session:
         if self.rank == 0:
             self.variables.upload()
             self.stop(0)
-            self.updates.begin()
+            self.updates.begin_fit()
         elif (
             self.connection.starts > 1
             and self.connection.store.get(self._freed) is not None
@@ -184,7 +186,7 @@ class Session:
 
     def _free_dropped(self) -> None:
         """Free the resources of models that the chief has deleted."""
-        for name in self.connection.dropped.take():
+        for name in self.connection.dropped.take_names():
             if self.rank > 0:
                 resources.forget(name)
                 continue
@@ -192,7 +194,7 @@ class Session:
             with self.connection.naming_lost_servers():
                 resources.free(name)
 
-    def put(self, variables: Sequence[keras.Variable]) -> None:
+    def upload(self, variables: Sequence[keras.Variable]) -> None:
         """Upload variables; does nothing on other workers than the chief."""
         if self.rank == 0 and self.fits:
             self.variables.upload(variables)

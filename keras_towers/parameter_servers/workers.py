@@ -109,7 +109,7 @@ class Workers:
         states = missing_workers(self._store, self._connection.prefix)
         return {rank: s for rank, s in states.items() if s.is_gone}
 
-    def begin(self) -> bool:
+    def publish_begun(self) -> bool:
         """Publish that this worker trains; return whether it is returning."""
         is_back = self.own.begun
         self.publish(begun=True, failed="")
@@ -314,11 +314,11 @@ class Workers:
                 )
         return reasons
 
-    def run(self, function: Any, in_step: bool = False) -> Any:
+    def run_function(self, function: Any, in_step: bool = False) -> Any:
         """Call a concrete function; fail if it takes too long."""
-        return self.wait(remote.Running(function), in_step)
+        return self.wait_for(remote.Running(function), in_step)
 
-    def wait(self, running: remote.Running, in_step: bool = False) -> Any:
+    def wait_for(self, running: remote.Running, in_step: bool = False) -> Any:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()
         poll = self.poller(in_step, watch=watch)

@@ -133,7 +133,9 @@ def _only_if(
     handle, value = operation.inputs
     if operation.type == "AssignVariableOp":
         # The value of the variable at the time of the write.
-        before = builder.read(handle, value.dtype, value.shape, operation.level)
+        before = builder.read_variable(
+            handle, value.dtype, value.shape, operation.level
+        )
     else:
         before = builder.op("ZerosLike", [value], value.shape)
     chosen = builder.op("SelectV2", [condition, value, before], value.shape)

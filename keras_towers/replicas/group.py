@@ -49,8 +49,8 @@ class Group:
     """The shared state of a model's replicas, on one device.
 
     A token is the right to push one gradient; its value is the global step at
-    which it was handed out. ``start`` to ``advance`` add operations to a
-    tf.function; the other methods run immediately.
+    which it was handed out. ``start_gradient`` to ``advance`` add operations to
+    a tf.function; the other methods run immediately.
 
     Attributes:
         early: whether updates begin before their gradients have arrived.
@@ -94,7 +94,9 @@ class Group:
         other.calls = TracedCalls(run)
         return other
 
-    def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
+    def start_gradient(
+        self, replica: int, token: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Begin to compute a gradient with the current weights."""
         with tf.device(self._device):
             # A token of one replica may have been handed out long ago.
@@ -102,12 +104,12 @@ class Group:
             step = token if shared else self.step.read_value()
             return tf.identity(self._local[replica].assign(step))
 
-    def wait(self, replica: int) -> tf.Tensor:
-        """Wait for a token, ``END`` at the end, and ``start``."""
+    def wait_for_token(self, replica: int) -> tf.Tensor:
+        """Wait for a token, ``END`` at the end, and ``start_gradient``."""
         token = self._next_token(replica)
         with (
             tf.control_dependencies([token]),
-            tf.control_dependencies([self.start(replica, token)]),
+            tf.control_dependencies([self.start_gradient(replica, token)]),
         ):
             return tf.identity(token)
 
@@ -141,7 +143,7 @@ class Group:
                 with tf.control_dependencies(counted):
                     self._put(Event.ARRIVED, replica, step)
 
-    def begin(self) -> tf.Tensor:
+    def start_over(self) -> tf.Tensor:
         """Start over, without any earlier tokens, events or arrivals."""
         # No other process may use the group at the same time.
         for queue in [*self._tokens, self._events]:
@@ -155,10 +157,10 @@ class Group:
             ):
                 return tf.identity(step)
 
-    def take(self, count: tf.Tensor) -> tf.Tensor:
+    def take_arrivals(self, count: tf.Tensor) -> tf.Tensor:
         """Wait for arrivals, and take all: shape [T], by replica."""
         with tf.device(self._device):
-            arrivals: Any = self._arrivals.take(count)
+            arrivals: Any = self._arrivals.take_average(count)
             return tf.cast(arrivals, tf.int64)
 
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
@@ -203,17 +205,17 @@ class Group:
             lambda: self._put_tokens(tf.constant(numbers, tf.int32)),
         )
 
-    def end(self, replica: int) -> None:
+    def send_end(self, replica: int) -> None:
         """Send a replica the last token."""
         self.calls(
             ("end", replica),
             lambda: self._queue(replica).put(tf.constant(END, tf.int64)),
         )
 
-    def end_all(self) -> None:
+    def send_end_to_all(self) -> None:
         """Send all replicas the last token."""
         for replica in range(self.quorum.replicas):
-            self.end(replica)
+            self.send_end(replica)
 
     def initialize(self) -> None:
         """Set the global step to 0; one process does so before training."""
@@ -229,7 +231,7 @@ class Group:
         (step,) = self.calls("step", self.step.read_value)
         return int(step)
 
-    def enter(self, replica: int) -> None:
+    def request_tokens(self, replica: int) -> None:
         """Request tokens, also after a restart, which loses old tokens."""
         if not self.quorum.shared:
             queue = self._tokens[replica]

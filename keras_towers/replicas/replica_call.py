@@ -62,10 +62,10 @@ class OneFitPerModel(TowerCalls):
         # The ids of models.
         self._fitted: set[int] = set()
 
-    def run(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call; refuse a ``fit`` inside a ``fit`` of the same model."""
         if keras_call.kind != "fit":
-            return super().run(keras_call)
+            return super().run_call(keras_call)
         model = keras_call.model
         if id(model) in self._fitted:
             raise TowerError(
@@ -80,7 +80,7 @@ class OneFitPerModel(TowerCalls):
             self._fitted.remove(id(model))
 
     def _fit(self, keras_call: KerasCall) -> Any:
-        return super().run(keras_call)
+        return super().run_call(keras_call)
 
 
 class ReplicaCall(TowerCall):
@@ -90,10 +90,10 @@ class ReplicaCall(TowerCall):
     dropped: DroppedGradients | None = None
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         if self.dropped is not None:
             add_summary_writer(self.keras_call.arguments, self.dropped.write)
-        with super().opened():
+        with super().installed():
             yield
         if self.dropped is not None:
             self.dropped.announce(self.config.name)

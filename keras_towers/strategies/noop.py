@@ -97,7 +97,7 @@ class NoOpCalls(TowerCalls):
         """False: its steps are not those of plain Keras."""
         return False
 
-    def run(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
         model, arguments = keras_call.model, keras_call.arguments
         if "_maybe_symbolic_build" not in vars(model):

@@ -5,10 +5,10 @@ import tensorflow as tf
 
 from keras_towers.partition import folding, lay_out
 from keras_towers.partition.sizes import UNKNOWN
-from tests.partition.kit import check, rows, traced
-from tests.partition.rules.cases.case import raw
+from tests.partition.kit import check_on_towers, sharded, trace
+from tests.partition.rules.cases.case import raw_op
 
-_N = rows(-1, 3)
+_N = sharded(-1, 3)
 
 
 def _binary(function):
@@ -28,14 +28,14 @@ def _unary(function):
 
 _NUMBERS = {
     **{
-        name: _binary(raw(name))
+        name: _binary(raw_op(name))
         for name in (
             *("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less"),
             *("LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
         )
     },
     **{
-        name: _unary(raw(name))
+        name: _unary(raw_op(name))
         for name in (
             *("Neg", "Abs", "Square", "ZerosLike", "OnesLike", "Identity"),
             *("Snapshot", "StopGradient"),
@@ -133,7 +133,7 @@ _SHAPES = {
         tf.broadcast_dynamic_shape(tf.stack([n, 4]), tf.constant([1, 4])),
     ),
     "BroadcastGradientArgs": lambda n: [
-        raw("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
+        raw_op("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
         for one, other in (([n, 1], [4]), ([n, 4], [1, 4]), ([n, 1], [n, 1]))
     ],
 }
@@ -154,12 +154,12 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
         is_positive = _WRAPPED[name](tf.shape(x)[0])
         return tf.cond(is_positive, lambda: x + 1, lambda: x - 1)
 
-    check(function, _N, towers=((1, 1), (2, 0)))
+    check_on_towers(function, _N, towers=((1, 1), (2, 0)))
 
 
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
-    graph = traced(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
+    graph = trace(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
     _, values = lay_out(graph, [_N.layout], graph.outputs)
     assert values[graph.outputs[0].name].number is UNKNOWN
 
@@ -173,6 +173,6 @@ def test_fold(name):
     def function(x):
         return tf.nest.flatten(_CASES[name](tf.shape(x)[0]))
 
-    check(function, _N, towers=((7, 8), (2, 3)))
-    types = {o.type for o in traced(function, _N).get_operations()}
+    check_on_towers(function, _N, towers=((7, 8), (2, 3)))
+    types = {o.type for o in trace(function, _N).get_operations()}
     assert name in types | {"Select"}

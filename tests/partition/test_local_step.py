@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
-from tests.partition.kit import on_towers, rows, same, traced
+from tests.partition.kit import on_towers, replicated, sharded, trace
 
 COUNTS = 3, 2, 0
 X = np.random.default_rng(0).normal(size=(sum(COUNTS), 3)).astype("float32")
@@ -55,7 +55,7 @@ def _on_processes(loss, variable=None):
             variable.assign_add(tf.reduce_max(x))
         return found
 
-    graph = traced(step, rows(-1, 3), same(3, 2))
+    graph = trace(step, sharded(-1, 3), replicated(3, 2))
     captured = [outside for outside, _ in graph.captures]
     graph.inputs = [
         *graph.inputs[:2],

@@ -12,9 +12,13 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
-from tests.kit.compare import all_close, close, same_history
+from tests.kit.compare import (
+    assert_all_close,
+    assert_close,
+    assert_same_history,
+)
 from tests.kit.ranks import check, rare_check
-from tests.kit.traces import written
+from tests.kit.traces import read_trace
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -77,7 +81,7 @@ def files_are_written_by_one():
     assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
     s.gather("all have written")
     saved = keras.models.load_model(FOLDER / "seen-by-0" / "listed.keras")
-    all_close(saved.get_weights(), mine.get_weights(), 0)
+    assert_all_close(saved.get_weights(), mine.get_weights(), 0)
 
 
 def writes(factor=0.5):
@@ -140,7 +144,7 @@ def what_a_callback_writes_is_there_for_the_next_one():
     with s.Strategy():
         s.fit(mine, callbacks=[chief, s.Does(on_epoch_end=evaluate)])
     s.assert_equal_on_ranks(seen)
-    close(seen[0][0], np.mean(s.Y**2), 1e-5)
+    assert_close(seen[0][0], np.mean(s.Y**2), 1e-5)
 
 
 @check
@@ -198,7 +202,7 @@ def stop_of_one_rank():
         if s.RANK == 0:
             rows = slice(20 * done)
             wanted = s.fit(alone, s.X[rows], s.Y[rows], batch_size=20)
-            same_history(found.history, wanted.history)
+            assert_same_history(found.history, wanted.history)
     s.assert_same_model(mine, alone)
 
 
@@ -339,7 +343,7 @@ def timeline_of_all_ranks():
         reference=lambda it: s.fit(it, batch_size=20, epochs=2),
     )
     # One file has the steps of both ranks, on one clock.
-    found = written(path)
+    found = read_trace(path)
     wanted = [(step, rank) for step in range(2 * 3) for rank in range(2)]
     for name in ("compute", "update", "reduction"):
         begins = {(e["args"]["step"], e["pid"]): e["ts"] for e in found[name]}
@@ -362,6 +366,6 @@ def timeline_of_a_fit_that_fails():
     with s.Strategy(), pytest.raises(RuntimeError):
         s.fit(s.model(), batch_size=s.COUNT, callbacks=[Fails(path)])
     own = path if s.RANK == 0 else path.with_name("failed.rank1.json")
-    (computed, *_) = written(own)["compute"]
+    (computed, *_) = read_trace(own)["compute"]
     assert computed["pid"] == s.RANK
     s.gather("read")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.kit.compare import all_close, same_history
+from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 from tests.processes.training import Seen
@@ -91,7 +91,7 @@ def assert_rounds(steps, towers, **outer):
     for found, expected in zip(
         epochs, wanted[rounds - 1 :: rounds], strict=True
     ):
-        all_close(found, expected, 2e-5)
+        assert_all_close(found, expected, 2e-5)
     assert int(mine.optimizer.iterations) == EPOCHS * COUNT // BATCH
 
 
@@ -201,7 +201,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
         trained("broken", s.model(optimizer=momentum()), s.breaks_behind(3))
     resumed = s.model(optimizer=momentum())
     found = trained("broken", resumed)
-    same_history(found.history, wanted.history)
+    assert_same_history(found.history, wanted.history)
     s.assert_same_model(resumed, undisturbed)
 
 

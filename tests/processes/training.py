@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.rendezvous import versions
-from tests.kit.compare import all_close, close
+from keras_towers.rendezvous import rank_checks
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
 from tests.processes import small as s
 
@@ -123,7 +123,7 @@ def other_data_is_refused_before_the_first_update():
         s.forget_seed()
         with s.refused("without a seed", *REMEDIES):
             s.fit(mine, whole.shuffle(s.COUNT).batch(s.COUNT), None)
-        all_close(mine.get_weights(), before, 0)
+        assert_all_close(mine.get_weights(), before, 0)
         with s.refused(OTHER):
             s.fit(mine, seeded, None, validation_data=shard)
         s.fit(mine, seeded, None)
@@ -290,7 +290,7 @@ def statistics_of_each_tower_are_averaged():
         for rank in (0, 1):
             rows = s.X[start + 5 * rank : start + 5 * rank + 5]
             means[rank] = means[rank] * 0.5 + rows.mean(0) * 0.5
-    close(normalised.moving_mean, np.mean(means, 0))
+    assert_close(normalised.moving_mean, np.mean(means, 0))
 
 
 # Of each rank, which then has four batches or two.
@@ -382,7 +382,7 @@ def other_versions_are_refused():
     mine = {"Keras": f"3.{s.RANK}", "Python": "3.11"}
     said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
     with (
-        mock.patch.object(versions, "process_facts", lambda engine: mine),
+        mock.patch.object(rank_checks, "process_facts", lambda engine: mine),
         s.refused(said, "install the same"),
     ):
         s.Strategy()._config.transport.compare()
@@ -425,7 +425,7 @@ def own_loop():
     losses = [step(batch) for batch in shards]
     alone = s.model(optimizer="adam")
     step = s.own_step(tf.distribute.get_strategy(), alone)
-    close(losses, [step(batch) for batch in data], 1e-5)
+    assert_close(losses, [step(batch) for batch in data], 1e-5)
     s.assert_same_model(mine, alone)
     rows = tf.constant([[float(s.RANK)]])
     gathered = strategy.gather(strategy.run(lambda: rows), axis=0)
@@ -460,7 +460,7 @@ def a_rank_leaves_a_block_by_itself_whatever_it_has_made():
         total = mine.metrics[0].variables[0]
         # The replicas go on with it.
         s.own_step(strategy, mine)((s.X[:25], s.Y[:25]))
-        close(total.value.read_value(), before)
+        assert_close(total.value.read_value(), before)
         if s.RANK == 0:
             s.gather("rank 1 has left")
         raise s.Boom

@@ -34,7 +34,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.backup.resuming import FitPosition, ResumingCallback
+from keras_towers.backup import FitPosition, ResumingCallback
 from keras_towers.engines import HOROVOD
 from keras_towers.engines.dropin import tf_variable
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport

@@ -133,7 +133,7 @@ class TowerCall:
         self._builds = False
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """Install this call on the model inside a ``with`` block."""
         with (
             _calls.holding(self),
@@ -144,7 +144,7 @@ class TowerCall:
             try:
                 yield
             finally:
-                self.close()
+                self.end_threads()
                 if self.epoch_iterator is not None:
                     # The process would hang at its exit if TensorFlow were
                     # still running Python code that reads an unused batch.
@@ -208,16 +208,16 @@ class TowerCall:
             or fn in (self.model.train_step, self.model.test_step)
         )
 
-    def settle(self, trains: bool) -> None:
+    def wait_for_steps(self, trains: bool) -> None:
         """Wait for steps running in other threads, if any."""
 
-    def close(self) -> None:
+    def end_threads(self) -> None:
         """End the threads that run steps, if any."""
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         self._builds = self.build_error is not None
         try:
-            result = self._step.run(step, batch, self.model, self.kind)
+            result = self._step.run_step(step, batch, self.model, self.kind)
         finally:
             self._builds = False
         self.build_error = None
@@ -279,7 +279,7 @@ class TowerCall:
 
     def _end(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
-        self.config.transport.mark(f"end of {self.kind}")
+        self.config.transport.note_wait(f"end of {self.kind}")
         self._step.begin_epoch()
         logs = self.end_of_steps(logs)
         iterator = self.epoch_iterator

@@ -70,7 +70,7 @@ class Recorder:
             With several optimizers a tower reaches some points more than once:
             the last time counts.
         """
-        steps = _in_order([marks.take() for marks in self._marks])
+        steps = _in_order([marks.take_times() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
         return self._steps
@@ -118,7 +118,7 @@ class StepMarks:
             if operation.type in _CALLS:
                 operation._add_control_input(mark)
 
-    def take(self) -> np.ndarray:
+    def take_times(self) -> np.ndarray:
         """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
         times = np.full((count, len(self._devices), len(POINTS)), np.nan)

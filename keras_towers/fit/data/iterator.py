@@ -233,7 +233,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._unused = None
         steps = self.num_batches
         self.at_last_step = steps is not None and step[1] + 1 >= steps
-        self._config.transport.mark(f"step {step[0]} of {self._kind}")
+        self._config.transport.note_wait(f"step {step[0]} of {self._kind}")
         return step
 
     def reset(self) -> None:

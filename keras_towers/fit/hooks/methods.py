@@ -106,7 +106,7 @@ def _run(
             adoption.announce_default(model, kind, components.config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)
         with strategy.scope():
-            return components.calls.run(call)
+            return components.calls.run_call(call)
     trains = kind in contract.TRAINING
     if strategy is None and trains:
         _warn_of_thread(kind, model)

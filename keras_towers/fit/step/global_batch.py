@@ -23,7 +23,9 @@ from keras_towers.fit.data.rank_data import (
     SameBatches,
     gather_batch,
 )
+from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
+from keras_towers.fit.step.constants import Constants, constants_of
 from keras_towers.fit.step.function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
@@ -83,18 +85,24 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
+        self._outside: outside_lib.OutsideVariables | None = None
+        if self.config.transport.size > 1:
+            transport = self.config.transport
+            self._outside = outside_lib.OutsideVariables(transport)
         self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
+        if self._outside is not None:
+            self._outside.send_in_next_step()
         if self.same is not None:
-            self.same.begin()
+            self.same.check_next_batch()
 
     def without_other_processes(self) -> GlobalStep:
         """Return the same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
 
-    def run(
+    def run_step(
         self,
         step: Callable[[Any], Any],
         batch: Any,
@@ -117,11 +125,11 @@ class GlobalStep:
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
             watch.preparing(),
-            self.order.step(),
+            self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
             result = self._run_divided(step, divided, model, kind)
-        result = self.order.end(result)
+        result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
 
@@ -129,7 +137,7 @@ class GlobalStep:
         """Divide a batch over towers, once the previous step has ended."""
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
-        batch = self.order.begin(batch)
+        batch = self.order.begin_step(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
@@ -242,10 +250,8 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self.order.compare(
-                [*ready.describe_exchanges(), *traced.describe_gradients()]
-            )
-        results = ready.run(
+            self._agree(traced, ready, model)
+        results = ready.add_to_graph(
             common,
             parts,
             self._devices(bool(program.inputs.copies)),
@@ -256,6 +262,29 @@ class GlobalStep:
         for handles_of_towers in copied:
             _copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
+
+    def _agree(
+        self, traced: Trace, ready: TowerProgram, model: keras.Model
+    ) -> None:
+        """Compare the step with those of other ranks; share its variables."""
+        outside = list(
+            map(_capture, outside_lib.outside_variables(traced, model))
+        )
+        constants = Constants()
+        if self.same is not None:
+            # With data of their own, ranks may know other sizes of a batch.
+            constants = constants_of(traced.graph)
+        self.order.compare(
+            [
+                *ready.describe_exchanges(),
+                *traced.describe_gradients(),
+                *outside_lib.describe(outside),
+            ],
+            constants,
+        )
+        if outside and self._outside is not None:
+            take_over = functools.partial(self._outside.take_over, outside)
+            self.order.once_compared(take_over)
 
     def _trace(
         self,

@@ -27,7 +27,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate

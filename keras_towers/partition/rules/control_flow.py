@@ -47,7 +47,7 @@ def _inline_call(node: Node, *inputs: Value) -> Values:
     if means is not None:
         return [means]
     # A gradient may have added outputs to the graph after this call.
-    return partitioner.call(graph, inputs)[: node.num_outputs]
+    return partitioner.lay_out_function(graph, inputs)[: node.num_outputs]
 
 
 def _require_towers_differ(partitioner: Partitioner, values: Values) -> None:
@@ -67,7 +67,9 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
     if isinstance(number, (bool, int)) and index.shape == ():
         # An index that is out of range selects the last branch.
         taken = int(number) if 0 <= number < len(graphs) else -1
-        return partitioner.call(graphs[taken], inputs)[: node.num_outputs]
+        return partitioner.lay_out_function(graphs[taken], inputs)[
+            : node.num_outputs
+        ]
     _require_towers_differ(partitioner, [index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
     return try_with_partial_sums(node, inputs, lay_out)
@@ -89,7 +91,7 @@ def _lay_out_branches(
     outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
         given = [captured_value(partitioner, value) for value in inputs]
-        outputs = branch.call(graph, given)
+        outputs = branch.lay_out_function(graph, given)
         outputs_of_branches.append(outputs[: node.num_outputs])
     results = [
         functools.reduce(join_values, values, values[0])
@@ -211,7 +213,7 @@ def _lay_out_round(
         shape = local_shape(like.shape, state.layout)
         tensors.append(Tensor(like.dtype, shape, on_towers=True))
         values.append(_loop_variable(state, tensors[-1], like.shape))
-    return inner, tensors, inner.call(graph, values)
+    return inner, tensors, inner.lay_out_function(graph, values)
 
 
 def _loop_variable(

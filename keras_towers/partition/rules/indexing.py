@@ -261,8 +261,8 @@ def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
     require(not node.attr("batch_dims"))
     # The variable is read once, or each tower reads its own copy.
     variable = partitioner.replicate(handle)
-    least = partitioner.order.use(node, [variable], True)
-    table = partitioner.read(
+    least = partitioner.order.record_use(node, [variable], True)
+    table = partitioner.read_variable(
         variable, node.output_dtype(), UNKNOWN_SHAPE, least
     )
     local = partitioner.op(

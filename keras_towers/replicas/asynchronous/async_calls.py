@@ -55,11 +55,11 @@ class AsyncCalls(TowerCalls):
         """Return the steps of one more model."""
         return TowerSteps(self._update, model)
 
-    def open(
+    def make_call(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         if not keras_call.trains:
-            return super().open(keras_call, prepared, start)
+            return super().make_call(keras_call, prepared, start)
         return _ThreadedCall(
             self, self._step, self.adoption, keras_call, prepared, start
         )
@@ -103,12 +103,12 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
     def _begin(self, coordinator: Coordinator) -> None:
         self._last = coordinator
 
-    def open(
+    def make_call(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         if keras_call.trains:
             refuse_eager(self._config, keras_call.model)
-        call = super().open(keras_call, prepared, start)
+        call = super().make_call(keras_call, prepared, start)
         if keras_call.kind == "fit" and isinstance(call, _ThreadedCall):
             call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
         return call
@@ -132,13 +132,13 @@ class _ThreadedCall(ReplicaCall):
         self._logs: Any = None
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         if self._fits and self.dropped is None:
             add_summary_writer(
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        with patches.patched_while_used(SHARED_STATE), super().opened():
+        with patches.patched_while_used(SHARED_STATE), super().installed():
             yield
 
     def _make(self, kind: str, force: bool = False) -> None:
@@ -218,12 +218,12 @@ class _ThreadedCall(ReplicaCall):
             threads.latest = None
         return logs if self._logs is None else self._logs
 
-    def settle(self, trains: bool) -> None:
+    def wait_for_steps(self, trains: bool) -> None:
         if self._threads is not None:
             # An evaluation must not cause an update of too few gradients.
             self._threads.drain(whole=trains)
 
-    def close(self) -> None:
+    def end_threads(self) -> None:
         if self._threads is not None:
             self._threads.close()
 

@@ -123,7 +123,7 @@ class TowerThreads:
         """Wait until all submitted batches are done."""
         with self._changed:
             self._wait(lambda: not self._busy and not self._waiting)
-        self._steps.settle(whole)
+        self._steps.wait_for_updates(whole)
         with self._changed:
             self._wait(lambda: True)
 
@@ -164,7 +164,7 @@ class TowerThreads:
             self._closed = True
             self._changed.notify_all()
         if self._threads:
-            self._steps.end()
+            self._steps.release_threads()
         for index, thread in enumerate(self._threads):
             # None if Ctrl-C was pressed before it was started.
             if thread.ident is not None:
@@ -186,14 +186,14 @@ class TowerThreads:
             )
             for index in range(self._towers)
         ]
-        self._steps.begin(self._fail)
+        self._steps.prepare(self._fail)
         for thread in self._threads:
             thread.start()
 
     def _run(self, index: int) -> None:
         """Train on one tower, in its thread."""
         try:
-            while self._steps.enter(index) and self._train(index):
+            while self._steps.wait_for_turn(index) and self._train(index):
                 pass
         except BaseException as error:
             self._fail(error)
@@ -217,7 +217,7 @@ class TowerThreads:
             span = self._recorder.span(index)
         with span:
             step = functools.partial(traced[index], batch)
-            result = self._steps.run(index, step)
+            result = self._steps.run_on_tower(index, step)
         with self._changed:
             self._missed[self._ended_steps - read] += 1
             self._ended_steps += 1

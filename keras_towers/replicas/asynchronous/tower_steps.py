@@ -122,21 +122,21 @@ class TowerSteps:
 
     # Called by ``TowerThreads`` during a ``fit``, in this order:
 
-    def begin(self, failed: Callable[[BaseException], None]) -> None:
+    def prepare(self, failed: Callable[[BaseException], None]) -> None:
         """Prepare, before the threads start; ``failed`` ends the training."""
 
-    def enter(self, tower: int) -> bool:
+    def wait_for_turn(self, tower: int) -> bool:
         """Wait, in a tower's thread, for its next batch; False at the end."""
         return True
 
-    def run(self, tower: int, step: Callable[[], Any]) -> Any:
+    def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
         """Run a step of a tower in its thread."""
         return step()
 
-    def settle(self, whole: bool) -> None:
+    def wait_for_updates(self, whole: bool) -> None:
         """Wait for updates, when all batches have been trained on."""
 
-    def end(self) -> None:
+    def release_threads(self) -> None:
         """Release all waiting threads."""
 
 
@@ -195,16 +195,16 @@ class ReplicaSteps(TowerSteps):
 
     def _apply(self, call: UpdateCall) -> None:
         with as_one_device(call.optimizer, call.variables):
-            call.run()
+            call.update_variables()
             self._update.after_update(call.variables)
 
-    def begin(self, failed: Callable[[BaseException], None]) -> None:
+    def prepare(self, failed: Callable[[BaseException], None]) -> None:
         def fail(error: BaseException) -> None:
             failed(error)
-            self._group.end_all()
+            self._group.send_end_to_all()
 
-        apply = self._averages.apply()
-        self._averages.begin()
+        apply = self._averages.updater()
+        self._averages.begin_fit()
         self._coordinator = Coordinator(
             self._group, apply, fail, limit_s=self._limit_s
         )
@@ -213,28 +213,30 @@ class ReplicaSteps(TowerSteps):
             self._group.send(Event.ENTERED, replica)
         self._coordinator.start()
 
-    def enter(self, tower: int) -> bool:
+    def wait_for_turn(self, tower: int) -> bool:
         (token,) = self._group.calls(
-            ("wait", tower), lambda: self._group.wait(tower)
+            ("wait", tower), lambda: self._group.wait_for_token(tower)
         )
         return int(token) < END
 
-    def run(self, tower: int, step: Callable[[], Any]) -> Any:
+    def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
         if not self._quorum.shared:
             # Its token may have been handed out before there was a batch.
             self._group.calls(
-                ("start", tower), lambda: self._group.start(tower)
+                ("start", tower), lambda: self._group.start_gradient(tower)
             )
         return step()
 
-    def settle(self, whole: bool) -> None:
+    def wait_for_updates(self, whole: bool) -> None:
         if self._coordinator is not None:
-            self._coordinator.settle(Event.FLUSH if whole else Event.SYNC)
+            self._coordinator.wait_until_handled(
+                Event.FLUSH if whole else Event.SYNC
+            )
 
-    def end(self) -> None:
+    def release_threads(self) -> None:
         if self._coordinator is not None:
-            self._group.end_all()
-            self._coordinator.end()
+            self._group.send_end_to_all()
+            self._coordinator.stop()
 
 
 def _device_of(variable: Any) -> str:

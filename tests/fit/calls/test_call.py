@@ -13,7 +13,7 @@ import keras_towers as kt
 from keras_towers.fit.data.iterator import RELEASES
 from tests.exactness import models as m
 from tests.fit.one_device import trained
-from tests.kit.compare import assert_exact, same_model
+from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
@@ -82,7 +82,7 @@ def test_a_function_that_was_made_between_calls():
         fit(model)
         model.make_train_function(force=True)
         fit(model)
-    same_model(model, trained(2))
+    assert_same_model(model, trained(2))
     assert_ordinary(model)
 
 

@@ -14,7 +14,11 @@ import keras_towers as kt
 from keras_towers.fit.context import patches
 from keras_towers.strategies import keras_distribution
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact, same_history, same_model
+from tests.kit.compare import (
+    assert_exact,
+    assert_same_history,
+    assert_same_model,
+)
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, fit, linear
 
@@ -146,12 +150,12 @@ def test_another_thread_trains_as_plain_keras():
     left.set()
     thread.join(60)
     ((history, has_strategy),) = results
-    same_history(history, wanted, 1e-5)
+    assert_same_history(history, wanted, 1e-5)
     assert not has_strategy
     assert model.distribute_strategy is tf.distribute.get_strategy()
     for trained in (model, on_towers):
         assert_ordinary(trained)
-        same_model(trained, reference, 1e-5)
+        assert_same_model(trained, reference, 1e-5)
 
 
 def test_another_thread_makes_an_optimizer_under_a_stock_strategy():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.backup import backup
-from tests.kit.compare import close, same_history
+from keras_towers import backup
+from tests.kit.compare import assert_close, assert_same_history
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X @ np.ones((3, 1), "float32")
@@ -57,8 +57,8 @@ def interrupted(last, *when, **options):
 
 def assert_equal(one, other):
     for a, b in zip(one[0].get_weights(), other[0].get_weights(), strict=True):
-        close(a, b, TOLERANCE)
-    same_history(one[1].history, other[1].history, TOLERANCE)
+        assert_close(a, b, TOLERANCE)
+    assert_same_history(one[1].history, other[1].history, TOLERANCE)
     assert one[1].epoch == other[1].epoch
 
 

@@ -1,4 +1,4 @@
-"""Towers of one machine that share one copy of each weight."""
+"""Towers of one process that share one copy of each weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Workers that train weights on parameter servers."""
+"""Workers in several processes that train weights on parameter servers.
+
+``parameter_server_tower.py`` has the strategy for the towers of one process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from keras_towers.strategies.options import (
     check_arguments,
     options_of,
 )
-from keras_towers.strategies.parameter_server import choose_places
+from keras_towers.strategies.parameter_server_tower import choose_places
 
 _numbers = itertools.count()
 

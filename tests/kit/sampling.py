@@ -13,7 +13,7 @@ os.environ.setdefault(SEEDED_BY, datetime.date.today().strftime("%Y%m%d"))
 SEED = int(os.environ[SEEDED_BY])
 
 
-def long_but(kept, cases):
+def long_unless(kept, cases):
     """Mark all cases as long but for those that `make test` is to run, too.
 
     Args:
@@ -23,7 +23,7 @@ def long_but(kept, cases):
     return [case if kept(case) else _long(case) for case in cases]
 
 
-def some_of(cases, part=2):
+def sample_of(cases, part=2):
     """Mark all cases as long but for some that a seed draws.
 
     Args:
