@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.hooks import keras as hooks
+from keras_towers.fit.hooks import keras_patches
 from keras_towers.strategies import keras_distribution
 
 pytestmark = pytest.mark.core
@@ -87,7 +87,7 @@ def test_every_private_name_that_is_used_is_in_the_table():
 
 def test_every_name_that_is_replaced_is_in_the_table():
     owners = [(compat.resolve(p), n) for p, n in list(compat.TABLE.items())]
-    for owner, name, _ in hooks._PATCHES:
+    for owner, name, _ in keras_patches._PATCHES:
         assert any(found is owner and name in n for found, n in owners), name
 
 

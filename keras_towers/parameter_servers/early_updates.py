@@ -13,12 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.named_resources import Queue, Queues, run_flat
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import Queue, Queues, run_flat
+from keras_towers.replicas.replica_group import Event, Group
 
 
 class EarlyGroup(Group):

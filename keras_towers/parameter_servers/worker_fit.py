@@ -14,21 +14,21 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.session import Session
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.worker_updates import WorkerUpdates
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
-from keras_towers.replicas.asynchronous.hogwild import (
+from keras_towers.replicas.hogwild import (
     ATOMIC_ADDITIONS,
     seed_of_replica,
 )

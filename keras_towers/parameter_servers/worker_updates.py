@@ -13,24 +13,24 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.parameter_servers.remote import Running
-from keras_towers.parameter_servers.session import Session
-from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
+from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.replicas.averages import (
     Averages,
     refuse_without_update,
     run_update,
 )
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import Event, Group
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
-from keras_towers.replicas.replica_call import DroppedGradients
-from keras_towers.replicas.resources import (
+from keras_towers.replicas.hogwild import atomic, takes_turns
+from keras_towers.replicas.named_resources import (
     Queue,
     Queues,
     after_writes,
     variable,
 )
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_call import DroppedGradients
+from keras_towers.replicas.replica_group import Event, Group
 
 
 class WorkerUpdates:

@@ -17,8 +17,8 @@ from keras_towers.replicas.accumulators import (
     GradientSpec,
     accumulator,
 )
-from keras_towers.replicas.group import Group
-from keras_towers.replicas.resources import after_writes_of, trace
+from keras_towers.replicas.named_resources import after_writes_of, trace
+from keras_towers.replicas.replica_group import Group
 
 # Makes an update, increments the global step and hands out tokens. Takes the
 # number of gradients that have arrived, and the number of tokens for each queue

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import ReplicaCounts
+from keras_towers.replicas.replica_group import Event, Group
 
 NAME = "keras_towers-coordinator"
 

@@ -9,9 +9,9 @@ from keras_towers.parameter_servers.early_updates import (
     EarlyCoordinator,
     EarlyGroup,
 )
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.replicas.averages import arguments
-from keras_towers.replicas.group import END, Event
+from keras_towers.replicas.replica_group import END, Event
 from tests.replicas.game import DEVICE, SECONDS, Game, played
 
 

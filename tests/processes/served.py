@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.replicas import resources
+from keras_towers.replicas import named_resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES
 from tests.kit.compare import assert_close
@@ -283,7 +283,7 @@ def trains_exactly_again_and_again():
             s.fit(mine, x, y, batch_size=12, callbacks=callbacks)
         s.assert_same_model(mine, alone)
         assert_counted(strategy, 3, 3)
-        held.append(len(resources._known))
+        held.append(len(named_resources._known))
     # Those of the last few models only.
     assert held[-1] == held[-2], held
 

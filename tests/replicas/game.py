@@ -7,9 +7,9 @@ import threading
 import tensorflow as tf
 
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import END, Event, Group
+from keras_towers.replicas.named_resources import free, run_flat
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import free, run_flat
+from keras_towers.replicas.replica_group import END, Event, Group
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.group import END, Event
 from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_group import END, Event
 from tests.kit.leaving import Boom
 from tests.replicas.game import SECONDS, Game, played
 

@@ -36,7 +36,7 @@ from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.calls.call import TowerCall
+    from keras_towers.fit.calls.tower_call import TowerCall
 
 logger = logging.getLogger("keras_towers")
 
@@ -91,13 +91,15 @@ def adapted(
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks. Collective."""
+    """Propagates the effects of callbacks to all ranks. Collective.
 
-    # It runs after all other callbacks, since a callback on any rank may write
-    # weights or stop the loop. If a single rank left the loop, the next step of
-    # the other ranks would wait for it. The ranks agree at an event only if a
-    # callback on one of them acts there. ``moved`` maps patterns of events that
-    # ranks reach independently to the event at which they agree instead.
+    It runs after all other callbacks, since a callback on any rank may
+    write weights or stop the loop. If a single rank left the loop, the next
+    step of the other ranks would wait for it. The ranks agree at an event
+    only if a callback on one of them acts there. ``moved`` maps patterns of
+    events that ranks reach independently to the event at which they agree
+    instead.
+    """
 
     def __init__(
         self,

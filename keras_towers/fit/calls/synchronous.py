@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import error_notes, rank_agreement
-from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callback_effects, callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -31,7 +30,7 @@ class TowerCalls:
 
     def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
-        is_outermost = call_lib.current() is None
+        is_outermost = tower_call.current() is None
         resuming = callback_roles.only_one(ResumesFit, keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
@@ -60,7 +59,7 @@ class TowerCalls:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_on_one_device(keras_call)
-        outer = call_lib.current()
+        outer = tower_call.current()
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
             outer.agree()
@@ -105,7 +104,7 @@ class TowerCalls:
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
         arguments, config = keras_call.arguments, self._config
-        outer = call_lib.current()
+        outer = tower_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):

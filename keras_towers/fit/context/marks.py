@@ -30,10 +30,11 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Recorder:
-    """Records the steps of one model."""
+    """Records the steps of one model.
 
-    # The ``spans`` are the recorded steps of towers that run independently:
-    # tower, begin and end, in seconds since 1970.
+    The ``spans`` are the recorded steps of towers that run independently:
+    tower, begin and end, in seconds since 1970.
+    """
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0
@@ -77,10 +78,11 @@ class Recorder:
 
 
 class StepMarks:
-    """The marks in one trace of a step."""
+    """The marks in one trace of a step.
 
-    # Their operations are added at the end of the graph: a random operation
-    # without a seed derives one from the number of operations before it.
+    Their operations are added at the end of the graph: a random operation
+    without a seed derives one from the number of operations before it.
+    """
 
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()

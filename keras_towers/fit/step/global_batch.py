@@ -26,7 +26,7 @@ from keras_towers.fit.data.rank_data import (
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.constants import Constants, constants_of
-from keras_towers.fit.step.function import CallMode
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder

@@ -20,14 +20,14 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.server_store import value_of
 from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.replicas import resources
-from keras_towers.replicas.group import END
-from keras_towers.replicas.resources import TracedCalls
+from keras_towers.replicas import named_resources
+from keras_towers.replicas.named_resources import TracedCalls
+from keras_towers.replicas.replica_group import END
 
 if TYPE_CHECKING:
     from keras_towers.parameter_servers.worker_updates import WorkerUpdates
@@ -42,8 +42,10 @@ class NextWeights:
         self._session = session
         # Reads the next weights while a step runs. Opening the gate makes it
         # write them, when the step no longer reads the local variables.
-        self._running: remote.Running | None = None
-        self._gate = resources.Queue(f"{session.name}/gate", _HOST, [tf.int64])
+        self._running: remote_runtime.Running | None = None
+        self._gate = named_resources.Queue(
+            f"{session.name}/gate", _HOST, [tf.int64]
+        )
 
     def prefetch(self) -> None:
         """Begin to read the next weights while a step runs."""
@@ -53,7 +55,7 @@ class NextWeights:
             ahead = session.calls.traced(
                 "ahead", lambda: self._read(parts, self._gate.get)
             )
-            self._running = remote.Running(ahead)
+            self._running = remote_runtime.Running(ahead)
 
     def cancel(self) -> None:
         """Cancel a ``prefetch``."""
@@ -188,11 +190,11 @@ class Session:
         """Free the resources of models that the chief has deleted."""
         for name in self.connection.dropped.take_names():
             if self.rank > 0:
-                resources.forget(name)
+                named_resources.forget(name)
                 continue
             self.connection.store.put(f"{name}/freed", True)
             with self.connection.naming_lost_servers():
-                resources.free(name)
+                named_resources.free(name)
 
     def upload(self, variables: Sequence[keras.Variable]) -> None:
         """Upload variables; does nothing on other workers than the chief."""

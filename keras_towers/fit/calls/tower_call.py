@@ -18,7 +18,7 @@ from keras_towers.fit import rank_agreement
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.keras_function import (
     KerasFunction,
@@ -46,12 +46,13 @@ def current() -> TowerCall | None:
 
 
 class StrategyProxy:
-    """A strategy proxy that Keras uses while a call runs."""
+    """A strategy proxy that Keras uses while a call runs.
 
-    # Keras requests an iterator from it and runs its steps through it, so each
-    # step is known to belong to this call and to need its batch split. All
-    # other access is forwarded to the strategy. ``call`` has the methods
-    # ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
+    Keras requests an iterator from it and runs its steps through it, so
+    each step is known to belong to this call and to need its batch split.
+    All other access is forwarded to the strategy. ``call`` has the methods
+    ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
+    """
 
     def __init__(self, strategy: Strategy, call: Any):
         self.strategy = strategy
@@ -98,11 +99,13 @@ class _Step:
 
 
 class TowerCall:
-    """A call of ``fit``, ``evaluate``, ... of one model on towers."""
+    """A call of ``fit``, ``evaluate``, ... of one model on towers.
 
-    # While it runs, the attributes of the model by which Keras's loop finds its
-    # strategy, builds and ends an epoch's steps are shadowed by this object's.
-    # ``start`` is the position in the data where ``fit`` resumes, or None.
+    While it runs, the attributes of the model by which Keras's loop finds
+    its strategy, builds and ends an epoch's steps are shadowed by this
+    object's. ``start`` is the position in the data where ``fit`` resumes,
+    or None.
+    """
 
     def __init__(
         self,

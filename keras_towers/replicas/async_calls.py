@@ -9,27 +9,18 @@ from typing import Any
 
 import keras
 
-from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
-from keras_towers.replicas.asynchronous.hogwild import (
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.hogwild import (
     SHARED_STATE,
     HogwildUpdate,
 )
-from keras_towers.replicas.asynchronous.threads import (
-    Staleness,
-    TowerThreads,
-    write_staleness,
-)
-from keras_towers.replicas.asynchronous.tower_steps import (
-    ReplicaSteps,
-    TowerSteps,
-)
-from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
@@ -38,6 +29,15 @@ from keras_towers.replicas.replica_call import (
     TrainFunction,
     add_summary_writer,
     refuse_eager,
+)
+from keras_towers.replicas.tower_steps import (
+    ReplicaSteps,
+    TowerSteps,
+)
+from keras_towers.replicas.tower_threads import (
+    Staleness,
+    TowerThreads,
+    write_staleness,
 )
 
 

@@ -21,12 +21,12 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import END, Event, Group
+from keras_towers.replicas.hogwild import HogwildUpdate
+from keras_towers.replicas.named_resources import free
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import free
+from keras_towers.replicas.replica_group import END, Event, Group
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous.tower_steps import Step, TowerSteps
+from keras_towers.replicas.tower_steps import Step, TowerSteps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any, Self
 import tensorflow as tf
 
 from keras_towers.replicas.accumulators import Accumulator, GradientSpec
-from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import (
+from keras_towers.replicas.named_resources import (
     Queue,
     TracedCalls,
     run_flat,
     variable,
 )
+from keras_towers.replicas.quorum import Quorum
 
 END: int = 1 << 62
 """The last token, for which no gradient is computed."""
