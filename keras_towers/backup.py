@@ -139,7 +139,7 @@ class ResumingCallback(ResumesFit):
     def _ranks_train_separately(self) -> bool:
         """Whether each rank counts its own examples, as with ``sync_every``."""
         adoption = _adoption()
-        return adoption is not None and adoption.ranks_diverge
+        return adoption is not None and adoption.ranks_diverge(self.model)
 
     def _counts_for_all(self) -> bool:
         """Whether this rank continues with the metrics of all ranks."""

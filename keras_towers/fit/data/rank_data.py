@@ -218,8 +218,9 @@ class EagerDraws:
         self._seed: int | None = None
         self._steps = 0
 
-    def begin_step(self) -> None:
-        """Make the next step draw the same numbers as on all other ranks."""
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Draw the same numbers as on all other ranks in a block."""
         if not self._agreed:
             local = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
@@ -228,10 +229,13 @@ class EagerDraws:
             if None in seeds or len(set(seeds)) > 1:
                 self._seed = seeds[0] or states[0][1]
             self._agreed = True
-        if self._seed is not None:
-            # Between steps, ranks may draw different numbers of values.
-            tf.random.set_seed(self._seed + self._steps)
+        if self._seed is None:
+            yield
+            return
+        # Between steps, ranks may draw different numbers of values.
+        with compat.global_seed_of(self._seed + self._steps):
             self._steps += 1
+            yield
 
 
 def gather_batch(batch: Any, transport: Transport) -> Any:
