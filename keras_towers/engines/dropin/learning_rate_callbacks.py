@@ -13,43 +13,40 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.weights.model_state import optimizers_in
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
+class RateSchedule(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
+
+    Horovod's and BytePS's callbacks differ in the order of their arguments, and
+    in what a multiplier means that is a number.
 
     Momentum is corrected as described by Goyal et al. ("Accurate, Large
     Minibatch SGD", 2017): the momentum slots hold earlier gradients times the
     learning rate, and are scaled with it when it changes.
 
     Args:
-        initial_lr: the learning rate to multiply.
-        multiplier: a function of the epoch, or a number by which the learning
-            rate is multiplied every epoch.
+        multiplier: a function of the epoch.
+        initial_lr: the learning rate to multiply; None: the optimizer's when
+            training begins.
         start_epoch: the first epoch whose rate is set.
         end_epoch: the first later epoch whose rate is not set; None: never.
         staircase: set the rate only at the beginning of an epoch. Otherwise
             set it at every batch, and pass fractional epochs to the multiplier.
         momentum_correction: correct the optimizer's momentum, if it has any.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
-
-    Raises:
-        TowerError: ``initial_lr`` is missing.
     """
 
     def __init__(
         self,
-        initial_lr: float,
-        multiplier: float | Callable[[float], float],
-        start_epoch: int = 0,
-        end_epoch: int | None = None,
-        staircase: bool = True,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
+        multiplier: Callable[[float], float],
+        initial_lr: float | None,
+        start_epoch: int,
+        end_epoch: int | None,
+        staircase: bool,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
     ):
         super().__init__()
-        if initial_lr is None:
-            raise TowerError(
-                "initial_lr is None: give the learning rate to be multiplied."
-            )
+        self.multiplier = multiplier
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -59,11 +56,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch: int = start_epoch
         # One call per batch instead of two per variable.
         self._scale = tf.function(_scale, autograph=False)
-        self.multiplier: Callable[[float], float] = (
-            multiplier
-            if callable(multiplier)
-            else lambda epoch: multiplier ** (epoch - start_epoch)
-        )
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = _inner(self.model.optimizer)
@@ -73,6 +65,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 f"{optimizer.name!r}, which is a schedule or a function: "
                 "create the optimizer with a number."
             )
+        if self.initial_lr is None:
+            self.initial_lr = self._rate()
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
@@ -102,6 +96,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return float(_inner(self.model.optimizer).learning_rate.numpy())
 
     def _set(self, epoch: float) -> None:
+        assert self.initial_lr is not None
         old = self._rate()
         _inner(self.model.optimizer).learning_rate = (
             self.initial_lr * self.multiplier(epoch)
@@ -113,27 +108,28 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 self._scale(momenta, tf.constant(new / old))
 
 
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
+class WarmUp(RateSchedule):
     """Warms the learning rate up to ``initial_lr``.
 
     It grows linearly with every batch, from ``initial_lr / size()`` to
     ``initial_lr`` at the end of the last warm-up epoch.
 
     Args:
-        initial_lr: the learning rate after the warm-up.
+        initial_lr: as for ``RateSchedule``: the learning rate after the
+            warm-up.
         warmup_epochs: the number of warm-up epochs.
-        momentum_correction: as for ``LearningRateScheduleCallback``.
+        momentum_correction: as for ``RateSchedule``.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         verbose: 1: print a message on rank 0 when the warm-up is over.
     """
 
     def __init__(
         self,
-        initial_lr: float,
-        warmup_epochs: int = 5,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-        verbose: int = 0,
+        initial_lr: float | None,
+        warmup_epochs: int,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
+        verbose: int,
     ):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
@@ -141,8 +137,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             return (1 - done) / connection().size + done
 
         super().__init__(
-            initial_lr,
             multiplier,
+            initial_lr,
+            start_epoch=0,
             end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
