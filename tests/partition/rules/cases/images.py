@@ -95,6 +95,7 @@ _WINDOWS = [
 ]
 _PIXELS = [
     *cases("accb", "AdjustContrastv2", {"contrast_factor": 0.5}),
+    *cases("acb", {"AdjustContrastv2-one": {"contrast_factor": 0.5}}),
     *cases("accb", "AdjustHue", {"delta": 0.2}, low=0),
     *cases("accb", "AdjustSaturation", {"scale": 0.2}, low=0),
     *cases("accb", "RGBToHSV HSVToRGB", low=0),

@@ -13,6 +13,12 @@ def _invertible(function):
     return lambda x: function(tf.matmul(x, x, transpose_b=True) + tf.eye(2))
 
 
+def _searched(x, y, side):
+    return getattr(tf.raw_ops, f"{side}Bound")(
+        sorted_inputs=tf.sort(x), values=y, out_type=tf.int32
+    )
+
+
 _square = functools.partial(cases, "bdd")
 _any = functools.partial(cases, "bcd")
 _MATRICES = [
@@ -20,7 +26,15 @@ _MATRICES = [
     *cases("abc", "MatrixDiag"),
     *cases("abc", "MatrixDiagPart"),
     *cases("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
+    *cases("abc, -", {"MatrixDiagV3-several": {**_DIAGONALS, "k": [-1, 1]}}),
     *cases("abc, -", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
+    *cases(
+        "ab, ac",
+        {
+            f"{side}Bound": functools.partial(_searched, side=side)
+            for side in ("Lower", "Upper")
+        },
+    ),
     *cases("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
     *cases("abc", {"MatrixDiagPartV3-zero": tf.linalg.diag_part}),
     *cases("abc, ab", "MatrixSetDiag"),
