@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.weights.tower_variables import Mirrored
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
@@ -49,6 +50,13 @@ class TowerExtended(compat.MirroredExtended):
         with _without_tf_info_logs():
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        if type(variable) is compat.MirroredVariable:
+            # TensorFlow's tables of classes are those of all strategies.
+            variable.__class__ = Mirrored
+        return variable
 
     def _call_for_each_replica(self, fn, args, kwargs):
         with _without_tf_info_logs():
