@@ -430,7 +430,7 @@ class NextWeights:
         self._session = session
         # Reads the next weights while a step runs. Opening the gate makes it
         # write them, when the step no longer reads the local variables.
-        self._running: remote_runtime.Running | None = None
+        self._running: remote_runtime.RunningFunction | None = None
         self._gate = named_resources.Queue(
             f"{session.name}/gate", _HOST, [tf.int64]
         )
@@ -443,7 +443,7 @@ class NextWeights:
             ahead = session.calls.traced(
                 "ahead", lambda: self._read(parts, self._gate.get)
             )
-            self._running = remote_runtime.Running(ahead)
+            self._running = remote_runtime.RunningFunction(ahead)
 
     def cancel(self) -> None:
         """Cancel a ``prefetch``."""
