@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import model_state as state_lib
@@ -90,6 +91,10 @@ class ResumingCallback(ResumesFit):
         ends = self._should_end()
         due = self._every and done - self.position.batch >= self._every
         if ends or due:
+            call = call_lib.current()
+            if call is not None:
+                # Asynchronous towers may still train on earlier batches.
+                call.settle(trains=True)
             self.position.batch = done
             self.position.metrics = self._gather_metrics()
             self.position.commit()
