@@ -103,15 +103,17 @@ def agree(
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise _different(
+        raise different_data(
             f"numbers of batches differ ({check.describe_ranks(counts)})"
         )
     if any(are_unseeded):
-        raise _different("every rank shuffles it without a seed")
+        raise different_data("every rank shuffles it without a seed")
     if all(fingerprints):
         odd = int(_first_different(tf.constant(fingerprints)))
         if odd:
-            raise _different(f"rank {odd} has different examples than rank 0")
+            raise different_data(
+                f"rank {odd} has different examples than rank 0"
+            )
     return numbers
 
 
@@ -130,7 +132,8 @@ def fingerprint_rows(adapter: Any) -> list[float]:
         return []
 
 
-def _different(why: str) -> TowerError:
+def different_data(why: str) -> TowerError:
+    """Return the error for ranks that were given different data."""
     return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
 
 
@@ -196,7 +199,7 @@ class SameBatches:
             why = "rank {} has different examples in a batch than rank 0"
             with tf.control_dependencies([self._due.assign(False)]):
                 same = error_notes.assert_for_user(
-                    odd == 0, str(_different(why)), [odd]
+                    odd == 0, str(different_data(why)), [odd]
                 )
             with tf.control_dependencies(same):
                 return tf.identity(odd)
