@@ -16,10 +16,10 @@ from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.data.rank_data import different_data
-from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.server_process import missing_workers
 from keras_towers.parameter_servers.server_store import task_name
-from keras_towers.parameter_servers.serving import missing_workers
 from keras_towers.rendezvous.liveness import Liveness, State, describe_each
 from keras_towers.rendezvous.store import wait_for
 
@@ -115,7 +115,7 @@ class Workers:
         states = missing_workers(self._store, self._connection.prefix)
         return {rank: s for rank, s in states.items() if s.is_gone}
 
-    def begin(self) -> bool:
+    def publish_begun(self) -> bool:
         """Publish that this worker trains; return whether it is returning."""
         is_back = self.own.begun
         self.publish(begun=True, failed="")
@@ -341,11 +341,13 @@ class Workers:
                 )
         return reasons
 
-    def run(self, function: Any, in_step: bool = False) -> Any:
+    def run_function(self, function: Any, in_step: bool = False) -> Any:
         """Call a concrete function; fail if it takes too long."""
-        return self.wait(remote.Running(function), in_step)
+        return self.wait_for(remote_runtime.Running(function), in_step)
 
-    def wait(self, running: remote.Running, in_step: bool = False) -> Any:
+    def wait_for(
+        self, running: remote_runtime.Running, in_step: bool = False
+    ) -> Any:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()
         poll = self.poller(in_step, watch=watch)

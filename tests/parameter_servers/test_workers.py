@@ -147,9 +147,9 @@ def test_workers_wait_for_a_chief_that_has_not_started(job):
 def test_a_restarted_worker_learns_that_the_fit_has_ended(job):
     it = job(2)
     worker, chief = of(it, 1, 0)
-    assert not worker.begin()
+    assert not worker.publish_begun()
     (again,) = of(it, 1)
-    assert again.begin()
+    assert again.publish_begun()
     look = again.poller(in_step=True)
     look()
     chief.publish(steps=12)
