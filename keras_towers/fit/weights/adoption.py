@@ -189,8 +189,8 @@ class Adoption:
         if trains:
             self.gather_slots()
         # Sending takes long on a slow link, and most values agree already.
-        agree = rank_agreement.have_equal_values(peers, variables)
-        if not agree and self._config.transport.size > 1:
+        sends = self._config.transport.size > 1
+        if not rank_agreement.check_variables(peers, variables, sends):
             self._broadcast(variables)
 
     def begin_steps(self, model: keras.Model) -> None:
