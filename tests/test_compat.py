@@ -138,3 +138,19 @@ def test_single_device_mode_hides_the_strategy():
             assert not isinstance(variable, compat.DistributedVariable)
         assert tf.distribute.get_strategy() is strategy
         assert isinstance(tf.Variable(1.0), compat.DistributedVariable)
+
+
+def test_a_seed_of_a_block_leaves_draws_outside_as_they_are():
+    def drawn(between=lambda: None):
+        tf.random.set_seed(3)
+        first = float(tf.random.uniform(()))
+        between()
+        return first, float(tf.random.uniform(()))
+
+    def block():
+        with compat.global_seed_of(5):
+            inside.append(float(tf.random.uniform(())))
+
+    inside = []
+    assert drawn() == drawn(block) == drawn(block)
+    assert inside[0] == inside[1]

@@ -174,6 +174,7 @@ class WorkerFit(ReplicaCall):
                 self._steps_done
             )
             epoch += epochs
+            self._workers.publish(epoch=epoch - 1, epoch_steps=None)
         try:
             if is_back and not self._has_left:
                 has_weights, _ = session.next_weights.read()
@@ -228,6 +229,7 @@ class WorkerFit(ReplicaCall):
         """Read the new weights; return whether another step follows."""
         self._workers.beat()
         self._steps_done += 1
+        self._workers.steps_done = self._steps_done
         self.session.updates.after_step()
         try:
             has_weights, stopped = self.session.next_weights.read()
@@ -242,12 +244,15 @@ class WorkerFit(ReplicaCall):
         """Stop if the chief stops, after all callbacks."""
         session = self.session
         stops = bool(self.model.stop_training)
-        if self._is_chief:
-            if stops:
-                session.stop(session.fits)
-            self._workers.publish(epoch=epoch)
-        elif session.updates.epochs_together and not stops:
+        together = session.updates.epochs_together and not stops
+        if self._is_chief and stops:
+            session.stop(session.fits)
+        if self._is_chief or together:
+            steps = self._steps_done if together else None
+            self._workers.publish(epoch=epoch, epoch_steps=steps)
+        if together and not self._is_chief:
             self._workers.wait_for_chief(epoch)
+            self._workers.check_same_data()
             self.model.stop_training = session.stopped()
 
     def _finalize(

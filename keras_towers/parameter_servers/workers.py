@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
+from keras_towers.fit.data.rank_data import different_data
 from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_process import missing_workers
@@ -36,7 +37,9 @@ class WorkerStatus:
         begun: whether it has begun to train, maybe before it died.
         left: whether it takes part in no more steps.
         failed: the error that ended its ``fit``, if any.
-        epoch: of the chief: the last epoch that has ended.
+        epoch: the last epoch that has ended.
+        epoch_steps: the steps of the ``fit`` before its end; None if they may
+            differ between workers.
         steps: of the chief: the steps after which the ``fit`` has ended; None
             before.
     """
@@ -46,6 +49,7 @@ class WorkerStatus:
     left: bool = False
     failed: str = ""
     epoch: int = -1
+    epoch_steps: int | None = None
     steps: int | None = None
 
 
@@ -54,6 +58,7 @@ class Workers:
 
     Attributes:
         own: this worker's status; as it was when it died, if it was restarted.
+        steps_done: how many steps of the fit it has made.
     """
 
     def __init__(self, peers: ServerPeers, fit: int, spare: int = 0):
@@ -72,6 +77,7 @@ class Workers:
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._store = connection.store
         self.own: WorkerStatus = self.status(self._rank)
+        self.steps_done: int = 0
         # Another thread may publish an error.
         self._lock = threading.Lock()
         self._last_beat = -settings.BEAT_S
@@ -116,7 +122,7 @@ class Workers:
         return is_back
 
     def beat(self) -> None:
-        """Publish a sign of life, and announce workers that have gone.
+        """Publish a sign of life; announce workers that failed or have gone.
 
         No more often than necessary.
         """
@@ -125,12 +131,15 @@ class Workers:
             return
         self._last_beat = now
         self.publish()
-        for rank, state in self._unreachable().items():
-            if rank in self._announced or rank == self._rank:
+        gone, statuses = self._unreachable(), self._statuses(self._others)
+        for rank in self._others:
+            first, *_ = statuses[rank].failed.splitlines() or [""]
+            state = gone.get(rank) or (f"has failed ({first})" if first else "")
+            if not state or rank in self._announced:
                 continue
             self._announced.add(rank)
             then = "fit continues where possible"
-            if state == State.ENDED:
+            if state != State.LOST:
                 then = (
                     f"if {self._name(self._rank)} needs it, it waits for its "
                     f"return, for {self._stall_shutdown_s:g} s at most"
@@ -229,8 +238,26 @@ class Workers:
             elif self._check_chief().steps is not None and in_step:
                 raise FitEnded
             self._check_lost(spare)
+            if in_step:
+                self.check_same_data()
 
         return poll
+
+    def check_same_data(self) -> None:
+        """Raise an error if another worker has read fewer or more batches."""
+        own = self.own
+        for rank, other in self._statuses(self._others).items():
+            ended = other.epoch_steps
+            if ended is None or other.left:
+                continue
+            is_short = other.epoch > own.epoch and ended < self.steps_done
+            differs = other.epoch == own.epoch and ended != own.epoch_steps
+            if is_short or (differs and own.epoch_steps is not None):
+                raise different_data(
+                    f"{self._name(rank)} has ended epoch {other.epoch + 1} "
+                    f"after {ended} steps of this fit, and "
+                    f"{self._name(self._rank)} has made {self.steps_done}"
+                )
 
     def _check_lost(self, spare: int) -> None:
         """Raise an error if more workers are lost than can be spared."""

@@ -55,11 +55,12 @@ class TowerCalls:
 
     def _start(self, keras_call: KerasCall, start: FitStart | None) -> Any:
         kind, model = keras_call.kind, keras_call.model
-        if self.runs_plain_keras and start is None:
+        outer = tower_call.current()
+        # A fit that goes on from a backup has its evaluation on its tower.
+        if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_on_one_device(keras_call)
-        outer = tower_call.current()
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
             outer.agree()

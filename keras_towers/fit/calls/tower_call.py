@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TRAINING, FitStart, KerasCall, TowerConfig
@@ -128,6 +129,11 @@ class TowerCall:
         self.order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
+        outer = current()
+        # Inside another call of the same model, ranks have the same values.
+        self._is_inner = outer is not None and outer.model is self.model
+        # Whether a step runs that builds the model.
+        self._builds = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -212,9 +218,20 @@ class TowerCall:
         """End the threads that run steps, if any."""
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        result = self._step.run_step(step, batch, self.model, self.kind)
+        self._builds = self.build_error is not None
+        try:
+            result = self._step.run_step(step, batch, self.model, self.kind)
+        finally:
+            self._builds = False
         self.build_error = None
         return result
+
+    def created(self, variable: keras.Variable) -> None:
+        """Give a variable that a step creates the value of rank 0."""
+        transport = self.config.transport
+        if self._builds and transport.size > 1:
+            with tf.init_scope():
+                rank_agreement.broadcast(transport, [variable._value])
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -256,8 +273,10 @@ class TowerCall:
             update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
-        if new or self.kind == "fit":
-            self.adoption.synchronize(self.model, self.config.peers)
+        if new or self.kind == "fit" or not self._is_inner:
+            self.adoption.synchronize(
+                self.model, self.config.peers, self.keras_call.trains
+            )
         self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 

@@ -39,6 +39,7 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
@@ -160,17 +161,18 @@ def _call_loaded(
 def _create_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
+    strategy, call = contract.active_strategy(), tower_call.current()
     if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
-        return
-    strategy = contract.active_strategy()
-    if strategy is None:
+    elif strategy is None:
         original(variable, value)
-        return
-    with strategy._components.adoption.registering_variable(variable):
-        original(variable, value)
+    else:
+        with strategy._components.adoption.registering_variable(variable):
+            original(variable, value)
+    if call is not None:
+        call.created(variable)
 
 
 def _batch_norm(
