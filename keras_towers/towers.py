@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import active_step
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     KerasStrategy,
     NamedGradients,
@@ -70,15 +70,15 @@ def current_tower() -> CurrentTower:
         ...         seed = (7, keras_towers.current_tower().index)
         ...         return x + tf.random.stateless_normal(tf.shape(x), seed)
     """
-    step = active_step.current()
+    step = thread_state.current_step()
     if step is not None and step.device:
         return CurrentTower(step.index, step.total, step.device, step.training)
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
-        device = active_step.short_name(devices_lib.resolve(None)[0])
-        alone = active_step.training_alone.get()
+        device = devices_lib.short_name(devices_lib.resolve(None)[0])
+        trains = thread_state.trains_on_one_device.get()
         return CurrentTower(
-            0, 1, device, alone if step is None else step.training
+            0, 1, device, trains if step is None else step.training
         )
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
@@ -86,7 +86,7 @@ def current_tower() -> CurrentTower:
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,
-        active_step.short_name(strategy.extended.worker_devices[local]),
+        devices_lib.short_name(strategy.extended.worker_devices[local]),
         None,
     )
 
@@ -139,15 +139,16 @@ def run_on_each_tower(
     if not callable(fn):
         raise TowerError(f"run_on_each_tower takes a function, but got {fn!r}.")
     in_replica = tf.distribute.get_replica_context() is not None
-    if active_step.current() or (in_replica and tf.distribute.has_strategy()):
+    in_replica = in_replica and tf.distribute.has_strategy()
+    if in_replica or thread_state.current_step():
         raise TowerError(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
         )
     calls, fn = _CheckedCalls(), compat.convert_call(fn)
 
-    tf.distribute.get_strategy().run(calls.run, (fn, *args), kwargs)
-    calls.check()
+    tf.distribute.get_strategy().run(calls.run_on_tower, (fn, *args), kwargs)
+    calls.compare_towers()
     return [calls.results[index] for index in sorted(calls.results)]
 
 
@@ -180,7 +181,9 @@ class _CheckedCalls:
         self.results: dict[int, Any] = {}
         self._created: dict[int, list[_RequestedVariable]] = {}
 
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def run_on_tower(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> None:
         """Run the function on a tower, and compare what it creates."""
         index = compat.current_replica_id()
         self._created[index] = []
@@ -211,7 +214,7 @@ class _CheckedCalls:
                 "shapes and dtypes, or only tower 0 may create any."
             )
 
-    def check(self) -> None:
+    def compare_towers(self) -> None:
         """Compare the towers after all calls."""
         for index, created in sorted(self._created.items()):
             if 0 < len(created) < len(self._created[0]):

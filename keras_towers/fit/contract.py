@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.reduction import CommunicationHook, CompressionName
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TowerConfig(StepOptions):
         """All processes that train together, for exchanges between steps."""
         return self.others or self.transport
 
-    def alone(self) -> TowerConfig:
+    def without_other_processes(self) -> TowerConfig:
         """Return the same towers without the other processes."""
         return dataclasses.replace(self, others=None)
 
@@ -131,6 +131,13 @@ class TowerConfig(StepOptions):
     def divides(self) -> bool:
         """Whether batches are divided, over towers or into micro-batches."""
         return self.num_replicas > 1 or self.micro_batches != 1
+
+    def runs_alone(self, kind: str) -> bool:
+        """Whether a rank takes a method's steps without the other ranks."""
+        # Ranks with their own data predict independently.
+        predicts = kind.startswith("predict")
+        rank_batches = predicts and self.batches == "each"
+        return rank_batches or self.transport.size == 1
 
     @property
     def first_tower(self) -> int:
@@ -197,12 +204,12 @@ class UpdateCall(NamedGradients):
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
 
-    def run(self) -> None:
+    def update_variables(self) -> None:
         """Update the variables as Keras does."""
         self.original(self.grads, self.variables)
 
 
-class Start(NamedTuple):
+class FitStart(NamedTuple):
     """The epoch, batches done in it, and seed with which a ``fit`` starts."""
 
     epoch: int
@@ -242,7 +249,7 @@ class KerasCall:
         """Whether its steps train."""
         return self.kind in TRAINING
 
-    def run(self) -> Any:
+    def call_keras(self) -> Any:
         """Run Keras's own method."""
         return self.original(self.model, **self.arguments)
 

@@ -28,7 +28,7 @@ from keras_towers.reduction.communication_hooks import (
     across_ranks as across_ranks,
     sum_over_ranks as sum_over_ranks,
 )
-from keras_towers.reduction.compression import (
+from keras_towers.reduction.communication_hooks import (
     CompressionName as CompressionName,
     owned_by as owned_by,
     power_sgd as power_sgd,
@@ -40,7 +40,7 @@ from keras_towers.reduction.gradients import (
     divide as divide,
     scaled as scaled,
 )
-from keras_towers.reduction.packing import (
+from keras_towers.reduction.tower_sums import (
     GradientPacker as GradientPacker,
     packed as packed,
 )

@@ -36,6 +36,11 @@ class State(enum.StrEnum):
         return self in (State.ENDED, State.LOST)
 
 
+def describe_each(states: Mapping[str, str]) -> str:
+    """Describe processes, as in "rank 1 has ended; rank 2 is lost"."""
+    return "; ".join(f"{name} {state}" for name, state in states.items())
+
+
 ANSWERED: object = object()
 """A sign of life that counts as new each time."""
 

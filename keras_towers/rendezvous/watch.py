@@ -20,7 +20,12 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
-from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
+from keras_towers.rendezvous.liveness import (
+    ANSWERED,
+    Liveness,
+    State,
+    describe_each,
+)
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.rendezvous.store import Progress, StoreClient
 
@@ -194,10 +199,9 @@ class StallWatch(threading.Thread):
         return {0: ANSWERED}
 
     def _text(self, ranks: Mapping[str, str], waited_s: float) -> str:
-        reasons = "; ".join(f"{name} {why}" for name, why in ranks.items())
         return (
             f"rank {self.rank} has waited for {waited_s:.0f} s in "
-            f"{self._progress.action}: {reasons}."
+            f"{self._progress.action}: {describe_each(ranks)}."
         )
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
@@ -230,11 +234,11 @@ def start_watch(rank: int, size: int) -> None:
     if size == 1 or store is None:
         return
     warning_s = float(
-        os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+        os.environ.get(settings.ENV_STALL_WARNING, settings.STALL_WARNING_S)
     )
-    if os.environ.get(settings.STALL_DISABLE, "0") != "0":
+    if os.environ.get(settings.ENV_STALL_DISABLE, "0") != "0":
         warning_s = math.inf
-    shutdown_s = float(os.environ.get(settings.STALL_SHUTDOWN, 0))
+    shutdown_s = float(os.environ.get(settings.ENV_STALL_SHUTDOWN, 0))
     if is_elastic():
         shutdown_s = 0  # The driver ends ranks, and the other ones go on.
     mark("")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import make_handle
+from keras_towers.replicas.named_resources import make_handle
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
@@ -20,6 +20,7 @@ _KNOWN = (tf.float32, tf.float64)
 _SLICES = 1 << 22
 MAX_GRADIENTS: int = 1 << 12
 _PER_ROW = _SLICES * MAX_GRADIENTS
+_MAX_ROWS = (1 << 63) // _PER_ROW - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Accumulator:
                 handle=self._handle, local_step=step, gradient=grad
             )
 
-    def take(self, count: tf.Tensor) -> Gradient:
+    def take_average(self, count: tf.Tensor) -> Gradient:
         """Wait for at least ``count`` gradients, and take their average."""
         with tf.device(self._spec.device):
             average = tf.raw_ops.ResourceAccumulatorTakeGradient(
@@ -98,7 +99,9 @@ class Accumulator:
         """
 
         def drop() -> tf.Tensor:
-            taken = tf.nest.flatten(self.take(left), expand_composites=True)
+            taken = tf.nest.flatten(
+                self.take_average(left), expand_composites=True
+            )
             with tf.control_dependencies(taken):
                 return tf.constant(True)
 
@@ -162,7 +165,7 @@ class _Sparse(Accumulator):
         with tf.device(self._spec.device):
             return self._by_name().apply_indexed_slices_grad(counted, step)
 
-    def take(self, count: tf.Tensor) -> tf.IndexedSlices:
+    def take_average(self, count: tf.Tensor) -> tf.IndexedSlices:
         with tf.device(self._spec.device):
             total = self._by_name().take_indexed_slices_grad(
                 tf.cast(count, tf.int32)
@@ -189,4 +192,12 @@ def accumulator(name: str, spec: GradientSpec) -> Accumulator:
             "cannot be averaged over replicas: train variables of a floating "
             "dtype only."
         )
-    return (_Sparse if spec.sparse else Accumulator)(name, spec)
+    if not spec.sparse:
+        return Accumulator(name, spec)
+    if spec.shape[0] > _MAX_ROWS:
+        raise TowerError(
+            f"the gradient of {spec.name} has {spec.shape[0]} rows, and only "
+            f"{_MAX_ROWS} can be averaged over replicas: divide the weight "
+            "into several."
+        )
+    return _Sparse(name, spec)

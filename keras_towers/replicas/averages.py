@@ -17,8 +17,8 @@ from keras_towers.replicas.accumulators import (
     GradientSpec,
     accumulator,
 )
-from keras_towers.replicas.group import Group
-from keras_towers.replicas.resources import after_writes_of, trace
+from keras_towers.replicas.named_resources import after_writes_of, trace
+from keras_towers.replicas.replica_group import ReplicaGroup
 
 # Makes an update, increments the global step and hands out tokens. Takes the
 # number of gradients that have arrived, and the number of tokens for each queue
@@ -33,17 +33,17 @@ def run_update(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
 
 
 @dataclasses.dataclass(eq=False)
-class Part:
+class AveragedOptimizer:
     """One optimizer, with an accumulator for each gradient, or None."""
 
     call: UpdateCall
     gradients: list[str]
     accumulators: list[Accumulator | None]
 
-    def take(self, count: tf.Tensor) -> UpdateCall:
+    def take_averages(self, count: tf.Tensor) -> UpdateCall:
         """Wait for gradients; return the update with their averages."""
         averages = [
-            None if each is None else each.take(count)
+            None if each is None else each.take_average(count)
             for each in self.accumulators
         ]
         return dataclasses.replace(self.call, grads=averages)
@@ -55,7 +55,7 @@ class Averages:
     def __init__(
         self,
         name: str,
-        group: Group,
+        group: ReplicaGroup,
         place: Callable[[Any], str],
         update: Callable[[UpdateCall], None],
         updated: Callable[[], None] = lambda: None,
@@ -66,9 +66,9 @@ class Averages:
         self._place = place
         self._update = update
         self._updated = updated
-        self._parts: list[Part] = []
+        self._parts: list[AveragedOptimizer] = []
         # Filled while a step is traced.
-        self._traced: list[Part] = []
+        self._traced: list[AveragedOptimizer] = []
         self._pushes: list[tf.Operation] = []
         self._function: Any = None
 
@@ -87,7 +87,7 @@ class Averages:
             if accumulated is not None
         ]
 
-    def _add(self, call: UpdateCall) -> Part:
+    def _add(self, call: UpdateCall) -> AveragedOptimizer:
         """Create the accumulators of one more optimizer."""
         name = f"{self._name}/{len(self._parts)}"
         gradients = zip(call.names, call.variables, call.grads, strict=True)
@@ -108,7 +108,9 @@ class Averages:
         ]
         # Tensors would keep the graph of the trace.
         without = dataclasses.replace(call, grads=[])
-        part = Part(without, call.describe_gradients(), accumulators)
+        part = AveragedOptimizer(
+            without, call.describe_gradients(), accumulators
+        )
         self._parts.append(part)
         self._function = None
         return part
@@ -136,7 +138,7 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    def apply(
+    def updater(
         self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = run_update
     ) -> Apply:
         """Return a function that makes an update; call in the main thread."""
@@ -148,10 +150,10 @@ class Averages:
             return self._function
 
         def apply(count: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
-            complete = self._group.take(count)
+            complete = self._group.take_arrivals(count)
             # A replica that has arrived has pushed to every accumulator.
             with tf.control_dependencies([] if early else [complete]):
-                updates = [part.take(count) for part in self._parts]
+                updates = [part.take_averages(count) for part in self._parts]
             # Values that a callback has written before the step, such as the
             # learning rate, are not read before the first gradients arrive:
             # the gradients of the last layers.
@@ -173,17 +175,17 @@ class Averages:
         )
         return self._function
 
-    def begin(self) -> None:
+    def begin_fit(self) -> None:
         """Begin a ``fit`` at a new step; drop gradients of an earlier ``fit``.
 
         No replica may push gradients at the same time.
         """
         self._group.calls(
             ("begin", self._name, len(self._parts)),
-            lambda: self._advance_to(self._group.begin(), drops=True),
+            lambda: self._advance_to(self._group.start_over(), drops=True),
         )
 
-    def join(self) -> None:
+    def join_fit(self) -> None:
         """Begin at the global step of a group that may be training already."""
         self._group.calls(
             ("join", self._name),

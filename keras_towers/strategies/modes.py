@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
-from keras_towers.reduction import CommunicationHook, CompressionName
-from keras_towers.reduction import compression as compression_lib
+from keras_towers.reduction import (
+    CommunicationHook,
+    CompressionName,
+    communication_hooks,
+)
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ def _choose_hook(
     on_host = devices_lib.all_on_host(devices)
     if compression is None and on_host and shared_memory.available(transport):
         return shared_memory.SharedMemoryAllReduce()
-    return compression_lib.resolve(compression)
+    return communication_hooks.resolve(compression)
 
 
 def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
@@ -162,7 +164,7 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     if update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
     held = ", ".join(
-        f"{size:,} bytes on {active_step.short_name(device)}"
+        f"{size:,} bytes on {devices_lib.short_name(device)}"
         for device, size in zip(config.devices, update.slot_bytes, strict=False)
     )
     return [line, f"optimizer state: {held}"] if held else [line]
@@ -170,7 +172,7 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
 
 def describe_rank_options(options: Options) -> list[str]:
     """Describe options of the exchange between ranks that change results."""
-    line = compression_lib.describe_effect(options.compression)
+    line = communication_hooks.describe_effect(options.compression)
     lines = [line] if line else []
     if options.sync_every is not None:
         end = "averages the ranks' weights"

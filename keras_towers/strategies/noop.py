@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
+import tensorflow as tf
+
+from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.noop_calls import NoOpCalls
+from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls.synchronous import TowerCalls, run_on_one_device
+from keras_towers.fit.context import patches
+from keras_towers.fit.contract import KerasCall
+from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.strategies.base import BaseStrategy
 
@@ -67,3 +79,133 @@ class NoOpStrategy(BaseStrategy):
 
     def _description_lines(self) -> list[str]:
         return []
+
+
+class NoOpCalls(TowerCalls):
+    """Runs Keras's methods, with empty steps for training and validation.
+
+    Keras's own method runs epochs, counts steps and calls callbacks; only
+    the step function is replaced, and the data unless it has to be read.
+    """
+
+    def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
+        # The user may train the same model for real after this block.
+        super().__init__(update, keeps=False)
+        self._logs = logs
+
+    @property
+    def runs_plain_keras(self) -> bool:
+        """False: its steps are not those of plain Keras."""
+        return False
+
+    def run_call(self, keras_call: KerasCall) -> Any:
+        """Run a call of a method of Keras."""
+        model, arguments = keras_call.model, keras_call.arguments
+        if "_maybe_symbolic_build" not in vars(model):
+            # It is shadowed only during a fit, whose callbacks may call this.
+            self.adoption.refuse_others(model)
+            self.adoption.release_model(model)
+        # Keras passes this argument where fit itself calls evaluate.
+        in_fit = arguments.get("_use_cached_eval_dataset")
+        if not keras_call.trains and not in_fit:
+            # A callback may call it during fit: undo the shadows of that fit.
+            names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
+            own = {n: getattr(type(model), n).__get__(model) for n in names}
+            with patches.shadowed(model, {"_distribute_strategy": None, **own}):
+                return run_on_one_device(keras_call)
+        has_data = arguments.get("x") is not None
+        strategy = self._config.strategy
+        call = _NoOpCall(strategy, keras_call, self._logs, has_data)
+        if keras_call.kind == "fit":
+            call.check_steps()
+        optimizer = getattr(model, "optimizer", None)
+        ends = {"finalize_variable_values": lambda variables: None}
+        if optimizer is None or not keras_call.trains:
+            ends = {}
+        with (
+            patches.shadowed(model, call.shadows()),
+            patches.shadowed(optimizer, ends),
+        ):
+            return run_on_one_device(keras_call)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _NoOpCall:
+    """Replaces Keras's steps during one call."""
+
+    strategy: Strategy
+    keras_call: KerasCall
+    logs: Mapping[str, float]
+    has_data: bool
+
+    def check_steps(self) -> None:
+        """Check the number of steps of ``fit``; without data, add some."""
+        arguments = self.keras_call.arguments
+        for name in ("steps_per_epoch", "batch_size"):
+            # Keras treats a negative number of steps as None.
+            if (arguments.get(name) or 0) < 0:
+                raise TowerError(
+                    f"{name}={arguments[name]!r} is not allowed: give a whole "
+                    "number, 1 or more, or None."
+                )
+        if not self.has_data:
+            if not arguments.get("steps_per_epoch"):
+                raise TowerError(
+                    "fit got neither data nor a number of steps: give "
+                    "steps_per_epoch, or data whose steps can be counted."
+                )
+            arguments["x"] = tf.data.Dataset.from_tensors(0).repeat()
+            arguments["shuffle"] = False
+
+    def shadows(self) -> dict[str, Any]:
+        """Return the model attributes to shadow, by name."""
+        name = "train_function" if self.keras_call.trains else "test_function"
+        return {
+            # Makes fit's own call of evaluate use these steps, too.
+            "_distribute_strategy": tower_call.StrategyProxy(
+                self.strategy, self
+            ),
+            "_maybe_symbolic_build": self._begin,
+            "_get_metrics_result_or_logs": self._report,
+            name: self._steps,
+            f"make_{name}": lambda *args, **kwargs: None,
+        }
+
+    def iterator(self, **kwargs: Any) -> Any:
+        return compat.TFEpochIterator(Undistributed, **kwargs)
+
+    def _begin(self, iterator: Any = None, data_batch: Any = None) -> None:
+        kind, model = self.keras_call.kind, self.keras_call.model
+        if iterator is not None:
+            data_batch = iterator._distributed_dataset.element_spec
+            batches = iterator.data_adapter.num_batches
+            if batches == 0 and self.keras_call.trains:
+                tower_call.refuse_empty(kind, model)
+            # Keras treats a negative number of steps as None.
+            if batches is not None or (iterator.steps_per_epoch or 0) > 0:
+                _count_only(iterator, batches)
+        # Callbacks may read the weights, so build only the model itself.
+        trains = self.keras_call.trains and self.has_data
+        if trains and tower_call.needs_build(model, "predict"):
+            tower_call.build(model, data_batch, kind)
+
+    def _report(self, _: Any = None) -> dict[str, float]:
+        return dict(self.logs)
+
+    def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
+        number = self.keras_call.model.steps_per_execution
+        if not sum(1 for _ in itertools.islice(iterator, number)):
+            raise StopIteration
+        return self._report()
+
+
+def _count_only(iterator: Any, batches: int | None) -> None:
+    """Let an epoch iterator of Keras count steps without reading data."""
+    repeats = () if batches is None else (batches,)
+    iterator._get_iterator = lambda: itertools.repeat(None, *repeats)
+    # The original adapter would start to prefetch when an epoch begins.
+    iterator.data_adapter = SimpleNamespace(
+        num_batches=batches,
+        on_epoch_begin=lambda: None,
+        on_epoch_end=lambda: None,
+    )

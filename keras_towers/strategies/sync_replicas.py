@@ -13,19 +13,22 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
-from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
-from keras_towers.parameter_servers.served_calls import (
+from keras_towers.parameter_servers.worker_fit import (
     MirroredServerUpdate,
-    ServedCalls,
+    WorkerCalls,
 )
+from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.rendezvous import tf_config
-from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.async_calls import ReplicaCalls
+from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.distributed import connect, describe_workers
+from keras_towers.strategies.distributed_parameter_server import (
+    connect,
+    describe_workers,
+)
 from keras_towers.strategies.options import Options, check_arguments
 
 Tokens = Literal["per_replica", "shared"]
@@ -163,7 +166,7 @@ class SyncReplicasStrategy(BaseStrategy):
         self._averages = variable_averages
         quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
         super().__init__(devices, options, others=self._peers)
-        self._calls: ReplicaCalls | ServedCalls
+        self._calls: ReplicaCalls | WorkerCalls
         if self._peers is None:
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
@@ -177,7 +180,7 @@ class SyncReplicasStrategy(BaseStrategy):
                 quorum=quorum,
                 after_update=self._average,
             )
-            self._calls = ServedCalls(copies, self._peers, make_updates)
+            self._calls = WorkerCalls(copies, self._peers, make_updates)
             self._compose(copies, self._calls)
 
     @property
@@ -208,7 +211,7 @@ class SyncReplicasStrategy(BaseStrategy):
             TowerError: the variable has no moving average.
         """
         trained = variable.value
-        if isinstance(self._calls, ServedCalls) and self._calls.last:
+        if isinstance(self._calls, WorkerCalls) and self._calls.last:
             held = self._calls.last.variables
             if variable in held:
                 trained = held.copy_of(variable)

@@ -5,12 +5,15 @@ The other modules here are shared by all transports.
 
 from __future__ import annotations
 
+import collections
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from keras_towers.rendezvous.check import Peers
+from keras_towers import compat
+from keras_towers.rendezvous.rank_checks import Peers
 
 
 @runtime_checkable
@@ -31,7 +34,7 @@ class Transport(Peers, Protocol):
     @property
     def sums_float16(self) -> bool: ...
 
-    def mark(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """Record what this rank is about to wait for; empty: nothing.
 
         Reports of stalls name the ranks that wait, and this reason.
@@ -76,7 +79,7 @@ class SingleProcess:
     local_rank = 0
     local_size = 1
 
-    def mark(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         pass
 
     def all_reduce(
@@ -97,3 +100,27 @@ class SingleProcess:
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
+
+
+_used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def next_key(purpose: str) -> str:
+    """Return a key for the next collective of the function being traced.
+
+    Numbering restarts in every traced function, so that a rank that retraces
+    one, for another batch shape, uses the same keys as the other ranks. Eager
+    collectives block until they are done, so they need no number.
+    """
+    if tf.executing_eagerly():
+        return f"kt.{purpose}.eager"
+    # Functions inside the outermost graph may run concurrently.
+    graph: Any = compat.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    while getattr(outer, "building_function", False):
+        graph, outer = outer, getattr(outer, "outer_graph", None)
+    counter = _used.setdefault(graph, collections.Counter())
+    counter[purpose] += 1
+    return f"kt.{purpose}.{counter[purpose]}"

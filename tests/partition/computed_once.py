@@ -17,7 +17,6 @@ ONCE = {
     "gradient_of_a_python_function": "EagerPyFunc, 2 MatMul, Sub, TanhGrad",
     "replayed_by_a_queue": "QueueEnqueueManyV2",
     "scaled_by_the_first_batch": "If",
-    "simclr_without_own_pairs": "MatrixSetDiagV3",
     "steps_until_the_loss_is_small": "While",
     "bag_of_ragged_words": "Cumsum, Sub, 2 UnsortedSegmentSum",
     "branch_by_the_loss": "AddN, If, 2 MatMul, TanhGrad",

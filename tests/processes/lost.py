@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.parameter_servers import served_fit
+from keras_towers.parameter_servers import worker_fit
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 KILLED_IN = 3
@@ -47,7 +47,7 @@ class Report(keras.callbacks.Callback):
 
 def die_within(steps):
     """Die when a step has been run, but before this process knows so."""
-    original, left = served_fit.ServedFit._end_step, [steps]
+    original, left = worker_fit.WorkerFit._end_step, [steps]
 
     def end_step(self):
         left[0] -= 1
@@ -55,7 +55,7 @@ def die_within(steps):
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self)
 
-    served_fit.ServedFit._end_step = end_step
+    worker_fit.WorkerFit._end_step = end_step
 
 
 def make():

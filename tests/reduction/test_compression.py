@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import all_reduce
-from keras_towers.reduction.compression import (
+from keras_towers.reduction.communication_hooks import (
+    all_reduce,
     bf16_shards,
     error_feedback,
     fp16,

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import next_key
 
 pytestmark = pytest.mark.core
 

@@ -34,13 +34,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.backup.resuming import FitPosition, ResumingCallback
+from keras_towers.backup import FitPosition, ResumingCallback
 from keras_towers.engines import HOROVOD
 from keras_towers.engines.dropin import tf_variable
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous import store
 
 _hvd = HOROVOD.import_module()
@@ -116,7 +116,8 @@ class VariablesState(ObjectState):
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         """Give all ranks the values of rank 0."""
-        rank_state.broadcast(self._transport, list(map(tf_variable, variables)))
+        values = list(map(tf_variable, variables))
+        rank_agreement.broadcast(self._transport, values)
 
     def save(self) -> None:
         """Keep the current values in this worker's memory."""
@@ -170,8 +171,8 @@ class ModelState(VariablesState):
         return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
-        rank_state.check_same(self._transport, variables)
-        super()._broadcast(variables)
+        if not rank_agreement.check_variables(self._transport, variables):
+            super()._broadcast(variables)
 
 
 class State(ModelState, FitPosition):

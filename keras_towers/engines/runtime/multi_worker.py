@@ -107,12 +107,12 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         transport = self._config.transport
         unavailable = isinstance(error[1], tf.errors.UnavailableError)
         if unavailable and isinstance(transport, CollectiveTransport):
-            ranks = tensorflow_task.unreachable(transport.task)
-            if ranks:
+            silent = tensorflow_task.unreachable(transport.task)
+            if silent:
                 error[1].add_note(
-                    f"keras_towers: {ranks} does not answer. Start all "
-                    "tasks again: with keras.callbacks.BackupAndRestore or "
-                    "kt.Backup they go on where training was."
+                    f"keras_towers: {silent}. Start all tasks again: with "
+                    "keras.callbacks.BackupAndRestore or kt.Backup they go on "
+                    "where training was."
                 )
         super().__exit__(*error)
 

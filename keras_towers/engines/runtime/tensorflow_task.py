@@ -17,13 +17,19 @@ import atexit
 import contextlib
 import logging
 import multiprocessing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import listening, tf_config
-from keras_towers.rendezvous.liveness import AnswerWatch, State, wait_loop
+from keras_towers.rendezvous.liveness import (
+    AnswerWatch,
+    State,
+    describe_each,
+    wait_loop,
+)
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -96,7 +102,7 @@ def prepare() -> None:
             _configure(cluster)
 
 
-def start(cluster: Cluster) -> Task:
+def start_task(cluster: Cluster) -> Task:
     """Start TensorFlow as a task, unless it has already started as such."""
     if _task is None or _task.cluster != cluster:
         _configure(cluster)
@@ -114,7 +120,7 @@ def start(cluster: Cluster) -> Task:
 def _configure(cluster: Cluster) -> None:
     """Configure TensorFlow as a task, unless it has started."""
     global _task
-    listening.check(cluster.address)
+    listening.check_can_listen(cluster.address)
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return
@@ -128,7 +134,7 @@ def _configure(cluster: Cluster) -> None:
     _task = task
 
 
-def wait_for(task: Task, timeout_s: float) -> None:
+def wait_for_tasks(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
     missing = _other_ranks(task)
     for waited_s in wait_loop(timeout_s, settings.NETWORK_POLL_S):
@@ -136,30 +142,32 @@ def wait_for(task: Task, timeout_s: float) -> None:
         if not missing:
             return
         if waited_s:
-            named = _describe(task, missing)
+            named = ", ".join(_names(task, missing))
             logger.warning("%s waits for %s to start.", task.cluster, named)
     raise TowerError(
-        f"{_describe(task, missing)} did not start within {timeout_s:g} "
-        "seconds. Every task that TF_CONFIG names has to run the script, and "
-        "has to be reachable at its address; raise `start_timeout_s` to wait "
-        "longer."
+        f"{', '.join(_names(task, missing))} did not start within "
+        f"{timeout_s:g} seconds. Every task that TF_CONFIG names has to run "
+        "the script, and has to be reachable at its address; raise "
+        "`start_timeout_s` to wait longer."
     )
 
 
 def unreachable(task: Task) -> str:
     """Describe the ranks that do not answer; empty if all do."""
     silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
-    return _describe(task, silent)
+    return _describe(task, silent, State.SUSPECTED)
 
 
 def _other_ranks(task: Task) -> list[int]:
     return [r for r in range(task.cluster.size) if r != task.cluster.rank]
 
 
-def _describe(task: Task, ranks: list[int]) -> str:
-    return ", ".join(
-        f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks
-    )
+def _names(task: Task, ranks: Sequence[int]) -> list[str]:
+    return [f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks]
+
+
+def _describe(task: Task, ranks: Sequence[int], state: State) -> str:
+    return describe_each(dict.fromkeys(_names(task, ranks), state))
 
 
 def _answers(
@@ -181,15 +189,15 @@ _watch: AnswerWatch | None = None
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     """Start this process's task, wait for the other tasks, and watch them."""
     global _watch
-    task = start(cluster)
-    wait_for(task, start_timeout_s)
+    task = start_task(cluster)
+    wait_for_tasks(task, start_timeout_s)
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
         _watch = AnswerWatch(
             _other_ranks(task),
             lambda rank: _answers(task, rank, beat_s),
             timeout_s,
-            lambda ranks: _abort(_describe(task, ranks)),
+            lambda ranks: _abort(_describe(task, ranks, State.LOST)),
         )
         _watch.start()
         # TensorFlow must not be called while it is torn down.
@@ -198,9 +206,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     return task
 
 
-def _abort(ranks: str) -> None:
+def _abort(why: str) -> None:
     """End the collectives of this process."""
     system.limit_teardown()
-    compat.eager_context().abort_collective_ops(
-        tf.errors.UNAVAILABLE, f"{ranks} {State.LOST}"
-    )
+    compat.eager_context().abort_collective_ops(tf.errors.UNAVAILABLE, why)

@@ -4,7 +4,7 @@ A mark is an operation that reads the clock once other operations have ended.
 The times go into a queue, which is read between steps. A tower starts to
 compute after its first mark, so the time it waits for a core does not count.
 Nothing waits for the other marks. Only steps that are traced while a
-``Recorder`` records have marks.
+``StepRecorder`` records have marks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context.thread_state import ThreadLocal
 
 Point = Literal["begun", "computed", "reduced", "updated"]
 # In the order in which a step reaches them.
@@ -29,11 +29,12 @@ POINTS: tuple[Point, ...] = ("begun", "computed", "reduced", "updated")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-class Recorder:
-    """Records the steps of one model."""
+class StepRecorder:
+    """Records the steps of one model.
 
-    # The ``spans`` are the recorded steps of towers that run independently:
-    # tower, begin and end, in seconds since 1970.
+    The ``spans`` are the recorded steps of towers that run independently:
+    tower, begin and end, in seconds since 1970.
+    """
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0
@@ -70,17 +71,18 @@ class Recorder:
             With several optimizers a tower reaches some points more than once:
             the last time counts.
         """
-        steps = _in_order([marks.take() for marks in self._marks])
+        steps = _in_order([marks.take_times() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
         return self._steps
 
 
 class StepMarks:
-    """The marks in one trace of a step."""
+    """The marks in one trace of a step.
 
-    # Their operations are added at the end of the graph: a random operation
-    # without a seed derives one from the number of operations before it.
+    Their operations are added at the end of the graph: a random operation
+    without a seed derives one from the number of operations before it.
+    """
 
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
@@ -118,7 +120,7 @@ class StepMarks:
             if operation.type in _CALLS:
                 operation._add_control_input(mark)
 
-    def take(self) -> np.ndarray:
+    def take_times(self) -> np.ndarray:
         """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
         times = np.full((count, len(self._devices), len(POINTS)), np.nan)
@@ -149,15 +151,15 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
     return now
 
 
-_recorder: Slot[Recorder] = Slot()
-_marks: Slot[StepMarks] = Slot()
+_recorder: ThreadLocal[StepRecorder] = ThreadLocal()
+_marks: ThreadLocal[StepMarks] = ThreadLocal()
 
 
 # Records the steps that this thread traces in a block.
-recording = _recorder.filled
+recording = _recorder.holding
 
 
-def recorder_of(model: Any) -> Recorder | None:
+def recorder_of(model: Any) -> StepRecorder | None:
     """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
     return recorder if recorder and recorder.model is model else None
@@ -170,11 +172,11 @@ def marked(
     """Mark the step that is traced in this block, if it is recorded."""
     recorder = recorder_of(model)
     if recorder is None or tf.executing_eagerly():
-        with _marks.filled(None):
+        with _marks.holding(None):
             yield
         return
     marks = recorder.begin_trace(devices)
-    with _marks.filled(marks):
+    with _marks.holding(marks):
         for tower, piece in enumerate(pieces):
             reached(tower, "begun", piece)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -13,30 +14,35 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
-from keras_towers.fit.context import active_step, marks
+from keras_towers.fit.context import marks, thread_state
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.fit.data.rank_data import (
     EagerDraws,
     SameBatches,
     gather_batch,
 )
+from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.function import CallMode
-from keras_towers.fit.step.inputs import (
-    DividedBatch,
-    layouts_of,
-    share_of,
-)
+from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    InputLayout,
+    RowSplits,
+    Sharded,
+    SparseIndices,
+    SparseShape,
+)
 from keras_towers.partition.local_step import LocalStep, to_local_step
-from keras_towers.partition.program import Update
+from keras_towers.partition.program import Inputs, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import watch
 from keras_towers.transport import SingleProcess, Transport
@@ -79,18 +85,24 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
+        self._outside: outside_lib.OutsideVariables | None = None
+        if self.config.transport.size > 1:
+            transport = self.config.transport
+            self._outside = outside_lib.OutsideVariables(transport)
         self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
+        if self._outside is not None:
+            self._outside.send_in_next_step()
         if self.same is not None:
-            self.same.begin()
+            self.same.check_next_batch()
 
-    def alone(self) -> GlobalStep:
+    def without_other_processes(self) -> GlobalStep:
         """Return the same steps without the other processes."""
-        return GlobalStep(self.update, self.config.alone())
+        return GlobalStep(self.update, self.config.without_other_processes())
 
-    def run(
+    def run_step(
         self,
         step: Callable[[Any], Any],
         batch: Any,
@@ -113,11 +125,11 @@ class GlobalStep:
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
             watch.preparing(),
-            self.order.step(),
+            self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
             result = self._run_divided(step, divided, model, kind)
-        result = self.order.end(result)
+        result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
 
@@ -125,7 +137,7 @@ class GlobalStep:
         """Divide a batch over towers, once the previous step has ended."""
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
-        batch = self.order.begin(batch)
+        batch = self.order.begin_step(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
@@ -154,18 +166,26 @@ class GlobalStep:
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
         _warn_of_eager_steps(model.name, self.config.name)
-        transport = self._transport_of(kind)
+        # Each rank computes the step on the global batch, also where it would
+        # train on its own part only: its updates belong to no round.
+        transport = self._ranks_of_batch(kind)
         is_whole = data_lib.is_whole(batch)
         if self.same is not None and is_whole:
             self.same.check(batch)
         whole = data_lib.as_one_batch(self.config, batch)
+        draws: contextlib.AbstractContextManager[None]
+        draws = contextlib.nullcontext()
         if transport.size > 1:
             if not is_whole or self.config.batches == "each":
                 whole = gather_batch(whole, transport)
-            self._eager_draws.begin_step()
-        alone = active_step.training_alone.filled(kind in TRAINING)
+            draws = self._eager_draws.step()
         variables = self.update.variables
-        with compat.single_device_mode(), alone, variables.first_copies():
+        with (
+            draws,
+            compat.single_device_mode(),
+            thread_state.trains_on_one_device.holding(kind in TRAINING),
+            variables.first_copies(),
+        ):
             result = step(whole)
         for handles_of_towers in variables.handles().values():
             _copy_first(handles_of_towers, self.config.devices)
@@ -230,10 +250,8 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self.order.compare(
-                [*ready.describe_exchanges(), *traced.describe_gradients()]
-            )
-        results = ready.run(
+            self._agree(traced, ready, model)
+        results = ready.add_to_graph(
             common,
             parts,
             self._devices(bool(program.inputs.copies)),
@@ -244,6 +262,29 @@ class GlobalStep:
         for handles_of_towers in copied:
             _copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
+
+    def _agree(
+        self, traced: Trace, ready: TowerProgram, model: keras.Model
+    ) -> None:
+        """Compare the step with those of other ranks; share its variables."""
+        outside = list(
+            map(_capture, outside_lib.outside_variables(traced, model))
+        )
+        constants = Constants()
+        if self.same is not None:
+            # With data of their own, ranks may know other sizes of a batch.
+            constants = constants_of(traced.graph)
+        self.order.compare(
+            [
+                *ready.describe_exchanges(),
+                *traced.describe_gradients(),
+                *outside_lib.describe(outside),
+            ],
+            constants,
+        )
+        if outside and self._outside is not None:
+            take_over = functools.partial(self._outside.take_over, outside)
+            self.order.once_compared(take_over)
 
     def _trace(
         self,
@@ -316,8 +357,8 @@ class GlobalStep:
         more, and TensorFlow optimizes them, as accelerators need.
         """
         on_host = devices.all_on_host(self.config.devices)
-        alone = self.config.transport.size == 1
-        return "called" if alone and on_host else "inlined"
+        one_process = self.config.transport.size == 1
+        return "called" if one_process and on_host else "inlined"
 
     def _update(
         self,
@@ -345,8 +386,13 @@ class GlobalStep:
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
         diverges = self.update.local_sgd is not None and kind in TRAINING
-        alone = diverges or self._counts_locally(kind)
-        return SingleProcess() if alone else self.config.transport
+        return SingleProcess() if diverges else self._ranks_of_batch(kind)
+
+    def _ranks_of_batch(self, kind: str) -> Transport:
+        """Return the transport to the ranks that have parts of a batch."""
+        if self.config.runs_alone(kind):
+            return SingleProcess()
+        return self.config.transport
 
     def _count_examples(
         self, batch: data_lib.TowerBatch, kind: str
@@ -361,7 +407,7 @@ class GlobalStep:
         here = _examples_in(batch)
         if batch.is_counted:
             of_all = batch
-        elif self._counts_locally(kind):
+        elif self.config.runs_alone(kind):
             of_all = batch._replace(total=here, start=0)
         else:
             of_all = self.order.count(batch, here)
@@ -371,13 +417,6 @@ class GlobalStep:
         if local_sgd is not None and kind in TRAINING:
             local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
-
-    def _counts_locally(self, kind: str) -> bool:
-        """Whether only this process's examples count."""
-        # Ranks with their own data predict independently.
-        predicts = kind.startswith("predict")
-        rank_batches = predicts and self.config.batches == "each"
-        return rank_batches or self.config.transport.size == 1
 
 
 def _examples_in(batch: data_lib.TowerBatch) -> Any:
@@ -437,3 +476,123 @@ def _capture(tensor: Any) -> Any:
     with contextlib.suppress(AttributeError):
         return graph.capture(tensor)
     return tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DividedBatch:
+    """A global batch, and how each of its tensors is divided over towers.
+
+    Attributes:
+        batch: its micro-batches, the same number for each of K towers.
+        whole: the specs of the batch of one device.
+        layouts: the layouts of its N tensors, including the components of
+            ragged and sparse tensors.
+        of_all: the batch before micro-batching, with its start and total among
+            the examples of all processes.
+    """
+
+    batch: TowerBatch
+    whole: Any
+    layouts: Sequence[InputLayout]
+    of_all: TowerBatch
+
+    @property
+    def share(self) -> tf.Tensor:
+        """This process's share of all examples."""
+        return share_of(self.batch.total, self.of_all.total)
+
+    def values_of(
+        self,
+        inputs: Inputs,
+        is_first: bool,
+        local_step: LocalStep | None = None,
+        is_first_of_all: bool = False,
+    ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
+        """Return the inputs that towers share, and the inputs per micro-batch.
+
+        Args:
+            inputs: the inputs of the program.
+            is_first: whether this is the first of the processes that compute
+                the step together.
+            local_step: the step, if it also needs inputs of the batch of all
+                processes.
+            is_first_of_all: whether this is the first of all processes.
+        """
+        pieces = [tensors_in(piece) for piece in self.batch.pieces]
+        shared: dict[Any, Any] = {}
+        parts: list[dict[Any, Any]] = [{} for _ in pieces]
+        for index, layout in enumerate(self.layouts):
+            tensor = inputs.of_graph[index]
+            if layout == REPLICATED:
+                shared[tensor] = pieces[0][index]
+                continue
+            for values, piece in zip(parts, pieces, strict=True):
+                values[tensor] = piece[index]
+        for name, tensor in inputs.sizes.items():
+            index, axis = map(int, name.split("."))
+            shared[tensor] = _same_size([p[index] for p in pieces], axis)
+        counts = counts_of(self.batch)
+
+        def add_position(
+            of: Inputs | LocalStep, batch: TowerBatch, has_first: bool
+        ) -> None:
+            """Add where each part begins in a batch, and its total."""
+            shared[of.total] = tf.cast(batch.total, tf.int64)
+            start = tf.cast(batch.start, tf.int64)
+            for k, values in enumerate(parts):
+                values[of.start] = start
+                values[of.is_first] = tf.constant(has_first and k == 0)
+                start = start + tf.cast(counts[k], tf.int64)
+
+        add_position(inputs, self.batch, is_first)
+        if local_step is not None:
+            add_position(local_step, self.of_all, is_first_of_all)
+            shared[local_step.has_rows] = shared[inputs.total] > 0
+        return shared, parts
+
+
+def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    """Return the size of an axis that all parts of a batch share."""
+    sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
+    check = tf.debugging.assert_equal(
+        sizes,
+        sizes[0],
+        "the batches of towers have different sizes along an axis other than "
+        "the first, so they cannot be parts of one batch: pad all of them to "
+        'the same size, or use batches="split"',
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(sizes[0])
+
+
+def share_of(here: Any, total: Any) -> tf.Tensor:
+    """Return the number of local examples as a fraction of the total."""
+    numbers = [tf.cast(number, tf.float32) for number in (here, total)]
+    return tf.math.divide_no_nan(*numbers)
+
+
+def layouts_of(batch: Any, divided: Sequence[bool]) -> list[InputLayout]:
+    """Return how a batch is divided: by rows of examples.
+
+    Args:
+        batch: its specs.
+        divided: for each of its leaves: whether it has a row per example; every
+            tower gets the other leaves whole.
+    """
+    layouts: list[InputLayout] = []
+    leaves = zip(tf.nest.flatten(batch), divided, strict=True)
+    for index, (leaf, has_rows) in enumerate(leaves):
+        layouts += _layouts(leaf, f"leaf{index}", has_rows)
+    return layouts
+
+
+def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
+    if not divided:
+        tensors = tf.nest.flatten(leaf, expand_composites=True)
+        return [REPLICATED for tensor in tensors if tensor is not None]
+    if isinstance(leaf, tf.RaggedTensorSpec):
+        return [Sharded(0, name), RowSplits(name)]
+    if isinstance(leaf, tf.SparseTensorSpec):
+        sizes = tuple(leaf.shape[1:].as_list())
+        return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
+    return [Sharded(0)]

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.step.function import (
+from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
     Uncompilable,
@@ -28,8 +28,7 @@ from keras_towers.partition.program import (
     Update,
 )
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import Transport, next_key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ class TowerProgram:
         self.compiled += 1
         return function
 
-    def run(
+    def add_to_graph(
         self,
         common: Mapping[Tensor, Any],
         parts: Sequence[dict[Tensor, Any]],
@@ -122,7 +121,7 @@ class TowerProgram:
         order: StepOrder,
         update: Callable[[Update, list[list[Any]], list[Any]], None],
     ) -> list[Any]:
-        """Run the program; return its results.
+        """Add the program to this graph; return its results.
 
         Args:
             common: the inputs that all towers share.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import active_step
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import optimizers_in
@@ -149,14 +149,14 @@ def trace(
                 build(call.optimizer, call.variables)
             updates[_add_update_marker(call)] = call
 
-        tracing = active_step.ActiveStep(
+        tracing = thread_state.ActiveStep(
             training=kind in TRAINING,
             apply=note,
             graph=graph,
             own_statistics=own_statistics,
         )
         compiled = compat.xla_context() if xla else contextlib.nullcontext()
-        with active_step.tracing(tracing), compiled:
+        with thread_state.tracing(tracing), compiled:
             return step(data)
 
     with compat.single_device_mode():

@@ -18,8 +18,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit import contract
-from keras_towers.fit.context import active_step, patches
-from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.context import patches, thread_state
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import UpdateCall, name_of
 from keras_towers.fit.update import update_rules
 from keras_towers.fit.weights import tower_variables as variables_lib
@@ -27,9 +27,9 @@ from keras_towers.fit.weights.model_state import optimizers_in, trained_by
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.sharded import Shares
+    from keras_towers.fit.update.sharded import UpdateShares
 
-_updating: Slot[bool] = Slot()
+_updating: ThreadLocal[bool] = ThreadLocal()
 
 
 def apply(
@@ -48,7 +48,7 @@ def apply(
     variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
     call = UpdateCall(names, list(grads), optimizer, original, variables)
-    if active_step.current() and all(grad is None for grad in call.grads):
+    if thread_state.current_step() and all(grad is None for grad in call.grads):
         # Keras raises its own error.
         original(grads, trainable_variables)
     else:
@@ -57,7 +57,7 @@ def apply(
 
 def _current_update_handler() -> Callable[[UpdateCall], None] | None:
     """Return the handler of optimizer calls here; None: Keras handles them."""
-    step, strategy = active_step.current(), contract.active_strategy()
+    step, strategy = thread_state.current_step(), contract.active_strategy()
     if step is not None:
         return step.apply if step.takes_updates else None
     if strategy is None:
@@ -121,7 +121,7 @@ class _InPlaceStrategy:
     the update runs on the device of the variable.
     """
 
-    def __init__(self, default: Strategy, only: Shares | None):
+    def __init__(self, default: Strategy, only: UpdateShares | None):
         self._default = default
         self._only = only
         self.extended = self
@@ -148,7 +148,7 @@ def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
     tower: int | None = None,
-    only: Shares | None = None,
+    only: UpdateShares | None = None,
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
@@ -177,7 +177,7 @@ def as_one_device(
         ).device
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.single_device_mode())
-        stack.enter_context(_updating.filled(True))
+        stack.enter_context(_updating.holding(True))
         default = _InPlaceStrategy(tf.distribute.get_strategy(), only)
         for part in optimizers_in(optimizer):
             methods = {

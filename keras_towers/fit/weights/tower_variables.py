@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import active_step
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 
@@ -36,7 +36,7 @@ class Mirrored(compat.MirroredVariable):
 
     def __getitem__(self, spec: Any) -> Any:
         """Return a slice, which a step of ``fit`` may assign."""
-        if active_step.current() is None:
+        if thread_state.current_step() is None:
             return super().__getitem__(spec)
         return self._get()[spec]
 
@@ -52,7 +52,7 @@ def _on_copies(name: str) -> Callable[..., Any]:
     """Return a method that calls that of plain variables."""
 
     def method(variable: Mirrored, *args: Any, **kwargs: Any) -> Any:
-        if active_step.current() is not None:
+        if thread_state.current_step() is not None:
             return getattr(variable._get(), name)(*args, **kwargs)
         if not tf.distribute.in_cross_replica_context():
             return getattr(super(Mirrored, variable), name)(*args, **kwargs)

@@ -22,8 +22,8 @@ from keras_towers.partition.sizes import UNKNOWN
 _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (1, 1, ()): """
         MaxPool MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor
-        ResizeBicubic ResizeArea ScaleAndTranslate AdjustHue AdjustSaturation
-        RGBToHSV HSVToRGB ExtractImagePatches ExtractVolumePatches
+        ResizeBicubic ResizeArea ScaleAndTranslate ExtractImagePatches
+        ExtractVolumePatches
     """,
     (1, 1, ((0,),)): """
         Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
@@ -37,7 +37,11 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (1, 3, ()): """
         MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad
     """,
-    (-1, 1, ()): "Softmax LogSoftmax TopK TopKV2 NthElement",
+    # The padding of the matrices of diagonals is an input, which may not be 0.
+    (-1, 1, ()): """
+        Softmax LogSoftmax TopK TopKV2 NthElement MatrixDiagV2 MatrixDiagV3
+        AdjustHue AdjustSaturation RGBToHSV HSVToRGB
+    """,
     (-1, 1, ((0,),)): "MatrixDiag FFT IFFT RFFT IRFFT",
     (-2, 1, ()): """
         MatrixInverse Cholesky Qr Svd Lu SelfAdjointEigV2 MatrixDeterminant
@@ -48,7 +52,6 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
         MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
     """,
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
-    # Of three axes all belong to a single image.
     (-3, 1, ()): "AdjustContrastv2",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
 }
@@ -78,6 +81,9 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     ranks = [value.rank for value in inputs[:count]]
     batch_axes = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
+    if node.type in ("MatrixDiagV2", "MatrixDiagV3"):
+        # A band of diagonals has another axis.
+        batch_axes = ranks[1] - 2
     labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
     options = [None] * (len(inputs) - count)
     return Factors(
@@ -142,7 +148,7 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
     size = layout.size
     require(not layout.axis and _is_main(offset))
     *_, last = values
-    if node.type == "MatrixSetDiagV3" and last.sizes[0] is UNKNOWN:
+    if node.type == "MatrixSetDiagV3" and UNKNOWN in (last.shape or [UNKNOWN]):
         # Only a diagonal of this size fits into the matrix.
         last.shape = (size,)
     require([value.sizes for value in values] == [(size,) * r for r in ranks])
@@ -189,19 +195,6 @@ def _diagonal_matrix(
     return (*diagonal.sizes, diagonal.sizes[-1])
 
 
-@axes("MatrixDiagV2", "MatrixDiagV3")
-def _diagonals(node: Node, diagonals: Value, *options: Value) -> Factors:
-    """Several diagonals of a matrix have an axis that is none of the batch."""
-    rank = node.shapes[0].rank
-    require(rank)
-    batch = range((rank or 0) - 2)
-    within = [None] * (diagonals.rank - len(batch))
-    # The padding is an input, which may not be 0.
-    return Factors(
-        [[*batch, *within], *[None] * len(options)], [[*batch, None, None]]
-    )
-
-
 @axes("LowerBound", "UpperBound")
 def _searched(node: Node, sequences: Value, values: Value) -> Factors:
     """Each value is searched by itself in the sequence of its row."""
@@ -242,5 +235,7 @@ def _einsum(node: Node, *inputs: Value) -> Factors:
     terms = left.split(",")
     require(not any(len({*term}) < len(term) for term in (*terms, output)))
     require("." not in equation)
-    summed = set(left) - set(output) - {","}
+    # A factor without the axis multiplies the sum, which may not be 0 times
+    # infinity although a tower's term is.
+    summed = set.intersection(*map(set, terms)) - set(output)
     return Factors(terms, [output], [[k] for k in range(len(terms))], summed)

@@ -75,8 +75,21 @@ def test_a_port_in_use(context, tasks, monkeypatch):
         tell(monkeypatch, mine)
         assert context.task is None
         with pytest.raises(TowerError, match="is in use by another process"):
-            tensorflow_task.start(mine)
-    assert tensorflow_task.start(mine) is context.task
-    assert tensorflow_task.start(mine) is context.task
+            tensorflow_task.start_task(mine)
+    assert tensorflow_task.start_task(mine) is context.task
+    assert tensorflow_task.start_task(mine) is context.task
     with pytest.raises(TowerError, match="started without knowing that"):
-        tensorflow_task.start(chief)
+        tensorflow_task.start_task(chief)
+
+
+def test_each_rank_that_does_not_answer_is_described(context):
+    def check_collective_ops_peer_health(name, limit_ms):
+        raise tf.errors.UnavailableError(None, None, "no route")
+
+    context.check_collective_ops_peer_health = check_collective_ops_peer_health
+    with local_cluster({"worker": 3}) as (first, *others):
+        said = tensorflow_task.unreachable(tensorflow_task.Task(first))
+    assert said == "; ".join(
+        f"rank {rank} ({task.address}) does not answer"
+        for rank, task in enumerate(others, 1)
+    )

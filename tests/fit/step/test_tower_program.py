@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.data import batches
-from keras_towers.fit.step.inputs import DividedBatch, layouts_of
+from keras_towers.fit.step.global_batch import DividedBatch, layouts_of
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.partition import partition_graph
@@ -34,7 +34,7 @@ def test_each_level_is_one_function_that_all_towers_call(devices):
             TowerProgram(program, "called", devices[0]),
             SingleProcess(),
         )
-        return ready.run(
+        return ready.add_to_graph(
             common, parts, devices[:TOWERS], alone, StepOrder(alone), None
         )
 

@@ -47,10 +47,10 @@ from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
 )
-from keras_towers.fit.weights import rank_state
+from keras_towers.fit import rank_agreement
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
 from keras_towers.transport import Transport
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import next_key
 
 
 def init(lazy: bool = True) -> None:
@@ -161,7 +161,8 @@ def broadcast_variables(
         scope: ignored: names that match on all ranks are chosen.
     """
     del scope
-    rank_state.broadcast(transport(), [*map(tf_variable, variables)], root_rank)
+    values = list(map(tf_variable, variables))
+    rank_agreement.broadcast(transport(), values, root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

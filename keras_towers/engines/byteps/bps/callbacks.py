@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_towers.engines.dropin.learning_rate_callbacks import (
-    RateSchedule,
-    WarmUp,
-)
-from keras_towers.engines.dropin.sync_callbacks import (
+from keras_towers.engines.dropin.callbacks import (
     BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
     MetricAverageCallback as MetricAverageCallback,
+    RateSchedule,
+    WarmUp,
 )
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.errors import TowerError
-from keras_towers.transport.keys import next_key
+from keras_towers.transport import next_key
 
 
 @keras.saving.register_keras_serializable("keras_towers.horovod")

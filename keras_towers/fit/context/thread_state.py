@@ -1,0 +1,104 @@
+"""What each thread is doing: the step that it traces or runs, its blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from keras_towers import compat
+from keras_towers.fit.contract import UpdateCall
+
+T = TypeVar("T")
+
+
+class ThreadLocal(Generic[T]):
+    """Holds at most one value per thread, for the duration of a block."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def get(self) -> T | None:
+        """Return this thread's value, or None outside of any block."""
+        return getattr(self._local, "value", None)
+
+    @contextlib.contextmanager
+    def holding(self, value: T | None) -> Iterator[None]:
+        """Set this thread's value inside a block, then restore it."""
+        before = self.get()
+        self._local.value = value
+        try:
+            yield
+        finally:
+            self._local.value = before
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ActiveStep:
+    """A step that a thread is tracing or running.
+
+    Attributes:
+        training: whether it is a step of training.
+        apply: handles calls of optimizers.
+        graph: the graph in which calls are passed to ``apply``; its branches,
+            loops and functions trace them like any other code. None: every
+            graph.
+        own_statistics: whether BatchNormalization computes statistics for each
+            tower's rows separately.
+        index: the tower that runs it; 0 if all towers divide one step.
+        total: the number of towers that run separate steps; 1 if they divide
+            one step.
+        device: the tower's device; "": TensorFlow's default.
+    """
+
+    training: bool
+    apply: Callable[[UpdateCall], None]
+    graph: Any = None
+    own_statistics: bool = False
+    index: int = 0
+    total: int = 1
+    device: str = ""
+
+    @property
+    def takes_updates(self) -> bool:
+        """Whether calls of optimizers are passed to ``apply`` here."""
+        return self.graph in (None, compat.get_default_graph())
+
+
+_tracing: ThreadLocal[ActiveStep] = ThreadLocal()
+# The step that this thread is tracing or running, or None.
+current_step = _tracing.get
+# A block in which a step is the active one.
+tracing = _tracing.holding
+
+# Whether the Keras call that this thread runs on one device trains; None if
+# it runs none.
+trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
+
+_open: list[tuple[str, threading.Thread]] = []
+
+
+@contextlib.contextmanager
+def entered_block(name: str) -> Iterator[None]:
+    """Record that this thread is inside the block of a strategy."""
+    block = name, threading.current_thread()
+    _open.append(block)
+    try:
+        yield
+    finally:
+        _open.remove(block)
+
+
+def block_of_other_thread() -> tuple[str, str] | None:
+    """Return an open block of another thread, if this thread has none.
+
+    Returns:
+        The names of the block's strategy and of its thread, or None.
+    """
+    here = threading.current_thread()
+    blocks = list(_open)
+    if any(thread is here for _, thread in blocks):
+        return None
+    return next(((name, thread.name) for name, thread in blocks), None)

@@ -1,0 +1,466 @@
+"""A ``fit`` of one worker."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls import callback_roles
+from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.contract import (
+    FitStart,
+    KerasCall,
+    TowerConfig,
+    UpdateCall,
+)
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.training_session import Session
+from keras_towers.parameter_servers.worker_updates import WorkerUpdates
+from keras_towers.parameter_servers.workers import FitEnded, Workers
+from keras_towers.reduction import Gradients
+from keras_towers.rendezvous import rank_checks
+from keras_towers.replicas.hogwild import (
+    ATOMIC_ADDITIONS,
+    seed_of_replica,
+)
+from keras_towers.replicas.replica_call import (
+    OneFitPerModel,
+    ReplicaCall,
+    TrainFunction,
+    refuse_eager,
+)
+
+# The session whose fit runs in this thread.
+current_session: ThreadLocal[Session] = ThreadLocal()
+
+
+class WorkerFit(ReplicaCall):
+    """A ``fit`` of one worker.
+
+    1. ``_begin``. The chief uploads all variables. The other workers download
+       them, and start at the chief's epoch. A worker that was restarted skips
+       the batches that it had trained on.
+    2. ``train``. A step pushes this worker's gradients to the servers. Then the
+       worker waits for the next weights and reads them. If the chief has
+       stopped the training, all workers stop after the same step.
+    3. ``_end_epoch``. If all workers end an epoch together, they wait for the
+       chief's callbacks, and stop if these stop the training.
+    4. ``_leave``. This worker pushes no more gradients. The chief waits until
+       all workers have left, makes the last update, and has the result.
+    5. ``_finish``. The chief publishes that the model is final. The other
+       workers wait for that and download it.
+
+    If ``fit`` fails on the chief, it fails on all workers.
+    """
+
+    refusal = (
+        "the train function of a model whose weights parameter servers hold "
+        "runs inside fit() only: call that."
+    )
+
+    def __init__(self, session: Session, *args: Any):
+        super().__init__(*args)
+        self.session = session
+        self.dropped = session.updates.dropped_gradients()
+        self._workers = session.workers
+        self._is_chief = session.rank == 0
+        self._begun = False
+        self._has_left = False
+        self._steps_done = 0
+        # Batches to skip: this worker had trained on them before it died.
+        self._skipped = 0
+        self._epoch_before: int | None = None
+        # On the chief, optimizers use the servers' variables for a whole fit.
+        self._optimizers = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        arguments = self.keras_call.arguments
+        # Called after all other callbacks.
+        joins = keras.callbacks.LambdaCallback(
+            on_train_begin=self._begin, on_epoch_end=self._end_epoch
+        )
+        arguments["callbacks"] = callback_roles.with_added(
+            arguments.get("callbacks"), joins
+        )
+        # Leaves before the optimizer writes the final values of the weights.
+        optimizer = self.model.optimizer
+        methods: dict[str, Any] = {}
+        if optimizer is not None:
+            methods = {"finalize_variable_values": self._finalize}
+        with (
+            patches.patched_while_used(_SHARED_VARIABLES),
+            self._ended(),
+            current_session.holding(self.session),
+            patches.shadowed(optimizer, patches.bind_to(optimizer, methods)),
+            super().installed(),
+        ):
+            yield
+
+    def _make(self, kind: str, force: bool = False) -> None:
+        if kind != "train":
+            return super()._make(kind, force)
+        if isinstance(self.model.train_function, TrainFunction) and not force:
+            return
+        self.model.train_function = None
+        self.session.updates.begin_trace()
+        super()._make("train", force)
+        function: Any = getattr(self.model, "train_function")  # noqa: B009
+        self.model.train_function = TrainFunction(self, function)
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        with self.session.updates.trace_step():
+            result = super().run_step(step, batch)
+        variables = self.session.variables
+        variables.refuse_writes(compat.get_default_graph())
+        return result
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        if kind != "fit":
+            # Each worker validates on the whole data.
+            return TowerEpochIterator(
+                self.config.without_other_processes(), kind, **kwargs
+            )
+        return super()._iterator(kind, between=self._workers.beat, **kwargs)
+
+    def prepare(self, batch: Any) -> None:
+        super().prepare(batch)
+        # Workers draw random numbers for the whole batch, and use their rows.
+        seeds = self.config.batches == "split"
+        self.session.variables.create_copies(self.model, seeds)
+        optimizers = state_lib.collect(self.model).optimizers
+        self.session.updates.check_optimizers(optimizers)
+
+    def _begin(self, logs: Any = None) -> None:
+        """Start at the chief's epoch, after all callbacks have begun."""
+        session, model = self.session, self.model
+        arguments = self.keras_call.arguments
+        self._begun = session.trains = True
+        session.connection.finished = False
+        session.fits += 1
+        self._epoch_before = model._initial_epoch
+        epoch = self._epoch_before or arguments.get("initial_epoch") or 0
+        # Until then, a late worker may still write in an earlier fit.
+        rank_checks.gather(session.peers, None, f"begins fit {session.fits}")
+        session.begin_fit()
+        where = f"takes over the weights of fit {session.fits}"
+        epoch = rank_checks.gather(session.peers, epoch, where)[0]
+        is_back = self._workers.publish_begun()
+        if self._is_chief:
+            self._optimizers.enter_context(
+                session.variables.optimizers_on_servers()
+            )
+        else:
+            session.variables.download()
+        if is_back:
+            self._come_back()
+        if self._steps_done:
+            # It reads them, so that all workers see the same order of data.
+            epochs, self._skipped = self.epoch_iterator.skip_batches(
+                self._steps_done
+            )
+            epoch += epochs
+            self._workers.publish(epoch=epoch - 1, epoch_steps=None)
+        try:
+            if is_back and not self._has_left:
+                has_weights, _ = session.next_weights.read()
+                self._has_left = not has_weights
+            elif not is_back:
+                session.updates.read_first_weights()
+        except FitEnded:
+            self._has_left = True
+        # Keras begins with this epoch; with none if the fit has ended.
+        if self._has_left:
+            epoch = arguments.get("epochs", 1)
+        model._initial_epoch = epoch
+
+    def _come_back(self) -> None:
+        """Find the last step that this worker made before it died."""
+        workers, updates = self._workers, self.session.updates
+        with contextlib.suppress(FitEnded):
+            if workers.status(0).steps is None:
+                if not workers.own.left:
+                    self._steps_done = updates.come_back()
+                    return
+                # It may have died before it left the updates.
+                updates.leave()
+                workers.wait_for_chief()
+        self._has_left = True
+        self._steps_done = workers.status(0).steps or 0
+
+    def train(self, steps: Any, iterator: Any) -> Any:
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            if self._skipped:
+                next(iterator)
+                self._skipped -= 1
+                continue
+            self.session.next_weights.prefetch()
+            try:
+                with (
+                    patches.shadowed(self.model, {"steps_per_execution": 1}),
+                    self.session.variables.optimizers_on_servers(),
+                ):
+                    logs = steps(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise
+                break
+            if not self._end_step():
+                self.model.stop_training = True
+                break
+        return logs
+
+    def _end_step(self) -> bool:
+        """Read the new weights; return whether another step follows."""
+        self._workers.beat()
+        self._steps_done += 1
+        self._workers.steps_done = self._steps_done
+        self.session.updates.after_step()
+        try:
+            has_weights, stopped = self.session.next_weights.read()
+        except FitEnded:
+            self._has_left = True
+            return False
+        if not has_weights:
+            self._workers.check_failed()
+        return has_weights and stopped < self.session.fits
+
+    def _end_epoch(self, epoch: int, logs: Any = None) -> None:
+        """Stop if the chief stops, after all callbacks."""
+        session = self.session
+        stops = bool(self.model.stop_training)
+        together = session.updates.epochs_together and not stops
+        if self._is_chief and stops:
+            session.stop(session.fits)
+        if self._is_chief or together:
+            steps = self._steps_done if together else None
+            self._workers.publish(epoch=epoch, epoch_steps=steps)
+        if together and not self._is_chief:
+            self._workers.wait_for_chief(epoch)
+            self._workers.check_same_data()
+            self.model.stop_training = session.stopped()
+
+    def _finalize(
+        self, optimizer: Any, original: Callable[[Any], None], variables: Any
+    ) -> None:
+        if self._begun:
+            self._leave(stops=bool(self.model.stop_training))
+        original(variables)
+        if self._begun:
+            self.session.upload(self.session.variables.trained)
+
+    def _leave(self, stops: bool = False) -> None:
+        """Leave the steps; on the chief, wait for all workers to do so."""
+        if self._has_left:
+            return
+        self._has_left = True
+        session, updates = self.session, self.session.updates
+        session.next_weights.cancel()
+        if stops and self._is_chief:
+            session.stop(session.fits)
+        self._workers.publish(left=True)
+        with contextlib.suppress(FitEnded):
+            updates.leave()
+        if self._is_chief:
+            self._workers.wait_for_others(updates.is_over)
+            # Stops workers that are late.
+            session.stop(session.fits)
+            updates.finish()
+            session.upload(session.variables.others)
+            self._optimizers.close()
+            session.variables.download()
+
+    def end_of_steps(self, logs: Any) -> Any:
+        self.session.upload(self.session.variables.others)
+        return logs
+
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[None]:
+        """End the training after this block, whether it succeeds or fails."""
+        try:
+            yield
+            if self._begun:
+                self._finish()
+        except BaseException:
+            if self._begun:
+                self.session.connection.finished = False
+            raise
+        finally:
+            if self._begun:
+                self.model._initial_epoch = self._epoch_before
+                self.session.trains = False
+                self.session.next_weights.cancel()
+                self._optimizers.close()
+                self.session.updates.clean_up()
+        if self._begun:
+            self.session.variables.download()
+
+    def _finish(self) -> None:
+        self._leave()
+        if self._is_chief:
+            self._workers.publish(steps=self._steps_done)
+        else:
+            self._workers.wait_for_chief()
+        self.session.connection.finished = True
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Assign a value; on the chief, callbacks also write to the servers."""
+    result = original(variable, value)
+    session = current_session.get()
+    if session is not None and tf.executing_eagerly():
+        session.upload([variable])
+    return result
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Make workers that read different data draw different numbers."""
+    seed = original(generator, *args, **kwargs)
+    session = current_session.get()
+    if session is None or session.splits_batches:
+        return seed
+    return seed_of_replica(seed, session.rank)
+
+
+# Patches for drawing random numbers and writing shared variables.
+_SHARED_VARIABLES: tuple[patches.Patch, ...] = (
+    *ATOMIC_ADDITIONS,
+    (compat.KerasVariable, "assign", _assign),
+    (keras.random.SeedGenerator, "next", _next_seed),
+)
+
+
+class _ServerUpdate:
+    """Passes the sums of a worker's gradients to the session that trains."""
+
+    config: Any
+    _sums: Callable[..., list[list[Any]]]
+
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        session = current_session.get()
+        if session is None:
+            raise TowerError(
+                f"{self.config.name} trains by fit() only: it keeps workers "
+                "in step from the beginning of a fit to its end. For "
+                "train_on_batch and custom loops use HorovodStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
+        sums = self._sums(call, tower_grads)[0]
+        sums = session.variables.send(call.variables, sums)
+        session.updates.push(dataclasses.replace(call, grads=sums))
+
+
+class MirroredServerUpdate(_ServerUpdate, WeightUpdate):
+    """Every tower has a copy of each weight, read from the servers."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each tower"
+    )
+
+
+class CachedServerUpdate(_ServerUpdate, UpdateAtVariable):
+    """The towers of a worker share one copy of each weight."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each worker"
+    )
+
+
+class WorkerCalls(OneFitPerModel):
+    """Trains together with the other workers; evaluates alone.
+
+    Attributes:
+        last: the session of the ``fit`` that began or ended last.
+    """
+
+    def __init__(
+        self,
+        update: MirroredServerUpdate | CachedServerUpdate,
+        peers: ServerPeers,
+        make_updates: Callable[[Session], WorkerUpdates],
+    ):
+        super().__init__(update)
+        # Runs evaluation and prediction.
+        self._step_without_others = self._step.without_other_processes()
+        self._peers = peers
+        self._make_updates = make_updates
+        self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
+        self._numbers = itertools.count(1)
+        self._fits = itertools.count(1)
+        self.last: Session | None = None
+
+    def _session_of(self, model: keras.Model) -> Session:
+        """Return the session in which the workers train a model."""
+        if model not in self._sessions:
+            self._sessions[model] = Session(
+                self._peers,
+                next(self._numbers),
+                self._config.batches == "split",
+                self._make_updates,
+            )
+        return self._sessions[model]
+
+    def _fit(self, keras_call: KerasCall) -> Any:
+        """Run a ``fit``; if it fails, publish the error to other workers."""
+        session = self._session_of(keras_call.model)
+        spare = session.updates.spare
+        session.workers = Workers(self._peers, next(self._fits), spare)
+        try:
+            with (
+                # Callbacks read from the servers, too.
+                self._peers.connection.naming_lost_servers(),
+                self._peers.polling(session.workers.poller(needs_all=True)),
+            ):
+                return super()._fit(keras_call)
+        except BaseException as error:
+            session.workers.fail(error)
+            raise
+        finally:
+            self.last = session
+
+    def _config_of(self, kind: str) -> TowerConfig:
+        return (
+            self._config
+            if kind == "fit"
+            else self._config.without_other_processes()
+        )
+
+    @property
+    def runs_plain_keras(self) -> bool:
+        return False
+
+    def make_call(
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
+    ) -> TowerCall:
+        if keras_call.kind != "fit":
+            return TowerCall(
+                self._step_without_others,
+                self.adoption,
+                keras_call,
+                prepared,
+                start,
+            )
+        refuse_eager(self._config, keras_call.model)
+        self.last = session = self._session_of(keras_call.model)
+        return WorkerFit(
+            session, self._step, self.adoption, keras_call, prepared, start
+        )
