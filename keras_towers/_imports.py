@@ -29,7 +29,7 @@ _INDEPENDENT = re.compile(
 )
 
 
-def check() -> None:
+def check_tensorflow() -> None:
     """Raise ``CompatibilityError`` without TensorFlow or its backend."""
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
@@ -84,7 +84,7 @@ class _Finder(MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package != __package__ or _INDEPENDENT.fullmatch(name):
             return None
-        check()
+        check_tensorflow()
         # Functions given to ``after_keras`` import such modules. If one of
         # these modules imported Keras first, it would be found half imported.
         importlib.import_module("keras")

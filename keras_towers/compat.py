@@ -136,7 +136,7 @@ resolve(
     "config configure_collective_ops enable_collective_ops "
     "check_collective_ops_peer_health abort_collective_ops "
     "ensure_initialized function_call_options get_compiler_ir "
-    "_context_handle _collective_leader",
+    "_context_handle _collective_leader _seed _rng",
 )
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 is_op_determinism_enabled = resolve(
@@ -301,6 +301,9 @@ resolve(
     "_tf_swap_variables _tf_finalize_ema_values",
 )
 resolve("keras.callbacks:TensorBoard", "_train_writer")
+CallbackList = resolve(
+    "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
+)
 load_h5_optimizer_weights = resolve(
     f"{_KERAS}.legacy.saving.legacy_h5_format"
     ":load_optimizer_weights_from_hdf5_group"
@@ -469,6 +472,21 @@ def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
 
     with outside(device):
         return tf.Variable(value, dtype=dtype, trainable=False)
+
+
+@contextlib.contextmanager
+def global_seed_of(seed: int) -> Iterator[None]:
+    """Set TensorFlow's global seed in a block; later draws go on as before."""
+    import tensorflow as tf
+
+    context = eager_context()
+    # It has no generator before a seed was set.
+    before = context._seed, getattr(context, "_rng", None)
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        context._seed, context._rng = before
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class Measurements:
     complete: bool = False
 
 
-def plan(
+def plan_cells(
     rows: Mapping[str, Row],
     models: Sequence[str],
     numbers: Mapping[Runs, Sequence[int]],

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import Row, Runs, find
+from keras_towers.bench.rows import Row, Runs, find_row
 from keras_towers.bench.runner import (
     Cell,
     Sample,
     Setting,
     measure_all,
-    plan,
+    plan_cells,
 )
 from keras_towers.cli import probe
 from keras_towers.errors import TowerError
@@ -142,13 +142,13 @@ def compare(
     facts = probe.machine_facts(setting.timeout_s)
     setting, available = _resolve(setting, numbers, facts)
     console = Console()
-    cells = plan(chosen, sources, numbers, repeats)
+    cells = plan_cells(chosen, sources, numbers, repeats)
     console.print(
         f"{len(cells)} runs on the {setting.device.upper()}", style="dim"
     )
     found = measure_all(cells, chosen, setting, console)
     results = summarize(chosen, found.samples, setting.batch, available)
-    show(results, chosen, found.titles, columns, console)
+    print_tables(results, chosen, found.titles, columns, console)
     for name, why in skipped.items():
         explain(console, f"skipped: {name}: {why}")
     explain(console, probe.describe_machine(facts))
@@ -224,7 +224,7 @@ def _choose_rows(
                 else:
                     chosen[row.name] = row
             continue
-        chosen[name] = row = find(rows, name)
+        chosen[name] = row = find_row(rows, name)
         if row.missing:
             raise TowerError(f"{name}: {row.missing}")
         if row.runs not in kinds:
@@ -399,7 +399,7 @@ def _compute_figures(
     }
 
 
-def show(
+def print_tables(
     results: Sequence[Result],
     rows: Mapping[str, Row],
     titles: Mapping[str, str],

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from keras_towers import __version__
 from keras_towers.bench.rows import ROWS, Runs
-from keras_towers.bench.runner import Setting, measure_all, plan
+from keras_towers.bench.runner import Setting, measure_all, plan_cells
 from keras_towers.building.recipe import InstalledEngine, Recipe
 from keras_towers.cli import probe
 from keras_towers.engines import ENGINES
@@ -108,7 +108,9 @@ def run_self_test(
 ) -> list[Finding]:
     """Train in one process and in several, and compare the losses."""
     rows = {name: ROWS[name] for name in ("plain", *names)}
-    cells = plan(rows, ["small"], {Runs.ONE: [1], Runs.RANKS: [2]}, repeats=1)
+    cells = plan_cells(
+        rows, ["small"], {Runs.ONE: [1], Runs.RANKS: [2]}, repeats=1
+    )
     setting = Setting("cpu", 16, steps=1, timeout_s=timeout_s, exact=True)
     try:
         found = measure_all(cells, rows, setting, console)

@@ -30,7 +30,7 @@ def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
 
 def machine_facts(timeout_s: float) -> dict[str, Any]:
     """Return the facts that put measurements in context, or raise an error."""
-    _imports.check()
+    _imports.check_tensorflow()
     state = tensorflow_state(timeout_s)
     error = state.get("error") or state.get("keras_error")
     if error:

@@ -12,7 +12,7 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic import ElasticOptions, run_elastic
+from keras_towers.launching.elastic_job import ElasticOptions, run_elastic
 from keras_towers.launching.job import (
     Job,
     allocated_hosts,

@@ -132,6 +132,13 @@ class TowerConfig(StepOptions):
         """Whether batches are divided, over towers or into micro-batches."""
         return self.num_replicas > 1 or self.micro_batches != 1
 
+    def runs_alone(self, kind: str) -> bool:
+        """Whether a rank takes a method's steps without the other ranks."""
+        # Ranks with their own data predict independently.
+        predicts = kind.startswith("predict")
+        rank_batches = predicts and self.batches == "each"
+        return rank_batches or self.transport.size == 1
+
     @property
     def first_tower(self) -> int:
         """Global index of this process's first tower."""
@@ -202,7 +209,7 @@ class UpdateCall(NamedGradients):
         self.original(self.grads, self.variables)
 
 
-class Start(NamedTuple):
+class FitStart(NamedTuple):
     """The epoch, batches done in it, and seed with which a ``fit`` starts."""
 
     epoch: int

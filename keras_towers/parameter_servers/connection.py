@@ -16,7 +16,8 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import device_of, join
+from keras_towers.parameter_servers.remote_runtime import device_of, join
+from keras_towers.parameter_servers.server_process import serve
 from keras_towers.parameter_servers.server_store import (
     ServerStore,
     goodbyes_key,
@@ -25,7 +26,6 @@ from keras_towers.parameter_servers.server_store import (
     store_on,
     task_name,
 )
-from keras_towers.parameter_servers.serving import serve
 from keras_towers.rendezvous import rank_environment, tf_config, watch
 from keras_towers.rendezvous.liveness import (
     AnswerWatch,
@@ -36,7 +36,7 @@ from keras_towers.rendezvous.liveness import (
 from keras_towers.rendezvous.network import is_reachable, task_answers
 from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.transport import plain
+from keras_towers.transport import plain_values
 
 # A restarted server does not know its clients. Data sent over a link that broke
 # may be lost.
@@ -50,7 +50,7 @@ _BROKEN: dict[type[tf.errors.OpError], str] = {
 _connection: Connection | None = None
 
 
-class Dropped:
+class DroppedResources:
     """Collects the names of shared resources whose owners were deleted."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Connection:
             self.devices[0], self.naming_lost_servers
         )
         self.prefix: str = prefix(cluster)
-        self.dropped: Dropped = Dropped()
+        self.dropped: DroppedResources = DroppedResources()
         self.finished: bool = True
         self._name = task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)
@@ -259,7 +259,7 @@ class ServerPeers:
         where = f"{self.prefix}/gathered/{self._number}"
         store = self.connection.store
         self._refuse_second_chief(f"{where}-0")
-        own = plain.encode(value).decode()
+        own = plain_values.encode(value).decode()
         store.put(f"{where}-{self.rank}", own)
         if self.rank == 0:
             values = self._await(lambda: self._all_values(where), where)
@@ -271,7 +271,7 @@ class ServerPeers:
             values = [texts[number] for number in numbers]
         # A worker that was restarted may have another value than before.
         values[self.rank] = own
-        return [plain.decode(text.encode()) for text in values]
+        return [plain_values.decode(text.encode()) for text in values]
 
     def _all_values(self, key: str) -> list[str] | None:
         found = self.connection.store.by_rank(key, range(self.size))

@@ -16,11 +16,14 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import Running, device_of
+from keras_towers.parameter_servers.remote_runtime import (
+    RunningFunction,
+    device_of,
+)
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.replicas.resources import trace
+from keras_towers.replicas.named_resources import trace
 
 _NAME = "keras_towers/store"
 # Shared by all jobs, so that a task finds out that a server is another job's.
@@ -88,7 +91,7 @@ def value_of(read: Any) -> Any:
 def request(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
     """Run a function that returns at once, or raise a ``TowerError``."""
     try:
-        return Running(function, arguments).wait(settings.ANSWER_S)
+        return RunningFunction(function, arguments).wait(settings.ANSWER_S)
     except TimeoutError:
         spec = tf.DeviceSpec.from_string(device)
         raise TowerError(

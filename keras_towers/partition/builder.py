@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -259,6 +260,7 @@ class SizeBuilder(Builder):
         self.sizes: dict[str, Tensor] = {}
         self.units: dict[str, DataDependentUnit] = {}
         self._unit_by_key: dict[Any, DataDependentUnit] = {}
+        self._unit_numbers = itertools.count()
         self._fractions: dict[Any, Tensor] = {}
 
     # ---- units ---------------------------------------------------------------
@@ -271,7 +273,7 @@ class SizeBuilder(Builder):
             count: the number of units of each tower.
         """
         if key not in self._unit_by_key:
-            size = data_dependent_symbol(f"found{len(self.units)}")
+            size = data_dependent_symbol(f"found{next(self._unit_numbers)}")
             unit = DataDependentUnit(size, count, self)
             self._unit_by_key[key] = self.units[symbol_name(size)] = unit
         return self._unit_by_key[key]
@@ -279,6 +281,10 @@ class SizeBuilder(Builder):
     def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
         """Have another key identify a unit, unless the key is in use."""
         self._unit_by_key.setdefault(key, unit)
+
+    def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
+        """Whether a unit is counted outside of the functions that it calls."""
+        return unit is self.unit or unit in self.units.values()
 
     def unit_fraction(
         self, unit: Unit | DataDependentUnit, dtype: Any

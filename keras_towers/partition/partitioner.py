@@ -78,8 +78,11 @@ class Partitioner(Converter):
         self.once: list[Any] = []
         self.graphs: list[Any] = []
         if around is not None:
-            self.sizes, self.units = around.sizes, around.units
-            self._unit_by_key = around._unit_by_key
+            self.sizes = around.sizes
+            # The counts of units that a function finds are its own tensors.
+            self.units = dict(around.units)
+            self._unit_by_key = dict(around._unit_by_key)
+            self._unit_numbers = around._unit_numbers
             self.graphs, self.once = around.graphs, around.once
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []

@@ -136,7 +136,7 @@ def serve(
         arrived = {rank: one for rank, one in introductions.items() if one}
         server.put(MISSING, [rank for rank in ranks if rank not in arrived])
     in_order = [arrived[rank] for rank in ranks]
-    server.begin(place_ranks([one["host"] for one in in_order]))
+    server.begin_round(place_ranks([one["host"] for one in in_order]))
     for rank, placement in enumerate(_placements(in_order)):
         server.put(f"{PLACEMENT}-{rank}", placement)
     liveness = Liveness(

@@ -55,7 +55,7 @@ _MIN_SECRET_LENGTH = 16
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
-def join() -> None:
+def join_job() -> None:
     """Meet the other ranks, if a launcher other than ours started the job."""
     environment = launchers.detect_foreign()
     if environment is None:

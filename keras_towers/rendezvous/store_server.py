@@ -80,7 +80,7 @@ class StoreServer(ThreadingHTTPServer, Store):
         self.scope_size: dict[str, int] = {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def begin(self, plan: Sequence[RankPlacement]) -> None:
+    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
         with self.lock:
             facts = self.values[SCOPE].get(store.FACTS)

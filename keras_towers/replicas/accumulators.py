@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import make_handle
+from keras_towers.replicas.named_resources import make_handle
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}

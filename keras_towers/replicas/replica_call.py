@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -115,7 +114,7 @@ class TrainFunction(TowerFunction):
         self.steps = steps
 
     def __call__(self, data: Any) -> Any:
-        call = call_lib.current()
+        call = tower_call.current()
         if not isinstance(call, self._kind):
             raise TowerError(self._kind.refusal)
         return call.train(self.steps, data)

@@ -21,7 +21,7 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy, Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
@@ -33,7 +33,7 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.hooks import keras as hooks
+from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import divide, sum_over_ranks
@@ -78,7 +78,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         gradient_factor: float = 1.0,
     ):
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
-        tf_config.read()
+        tf_config.read_config()
         self._options = options or Options()
         self._mode = modes.choose(
             devices, self._options.mode, self._options.packer
@@ -213,7 +213,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
-        if call_lib.current() is None:
+        if tower_call.current() is None:
             with tf.init_scope():
                 self._components.update.variables.unfold_for_replicas()
         return super().run(fn, *args, **kwargs)
@@ -290,7 +290,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             )
         if isinstance(self._config.peers, SingleProcess):
             _warn_if_in_job(type(self).__name__)
-        with hooks.installed(), super().scope():
+        with keras_patches.installed(), super().scope():
             yield self
 
     def __enter__(self) -> Self:

@@ -16,7 +16,7 @@ from keras_towers.fit.contract import Batches
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import ServerPeers, take_role
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
-from keras_towers.parameter_servers.session import Session
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.worker_fit import (
     CachedServerUpdate,
     MirroredServerUpdate,

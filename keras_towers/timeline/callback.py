@@ -30,7 +30,7 @@ from keras_towers.timeline.phases import Calls, find_steps, tower_phases
 from keras_towers.timeline.recording import (
     LoopClock,
     RankRecording,
-    align,
+    align_clocks,
     join_stamps,
     tower_names,
 )
@@ -110,7 +110,7 @@ class Timeline(ObservesFit):
         self.advice: str = ""
         self.first: LoopClock = LoopClock()
         self._written_steps = steps
-        self._recorder: marks.Recorder | None = None
+        self._recorder: marks.StepRecorder | None = None
 
     @contextlib.contextmanager
     def around(
@@ -129,11 +129,13 @@ class Timeline(ObservesFit):
         check_writable(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, ""
         kept = max(self._written_steps, _KEPT)
-        self._recorder = recorder = marks.Recorder(model, kept)
+        self._recorder = recorder = marks.StepRecorder(model, kept)
 
         def recording() -> RankRecording:
             devices = [] if config is None else config.devices
-            return RankRecording.of(rank, devices, recorder, self.first)
+            return RankRecording.from_recorder(
+                rank, devices, recorder, self.first
+            )
 
         self.first.restart(kept, recorder)
         if config is not None:
@@ -173,7 +175,7 @@ class Timeline(ObservesFit):
             if here.rank > 0:
                 return
             ranks = [RankRecording(**values) for values in gathered]
-        align(ranks)
+        align_clocks(ranks)
         self._write(self._path_of(here.rank), ranks)
         phases, compute = phases_lib.compute_phases(ranks)
         self.phases = {
@@ -184,7 +186,7 @@ class Timeline(ObservesFit):
             self.phases, tower_names(ranks), compute, model.run_eagerly
         )
         title = f"fit of {model.name!r}, {self.path}"
-        phases_lib.show(Console(), title, phases, self.advice)
+        phases_lib.print_table(Console(), title, phases, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
         try:

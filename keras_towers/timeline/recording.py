@@ -34,7 +34,7 @@ class LoopClock(keras.callbacks.Callback):
         super().__init__()
         self.restart(1, None)
 
-    def restart(self, kept: int, recorder: marks.Recorder | None) -> None:
+    def restart(self, kept: int, recorder: marks.StepRecorder | None) -> None:
         """Begin another ``fit``; keep only the last ``kept`` calls.
 
         The recorder knows how often the step was traced.
@@ -95,11 +95,11 @@ class RankRecording:
     calls: np.ndarray
 
     @classmethod
-    def of(
+    def from_recorder(
         cls,
         rank: int,
         devices: Sequence[str],
-        recorder: marks.Recorder,
+        recorder: marks.StepRecorder,
         clock: LoopClock,
     ) -> RankRecording:
         """Collect the records of this rank."""
@@ -119,7 +119,7 @@ class RankRecording:
         )
 
 
-def align(ranks: Sequence[RankRecording]) -> None:
+def align_clocks(ranks: Sequence[RankRecording]) -> None:
     """Cut ranks to their common steps, and shift them to rank 0's clock."""
     begin = max(rank.first_step for rank in ranks)
     end = min(rank.first_step + len(rank.stamps) for rank in ranks)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.rendezvous import rank_checks, watch
-from keras_towers.transport import Transport, messages, plain
+from keras_towers.transport import Transport, messages, plain_values
 
 
 class EngineTransport(Transport):
@@ -126,7 +126,7 @@ class EngineTransport(Transport):
         watch.mark(what)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return plain.gather(self.all_gather, value)
+        return plain_values.gather(self.all_gather, value)
 
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from keras_towers.bench import runner
-from keras_towers.bench.rows import ROWS, find
+from keras_towers.bench.rows import ROWS, find_row
 from keras_towers.cli import probe
-from keras_towers.cli.bench import COLUMNS, show, summarize
+from keras_towers.cli.bench import COLUMNS, print_tables, summarize
 from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, invoke, samples_of
 
@@ -167,11 +167,11 @@ def test_a_failure_keeps_what_was_measured_before():
 
 
 def shown(samples):
-    rows = {s.cell.row: find(ROWS, s.cell.row) for s in samples}
+    rows = {s.cell.row: find_row(ROWS, s.cell.row) for s in samples}
     console = Console(file=io.StringIO(), width=80)
     results = summarize(rows, samples, batch=64, devices=2)
     columns = [c for c in COLUMNS if c not in ("examples_per_s", "efficiency")]
-    show(results, rows, {"large": "large, a model"}, columns, console)
+    print_tables(results, rows, {"large": "large, a model"}, columns, console)
     return console.file.getvalue()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers.agent import set_up_host
-from keras_towers.launching.elastic import ElasticOptions
+from keras_towers.launching.elastic_job import ElasticOptions
 from keras_towers.launching.rank_process import exported
 from keras_towers.rendezvous.rank_environment import (
     job_environment,

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import remote, serving
+from keras_towers.parameter_servers import remote_runtime, server_process
 from keras_towers.parameter_servers import server_store as lib
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.replicas.resources import Queue, trace
+from keras_towers.replicas.named_resources import Queue, trace
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAN = float("nan")
@@ -39,15 +39,15 @@ def test_ctrl_c_ends_only_the_wait_of_the_main_thread(name, ctrl_c):
         signal.pthread_kill(main, signal.SIGINT)
 
     with ThreadPoolExecutor(2) as pool:
-        theirs = pool.submit(Running(trace(others.get)).wait, 60)
+        theirs = pool.submit(RunningFunction(trace(others.get)).wait, 60)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(interrupt)
-            Running(take).wait(60)
+            RunningFunction(take).wait(60)
         # The canceled function takes no element.
         mine.put(3)
-        assert Running(take).wait(60) == [3]
+        assert RunningFunction(take).wait(60) == [3]
         with pytest.raises(TimeoutError):
-            Running(take).wait(0.1)
+            RunningFunction(take).wait(0.1)
         others.put(7)
         assert theirs.result(60) == [7]
 
@@ -74,7 +74,7 @@ def test_later_requests_trace_nothing(name, monkeypatch):
 
     ServerStore(DEVICE).put(name, 1)
     ServerStore(DEVICE).get(name)
-    monkeypatch.setattr(remote.tf, "function", refuse)
+    monkeypatch.setattr(remote_runtime.tf, "function", refuse)
     for number in range(20):
         store, key = ServerStore(DEVICE), f"{name}/{number}"
         assert store.get(key) is None
@@ -85,7 +85,7 @@ def test_later_requests_trace_nothing(name, monkeypatch):
 def test_a_failed_call_raises_its_error():
     fails = trace(lambda: tf.debugging.check_numerics(NAN, ""))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        Running(fails).wait()
+        RunningFunction(fails).wait()
 
 
 @pytest.fixture
@@ -115,11 +115,13 @@ def test_waits_for_tasks_that_never_start_have_limits(here, monkeypatch):
     with pytest.raises(TowerError, match="ps 0 at .* has not introduced"):
         lib.introduce(worker(0), 0)
     monkeypatch.setenv(settings.ENV_RENDEZVOUS_TIMEOUT, "1")
-    monkeypatch.setattr(serving, "store_on", lambda _: ServerStore(DEVICE))
+    monkeypatch.setattr(
+        server_process, "store_on", lambda _: ServerStore(DEVICE)
+    )
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
     closed = {**JOBS, "worker": ("127.0.0.1:1", "127.0.0.1:1")}
     with pytest.raises(TowerError, match="the chief has not started at"):
-        serving._wait_for_goodbyes(Cluster(closed, "ps", 0))
+        server_process._wait_for_goodbyes(Cluster(closed, "ps", 0))
 
 
 def test_other_versions_are_named(here, monkeypatch):

@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import partition_graph
+from keras_towers.partition import lay_out, partition_graph
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
     check_on_towers,
     computed_once,
     exchange_counts,
+    on_towers,
     replicated,
     sharded,
     trace,
@@ -284,13 +285,23 @@ def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
     assert not computed_once(program)
 
 
-def test_rounding_happens_after_the_sum():
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("float32", "float16"),
+        ("float16", "bfloat16"),
+        ("bfloat16", "float16"),
+    ],
+)
+def test_rounding_happens_after_the_sum(before, after):
     def function(x):
-        return tf.cast(tf.reduce_sum(x), tf.float16)
+        total = tf.reduce_sum(tf.cast(x, before))
+        return tf.cast(tf.cast(total, after), tf.float32)
 
-    program = check_on_towers(function, sharded(-1, low=0, high=0.01))
+    given = sharded(-1, low=0, high=0.01)
+    program = check_on_towers(function, given, tolerance=1e-2)
     (exchange,) = program.exchanges
-    assert exchange.given.dtype == tf.float32
+    assert exchange.given.dtype == before
 
 
 def test_a_mean_of_halves_may_have_a_large_sum():
@@ -299,6 +310,48 @@ def test_a_mean_of_halves_may_have_a_large_sum():
 
     given = sharded(-1, 4000, dtype="float16", low=20, high=30)
     check_on_towers(function, given, tolerance=2e-3)
+
+
+def test_a_number_of_examples_is_checked():
+    def function(x):
+        return tf.ensure_shape(x, [5, None]) * 2
+
+    given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
+    check_divided(function, given, towers=counts)
+    graph = trace(function, given)
+    program, _ = lay_out(graph, [given.layout], graph.outputs)
+    x = np.ones((4, 3), "float32")
+
+    @tf.function(autograph=False)
+    def run():
+        return on_towers(program, [[x[:3], x[3:]]], (3, 1))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="5 rows"):
+        run()
+
+
+def test_an_axis_may_be_empty():
+    def function(x):
+        time = tf.maximum(tf.shape(x)[1], 1)
+        ones = tf.ones([tf.shape(x)[0], time])
+        return tf.reduce_mean(ones), tf.reduce_mean(tf.shape(x[:, :1])[1:])
+
+    check_on_towers(function, sharded(-1, 0, hidden=(1,)))
+
+
+def test_the_rest_of_a_split_is_what_is_left():
+    def function(x):
+        *_, sizes = tf.split(tf.shape(x), [-1, 2])
+        return tf.reshape(x, [tf.shape(x)[0], -1, tf.reduce_prod(sizes)])
+
+    check_on_towers(function, sharded(-1, 5, 4, 3))
+
+
+def test_the_rest_of_rows_is_what_is_left():
+    def function(x):
+        return tf.split(tf.concat([x, 2 * x, 3 * x], 0), [tf.shape(x)[0], -1])
+
+    check_on_towers(function, sharded(-1, 3))
 
 
 @pytest.mark.parametrize("times", [(1, 4), (4, 1), (4, 4)])

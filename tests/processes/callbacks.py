@@ -56,18 +56,31 @@ def files_are_written_by_one():
                 keras.callbacks.BackupAndRestore(
                     shared / "backup", delete_checkpoint=False
                 ),
-                kt.ChiefOnly(chief),
+                keras.callbacks.CallbackList([kt.ChiefOnly(chief)], model=mine),
                 every,
                 kt.EveryRank(own_log),
             ],
         )
+        # Or all of them in a list of Keras.
+        listed = keras.callbacks.CallbackList(
+            [
+                keras.callbacks.ModelCheckpoint(shared / "listed.keras"),
+                kt.ChiefOnly(chief),
+                every,
+            ],
+            add_history=True,
+            model=mine,
+        )
+        given = list(listed.callbacks)
+        s.fit(mine, batch_size=s.COUNT, callbacks=listed)
+    assert listed.callbacks == given
     written = sorted(path.name for path in shared.iterdir())
-    wanted = ["backup", "board", "log.csv", "model.keras"]
+    wanted = ["backup", "board", "listed.keras", "log.csv", "model.keras"]
     assert written == ([] if s.RANK else wanted), written
-    assert (chief.epochs, every.epochs) == (0 if s.RANK else 2, 2)
+    assert (chief.epochs, every.epochs) == (0 if s.RANK else 3, 3)
     assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
     s.gather("all have written")
-    saved = keras.models.load_model(FOLDER / "seen-by-0" / "model.keras")
+    saved = keras.models.load_model(FOLDER / "seen-by-0" / "listed.keras")
     assert_all_close(saved.get_weights(), mine.get_weights(), 0)
 
 
@@ -175,6 +188,11 @@ def stop_of_one_rank():
         # The other one may have no callback at all.
         count = Count()
         callbacks = [Stop(event, number), count] if rank == s.RANK else []
+        if event == "on_train_batch_end":
+            # Where none acts behind a batch, Keras calls them in a thread.
+            callbacks = keras.callbacks.CallbackList(
+                callbacks, add_history=True, model=mine
+            )
         with s.Strategy():
             found = s.fit(mine, batch_size=20, epochs=3, callbacks=callbacks)
         assert found.epoch == [0], event
@@ -254,6 +272,10 @@ def what_differs_between_ranks_is_named():
         (
             with_option("epochs", 1, 2),
             *("on some ranks: epochs", "rank 0: 1", "rank 1: 2"),
+        ),
+        (
+            with_option("initial_epoch", 0, 1),
+            *("on some ranks: initial_epoch", "rank 0: 0", "rank 1: 1"),
         ),
         (
             compiled_with(("sgd", "mse"), ("sgd", "mae")),

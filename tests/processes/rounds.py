@@ -13,6 +13,7 @@ import keras_towers as kt
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
+from tests.processes.training import Seen
 
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 RANKS = 2
@@ -116,6 +117,19 @@ def rounds_of_one_step_are_those_of_one_process():
         s.eager() if s.RANK == 0 else None,
         strategy=s.Strategy(sync_every=1),
     )
+
+
+@check
+def steps_that_run_eagerly_are_those_of_one_process():
+    """Each rank computes them on the whole batch, so no round begins."""
+
+    def act(mine):
+        history = s.fit(mine, batch_size=BATCH, epochs=2).history
+        return history, mine.train_on_batch(s.X[:9], s.Y[:9])
+
+    made = [s.eager(metrics=["mae", Seen()]) for _ in range(2)]
+    strategy = s.Strategy(sync_every=2)
+    s.assert_as_one_process(made[0], act, made[1], strategy=strategy)
 
 
 @rare_check

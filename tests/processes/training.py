@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.rendezvous import rank_checks
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
@@ -88,6 +89,8 @@ def unseeded_shuffles_and_draws_of_eager_steps_agree():
         assert (np.sort(part, 0) == np.sort(s.X, 0)).all()
         s.assert_equal_on_ranks(part.tobytes())
     assert (first != second).any()
+    # The seed of steps is not that of the script.
+    assert compat.global_seed() is None
     s.assert_equal_on_ranks(batches.read)
     s.assert_same_model(mine)
 
@@ -208,6 +211,64 @@ def evaluate_predict_and_single_batches():
 
 
 @check
+def any_method_starts_with_the_weights_of_rank_0():
+    """And with those that rank 0 has loaded between two calls."""
+    x, y = s.X[:9], s.Y[:9]
+    loaded = [w + 1 for w in s.eager().get_weights()]
+
+    def twice(act, mine):
+        found = act(mine)
+        if s.RANK == 0:
+            mine.set_weights(loaded)
+        return found, act(mine)
+
+    for act in (
+        lambda it: it.train_on_batch(x, y),
+        lambda it: it.test_on_batch(x, y),
+        lambda it: it.predict_on_batch(x),
+        functools.partial(twice, lambda it: it.evaluate(x, y, verbose=0)),
+        functools.partial(twice, lambda it: it.predict(x, verbose=0)),
+    ):
+        s.assert_as_one_process(
+            s.eager(seed=s.RANK), act, s.eager() if s.RANK == 0 else None
+        )
+
+
+class BuiltByStep(keras.Model):
+    """A model that cannot be called on what its step gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data["x"]) - data["y"]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@check
+def variables_that_a_step_creates_are_those_of_rank_0():
+    def made(seed, **options):
+        keras.utils.set_random_seed(seed)
+        built = BuiltByStep()
+        built.compile("sgd", **options)
+        return built
+
+    for eagerly in (False, True):
+        s.assert_as_one_process(
+            made(s.RANK, run_eagerly=eagerly),
+            lambda it: s.fit(it, {"x": s.X, "y": s.Y}, None, batch_size=25),
+            made(0, run_eagerly=True),
+        )
+
+
+@check
 def statistics_of_each_tower_are_averaged():
     normalised = keras.layers.BatchNormalization(momentum=0.5)
     mine = keras.Sequential(
@@ -283,9 +344,18 @@ def own_data_of_unequal_length():
             ),
             strategy=strategy,
         )
+    batches, endless = [], dataset.repeat()
+    noted = s.Does(on_predict_batch_end=batches.append)
     with strategy:
-        assert len(mine.predict(own[0], verbose=0)) == OWN_COUNT
-        s.fit(mine, dataset.repeat(), None, steps_per_epoch=5)
+        found = mine.predict(own[0], OWN_BATCH, verbose=0, callbacks=[noted])
+        assert len(found) == OWN_COUNT
+        s.fit(mine, endless, None, steps_per_epoch=5)
+        mine.predict(endless, steps=2 + s.RANK, verbose=0)
+        with s.refused("steps_per_epoch (rank 0: 3, rank 1: 4)"):
+            s.fit(mine, endless, None, steps_per_epoch=3 + s.RANK)
+        with s.refused("steps (rank 0: 3, rank 1: 4)"):
+            mine.evaluate(endless, steps=3 + s.RANK, verbose=0)
+    assert s.gather(len(batches)) == [4, 2]
     assert int(mine.optimizer.iterations) == 2 * 4 + 5
 
 

@@ -25,7 +25,7 @@ ENDPOINT = Endpoint("127.0.0.1", 9, "secret")
 JOIN = """
 import json, os, sys, time
 from keras_towers.rendezvous import meet
-meet.join()
+meet.join_job()
 kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
 print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
 sys.stdout.flush()

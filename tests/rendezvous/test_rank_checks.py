@@ -63,10 +63,10 @@ def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
         joined.append(rank)
 
     try:
-        server.begin(place_ranks(["h0", "h1"]))
+        server.begin_round(place_ranks(["h0", "h1"]))
         join(0)
         join(1, Keras="3.15.2")
-        server.begin(place_ranks(["h0", "h1", "h2", "h3"]))
+        server.begin_round(place_ranks(["h0", "h1", "h2", "h3"]))
         said = "rank 3 on h3 has Keras 2.1, but rank 0 on h0 has Keras 3.15.1"
         with pytest.raises(TowerError, match=said):
             join(3, Keras="2.1")

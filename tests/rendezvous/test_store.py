@@ -23,7 +23,7 @@ def server(monkeypatch):
     monkeypatch.setattr(settings, "HOLD_S", 0.5)
     started = StoreServer("127.0.0.1", secret=SECRET)
     port = started.endpoint.port
-    started.begin(place_ranks(["h", "h"]))
+    started.begin_round(place_ranks(["h", "h"]))
     yield SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
         path=f"/{path_token(SECRET)}:{port}",
@@ -195,7 +195,7 @@ def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
     server.client.report(3, Progress(6, 5, 1, "step 1"))
     assert server.client.report(2, Progress(6, 5, 1, "step 1"))["late"] == {}
     # Those of a new round report anew.
-    server.here.begin(place_ranks(["h"] * 6))
+    server.here.begin_round(place_ranks(["h"] * 6))
     late = server.client.report(2, Progress(6, 5))["late"]
     assert late == {"rank 3": silent}
 

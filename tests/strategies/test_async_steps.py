@@ -1,5 +1,7 @@
 """Asynchronous towers: every batch is one step, and no step is lost."""
 
+import os
+import signal
 import time
 
 import keras
@@ -175,6 +177,25 @@ def test_gradients_are_unscaled_as_their_own_loss_was_scaled():
         fit(model, y=cases.TARGETS, epochs=2)
     assert int(optimizer.dynamic_scale) == 8 << 2 * STEPS
     assert_close(kernel, wanted, 1e-5)
+
+
+def test_a_backup_within_an_epoch_has_every_batch_that_was_handed_out(tmp_path):
+    def train(*callbacks):
+        model = linear(keras.optimizers.SGD(0.5))
+        model.compile(model.optimizer, lambda y, out: slow_backwards(out) * y)
+        before = model.layers[0].kernel.numpy()
+        callbacks = [*callbacks, kt.Backup(tmp_path)]
+        with kt.AsyncTowerStrategy(2, scale_gradient=False):
+            fit(model, y=cases.TARGETS, epochs=2, callbacks=callbacks)
+        return model.layers[0].kernel - before
+
+    def end(batch, logs):
+        if batch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        train(cases.callback(on_train_batch_end=end))
+    assert_close(train(), -0.5 * 2 * EPOCH, 1e-5)
 
 
 def test_training_in_a_callback():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step.function import GraphFunction
+from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.timeline.phases import advise
 from tests.kit.traces import fit_with_timeline
 from tests.kit.training import STEPS, linear

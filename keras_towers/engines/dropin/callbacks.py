@@ -182,7 +182,9 @@ def sync_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
         for callback, name in zip(callbacks, names, strict=True)
         if len({rank_names.count(name) for rank_names in ranks}) > 1
     ]
-    last = SyncedCallbacks(transport, odd, _trained_state)
+    # Each rank validates separately, and maybe only some ranks do.
+    moved = {"on_test.*": "on_epoch_end"}
+    last = SyncedCallbacks(transport, odd, _trained_state, moved=moved)
     arguments["callbacks"] = with_added(arguments.get("callbacks"), last)
     with last.watching():
         yield

@@ -171,8 +171,8 @@ class ModelState(VariablesState):
         return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
-        rank_agreement.check_variables(self._transport, variables)
-        super()._broadcast(variables)
+        if not rank_agreement.check_variables(self._transport, variables):
+            super()._broadcast(variables)
 
 
 class State(ModelState, FitPosition):

@@ -45,7 +45,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     if not hvd.is_initialized():
         # Built with MPI, Horovod itself finds ranks that mpirun has started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
-            meet.join()
+            meet.join_job()
         if not _connected:
             rank_checks.compare_with_first_rank("Horovod")
             meet.take_elastic_rank()

@@ -120,7 +120,7 @@ def start_task(cluster: Cluster) -> Task:
 def _configure(cluster: Cluster) -> None:
     """Configure TensorFlow as a task, unless it has started."""
     global _task
-    listening.check(cluster.address)
+    listening.check_can_listen(cluster.address)
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return

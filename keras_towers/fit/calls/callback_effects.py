@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -22,6 +22,7 @@ from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
     CHIEF_ONLY,
     callbacks_of_rank,
+    in_form_of,
     listed,
     with_added,
 )
@@ -35,7 +36,7 @@ from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.calls.call import TowerCall
+    from keras_towers.fit.calls.tower_call import TowerCall
 
 logger = logging.getLogger("keras_towers")
 
@@ -44,7 +45,8 @@ _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 _SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
 # The batch methods of these classes stop no loop and write no weights.
 _HARMLESS = (keras.callbacks.Callback, *CHIEF_ONLY)
-
+# Ranks with their own data predict different numbers of batches.
+_AFTER_PREDICT = {"on_predict_batch.*": "on_predict_end"}
 
 # Attribute of a callback's method that stops no loop and writes no weights.
 NEVER_STOPS = "_never_stops"
@@ -56,7 +58,6 @@ def adapted(
 ) -> Iterator[None]:
     """Keep only this rank's callbacks, and share their effects."""
     arguments = call.keras_call.arguments
-    # A nested call may be the validation of another one.
     if call.kind.endswith("_on_batch"):
         yield
         return
@@ -64,32 +65,41 @@ def adapted(
     # Only rank 0 shows a progress bar.
     if config.peers.rank > 0:
         arguments["verbose"] = 0
+    synced = [c for c in listed(callbacks) if isinstance(c, SyncedCallbacks)]
+    # Validation inside fit runs the callbacks of that fit.
+    if nested and (synced or arguments.get("_use_cached_eval_dataset")):
+        if synced:
+            call.agree = synced[0].agree
+        yield
+        return
     with contextlib.ExitStack() as stack:
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks_of_rank(config.peers, callbacks, stack)
-        arguments["callbacks"] = callbacks
-        given = listed(callbacks)
-        callers = [c for c in given if not isinstance(c, SyncedCallbacks)]
-        # Validation inside fit runs the callbacks of that fit.
-        if nested and len(callers) < len(given):
-            call.agree = next(c for c in given if c not in callers).agree
-        elif config.transport.size > 1:
-            synced = SyncedCallbacks(
-                config.transport, callers, shared_variables, adoption
+        callers = callbacks_of_rank(config.peers, callbacks, stack)
+        callbacks = in_form_of(callbacks, callers)
+        if config.transport.size > 1:
+            last = SyncedCallbacks(
+                config.transport,
+                callers,
+                shared_variables,
+                adoption,
+                moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
             )
-            arguments["callbacks"] = with_added(callbacks, synced)
-            call.agree = synced.agree
-            stack.enter_context(synced.watching())
+            callbacks = with_added(callbacks, last)
+            call.agree = last.agree
+            stack.enter_context(last.watching())
+        arguments["callbacks"] = callbacks
         yield
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks. Collective."""
+    """Propagates the effects of callbacks to all ranks. Collective.
 
-    # It runs after all other callbacks, since a callback on any rank may write
-    # weights or stop the loop. If a single rank left the loop, the next step of
-    # the other ranks would wait for it. The ranks agree at an event only if a
-    # callback on one of them acts there.
+    It runs after all other callbacks, since a callback on any rank may
+    write weights or stop the loop. If a single rank left the loop, the next
+    step of the other ranks would wait for it. The ranks agree at an event
+    only if a callback on one of them acts there. ``moved`` maps patterns of
+    events that ranks reach independently to the event at which they agree
+    instead.
+    """
 
     def __init__(
         self,
@@ -97,6 +107,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         callbacks: list[Any],
         variables: Callable[[keras.Model], list[keras.Variable]],
         adoption: Adoption | None = None,
+        moved: Mapping[str, str] = types.MappingProxyType({}),
     ):
         super().__init__()
         self._transport = transport
@@ -108,9 +119,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         acting = [
             e for e in _SYNCED_EVENTS if any(_acts(c, e) for c in callbacks)
         ]
-        if adoption is None:
-            # Each rank validates separately, and maybe only some ranks do.
-            acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
+        for pattern, event in moved.items():
+            acting = [re.sub(pattern, event, e) for e in acting]
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
@@ -167,7 +177,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Give all ranks the values that callbacks of any rank have written."""
         variables = self._variables(self.model)
         written = {
-            str(index): (_digest(variable), self._written[variable])
+            str(index): (
+                rank_agreement.digest_of(variable),
+                self._written[variable],
+            )
             for index, variable in enumerate(variables)
             if variable in self._written
         }
@@ -175,7 +188,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = rank_checks.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
-        apart = self._adoption is not None and self._adoption.ranks_diverge
+        adoption = self._adoption
+        apart = adoption is not None and adoption.ranks_diverge(self.model)
         roots: dict[int, list[keras.Variable]] = {}
         conflict = ""
         for index in dict.fromkeys(itertools.chain(*ranks)):
@@ -234,11 +248,6 @@ def _value(variable: keras.Variable) -> Any:
     held = variables_lib.copy_on_tower(variable._value)
     # The value may be on another rank only.
     return held.read_value() if hasattr(held, "read_value") else None
-
-
-def _digest(variable: keras.Variable) -> str:
-    value = variable._value.numpy()
-    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def _is_same(before: Any, after: Any) -> bool:

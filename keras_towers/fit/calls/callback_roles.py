@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig
+from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import tower_variables as variables_lib
@@ -114,7 +115,7 @@ class ObservesFit(keras.callbacks.Callback):
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
-    def find_start(self, peers: Peers) -> Start:
+    def find_start(self, peers: Peers) -> FitStart:
         """Return the start of ``fit``, the same on all ranks."""
         raise NotImplementedError
 
@@ -125,20 +126,34 @@ class ResumesFit(keras.callbacks.Callback):
 
 def listed(callbacks: Any) -> list[Any]:
     """Return callbacks, in any form that Keras accepts, as a flat list."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return [c for c in tf.nest.flatten(callbacks) if c is not None]
+    flat = []
+    for callback in tf.nest.flatten(callbacks):
+        if isinstance(callback, compat.CallbackList):
+            flat += listed(callback.callbacks)
+        elif callback is not None:
+            flat.append(callback)
+    return flat
 
 
 def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     """Append a callback to the callbacks of ``fit``."""
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [*listed(callbacks), added]
-    # Copied: the user may use the list again, without the added callback.
-    copied = copy.copy(callbacks)
-    copied.callbacks = [*callbacks.callbacks, added]
-    added.set_params(copied.params)
-    added.set_model(copied.model)
+    if isinstance(callbacks, compat.CallbackList):
+        added.set_params(callbacks.params)
+        # A list may have been created without a model.
+        added.set_model(getattr(callbacks, "model", None))
+    return in_form_of(callbacks, [*listed(callbacks), added])
+
+
+def in_form_of(given: Any, callbacks: list[Any]) -> Any:
+    """Return callbacks of ``fit`` in the form in which it was given others."""
+    if not isinstance(given, compat.CallbackList):
+        return callbacks
+    # Copied: the user may use the list again, with its own callbacks.
+    copied = copy.copy(given)
+    copied.callbacks = callbacks
+    # Keras would call all of them in another thread if those that the list was
+    # created with have nothing to do after a batch.
+    copied._async_train = copied._async_test = copied._async_predict = False
     return copied
 
 
@@ -183,7 +198,7 @@ def observed(
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
     with contextlib.ExitStack() as stack:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
+        if isinstance(callbacks, compat.CallbackList):
             stack.callback(setattr, callbacks, "callbacks", callbacks.callbacks)
             callbacks.callbacks = ordered
         else:

@@ -10,12 +10,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import error_notes, rank_agreement
-from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callback_effects, callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig
+from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
@@ -31,7 +30,7 @@ class TowerCalls:
 
     def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
-        is_outermost = call_lib.current() is None
+        is_outermost = tower_call.current() is None
         resuming = callback_roles.only_one(ResumesFit, keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
@@ -54,13 +53,14 @@ class TowerCalls:
         """Whether all calls run as plain Keras does, without towers."""
         return not self._config.divides
 
-    def _start(self, keras_call: KerasCall, start: Start | None) -> Any:
+    def _start(self, keras_call: KerasCall, start: FitStart | None) -> Any:
         kind, model = keras_call.kind, keras_call.model
-        if self.runs_plain_keras and start is None:
+        outer = tower_call.current()
+        # A fit that goes on from a backup has its evaluation on its tower.
+        if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_on_one_device(keras_call)
-        outer = call_lib.current()
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
             outer.agree()
@@ -97,7 +97,7 @@ class TowerCalls:
                 self._config.transport.note_wait("")
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
         return TowerCall(self._step, self.adoption, keras_call, prepared, start)
@@ -105,7 +105,7 @@ class TowerCalls:
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
         arguments, config = keras_call.arguments, self._config
-        outer = call_lib.current()
+        outer = tower_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):

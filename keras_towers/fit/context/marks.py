@@ -4,7 +4,7 @@ A mark is an operation that reads the clock once other operations have ended.
 The times go into a queue, which is read between steps. A tower starts to
 compute after its first mark, so the time it waits for a core does not count.
 Nothing waits for the other marks. Only steps that are traced while a
-``Recorder`` records have marks.
+``StepRecorder`` records have marks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ POINTS: tuple[Point, ...] = ("begun", "computed", "reduced", "updated")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-class Recorder:
-    """Records the steps of one model."""
+class StepRecorder:
+    """Records the steps of one model.
 
-    # The ``spans`` are the recorded steps of towers that run independently:
-    # tower, begin and end, in seconds since 1970.
+    The ``spans`` are the recorded steps of towers that run independently:
+    tower, begin and end, in seconds since 1970.
+    """
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0
@@ -77,10 +78,11 @@ class Recorder:
 
 
 class StepMarks:
-    """The marks in one trace of a step."""
+    """The marks in one trace of a step.
 
-    # Their operations are added at the end of the graph: a random operation
-    # without a seed derives one from the number of operations before it.
+    Their operations are added at the end of the graph: a random operation
+    without a seed derives one from the number of operations before it.
+    """
 
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
@@ -149,7 +151,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
     return now
 
 
-_recorder: ThreadLocal[Recorder] = ThreadLocal()
+_recorder: ThreadLocal[StepRecorder] = ThreadLocal()
 _marks: ThreadLocal[StepMarks] = ThreadLocal()
 
 
@@ -157,7 +159,7 @@ _marks: ThreadLocal[StepMarks] = ThreadLocal()
 recording = _recorder.holding
 
 
-def recorder_of(model: Any) -> Recorder | None:
+def recorder_of(model: Any) -> StepRecorder | None:
     """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
     return recorder if recorder and recorder.model is model else None

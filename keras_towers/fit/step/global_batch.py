@@ -26,7 +26,7 @@ from keras_towers.fit.data.rank_data import (
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.constants import Constants, constants_of
-from keras_towers.fit.step.function import CallMode
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
@@ -166,17 +166,22 @@ class GlobalStep:
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
         _warn_of_eager_steps(model.name, self.config.name)
-        transport = self._transport_of(kind)
+        # Each rank computes the step on the global batch, also where it would
+        # train on its own part only: its updates belong to no round.
+        transport = self._ranks_of_batch(kind)
         is_whole = data_lib.is_whole(batch)
         if self.same is not None and is_whole:
             self.same.check(batch)
         whole = data_lib.as_one_batch(self.config, batch)
+        draws: contextlib.AbstractContextManager[None]
+        draws = contextlib.nullcontext()
         if transport.size > 1:
             if not is_whole or self.config.batches == "each":
                 whole = gather_batch(whole, transport)
-            self._eager_draws.begin_step()
+            draws = self._eager_draws.step()
         variables = self.update.variables
         with (
+            draws,
             compat.single_device_mode(),
             thread_state.trains_on_one_device.holding(kind in TRAINING),
             variables.first_copies(),
@@ -381,7 +386,11 @@ class GlobalStep:
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
         diverges = self.update.local_sgd is not None and kind in TRAINING
-        if diverges or self._counts_locally(kind):
+        return SingleProcess() if diverges else self._ranks_of_batch(kind)
+
+    def _ranks_of_batch(self, kind: str) -> Transport:
+        """Return the transport to the ranks that have parts of a batch."""
+        if self.config.runs_alone(kind):
             return SingleProcess()
         return self.config.transport
 
@@ -398,7 +407,7 @@ class GlobalStep:
         here = _examples_in(batch)
         if batch.is_counted:
             of_all = batch
-        elif self._counts_locally(kind):
+        elif self.config.runs_alone(kind):
             of_all = batch._replace(total=here, start=0)
         else:
             of_all = self.order.count(batch, here)
@@ -408,13 +417,6 @@ class GlobalStep:
         if local_sgd is not None and kind in TRAINING:
             local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
-
-    def _counts_locally(self, kind: str) -> bool:
-        """Whether only this process's examples count."""
-        # Ranks with their own data predict independently.
-        predicts = kind.startswith("predict")
-        rank_batches = predicts and self.config.batches == "each"
-        return rank_batches or self.config.transport.size == 1
 
 
 def _examples_in(batch: data_lib.TowerBatch) -> Any:

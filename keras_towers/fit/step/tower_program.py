@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.step.function import (
+from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
     Uncompilable,

@@ -100,8 +100,8 @@ class LocalSGD:
             logger.warning(
                 "the ranks made different numbers of updates in this round "
                 "(%s), for example after an error, or train_on_batch on some "
-                "ranks only: their weights are not averaged. fit() starts "
-                "with the weights of rank 0.",
+                "ranks only: their weights are not averaged. fit(), evaluate() "
+                "and predict() start with the weights of rank 0.",
                 rank_checks.describe_ranks(
                     [", ".join(rank) or "none" for rank in ranks]
                 ),

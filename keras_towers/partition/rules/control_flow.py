@@ -23,7 +23,9 @@ from keras_towers.partition.called_functions import (
 )
 from keras_towers.partition.layouts import (
     REPLICATED,
+    ListOf,
     NotDivided,
+    Sharded,
     Value,
     Values,
     local_shape,
@@ -54,6 +56,16 @@ def _require_towers_differ(partitioner: Partitioner, values: Values) -> None:
     """Refuse to divide work that would be the same on all towers."""
     is_same = all(value.is_replicated for value in values)
     require(not (partitioner.can_exchange and is_same))
+
+
+def _require_known_units(partitioner: Partitioner, values: Values) -> None:
+    """Refuse rows of a unit that only a function knows."""
+    for value in values:
+        layout = value.layout
+        while isinstance(layout, ListOf):
+            layout = layout.element
+        if isinstance(layout, Sharded):
+            require(partitioner.has_unit(layout.unit))
 
 
 # ---- branches ----------------------------------------------------------------
@@ -98,6 +110,7 @@ def _lay_out_branches(
         for values in zip(*outputs_of_branches, strict=True)
     ]
     _require_towers_differ(partitioner, results)
+    _require_known_units(partitioner, results)
     functions = []
     for branch, values in zip(branches, outputs_of_branches, strict=True):
         tensors = [

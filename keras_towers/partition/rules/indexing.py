@@ -286,13 +286,16 @@ def _scatter_nd(
 ) -> Factors:
     picked, depth = _labels_of_indices(indices)
     trailing = [f"v{a}" for a in range(rows.rank - len(picked))]
+    dtype = node.dtype(1)
+    # Only numbers can be added up.
+    is_number = dtype.is_floating or dtype.is_complex or dtype.is_integer
     # The trailing axes have the global shape that is given.
     labels = [*picked, *[None] * len(trailing)]
     return Factors(
         [[*picked, None], labels, None],
         [[*[None] * depth, *trailing]],
         [[1]],
-        picked,
+        picked if is_number else (),
     )
 
 

@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import long_unless, sample_of

@@ -281,6 +281,39 @@ def test_loops_are_computed_once(function):
     assert "StatelessWhile" in computed_once(program)
 
 
+def _pairs(x, mask):
+    return tf.reshape(tf.boolean_mask(x, mask), [-1, 2])
+
+
+def _masked_in_a_loop(x):
+    mask = x[:, 0] > 0
+    each = lambda i, y: y + tf.reduce_sum(_pairs(x, mask))  # noqa: E731
+    return _loop(3, each, (0.0,)), _pairs(x, mask)
+
+
+def _masked_in_branches(x):
+    mask, way = x[:, 0] > 0, tf.reduce_sum(x) > 0
+    total = tf.cond(
+        way,
+        lambda: tf.reduce_sum(_pairs(x, mask)),
+        lambda: tf.reduce_sum(_pairs(-x, mask)),
+    )
+    return total, _pairs(x, mask)
+
+
+def _masked_by_branches(x):
+    mask, way = x[:, 0] > 0, tf.reduce_sum(x) > 0
+    kept = tf.cond(way, lambda: _pairs(x, mask), lambda: _pairs(-x, mask))
+    return 2 * kept, _pairs(x, mask)
+
+
+@pytest.mark.parametrize(
+    "function", [_masked_in_a_loop, _masked_in_branches, _masked_by_branches]
+)
+def test_a_function_counts_the_rows_that_it_finds(function):
+    check_on_towers(function, sharded(-1, 4), towers=FEW)
+
+
 def _scanned(x, w):
     """States of all times, of time-major rows."""
     steps = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)

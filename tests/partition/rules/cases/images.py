@@ -102,6 +102,7 @@ _WINDOWS = [
 ]
 _PIXELS = [
     *cases_of("accb", "AdjustContrastv2", {"contrast_factor": 0.5}),
+    *cases_of("acb", {"AdjustContrastv2-one": {"contrast_factor": 0.5}}),
     *cases_of("accb", "AdjustHue", {"delta": 0.2}, low=0),
     *cases_of("accb", "AdjustSaturation", {"scale": 0.2}, low=0),
     *cases_of("accb", "RGBToHSV HSVToRGB", low=0),

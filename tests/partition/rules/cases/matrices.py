@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import tensorflow as tf
 
 from tests.partition.rules.cases.case import cases_of
@@ -22,6 +23,13 @@ _MATRICES = [
     *cases_of("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
     *cases_of("abc, -", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
     *cases_of("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
+    *cases_of(
+        "adc, -",
+        {
+            "MatrixDiagV2-band": {**_DIAGONALS, "k": [0, 1]},
+            "MatrixDiagV3-band": {**_DIAGONALS, "k": [0, 1]},
+        },
+    ),
     *cases_of("abc", {"MatrixDiagPartV3-zero": tf.linalg.diag_part}),
     *cases_of("abc, ab", "MatrixSetDiag"),
     *cases_of("abc, ab", "MatrixSetDiagV2 MatrixSetDiagV3", {"k": 0}),
@@ -89,6 +97,15 @@ _PRODUCTS = [
     *(*_einsum("abc,acd->abd"), *_einsum("ab,ac->abc")),
     *(*_einsum("ab,ab->a"), *_einsum("ab->b")),
     *_einsum("abc->cab"),
+    # On a tower without rows, 0 times infinity is NaN.
+    *cases_of(
+        "ab",
+        {
+            "Einsum-factor": lambda a: tf.einsum(
+                "ab,c->c", a + 2, tf.constant([np.inf, 1.0])
+            )
+        },
+    ),
     *cases_of(
         "dab, bc",
         {"Einsum-dots": lambda a, b: tf.einsum("...b,bc->...c", a, b)},

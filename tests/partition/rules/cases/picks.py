@@ -53,6 +53,10 @@ CASES = [
         {"ScatterNd": lambda i, x: tf.scatter_nd(i[:, None], x, [4, 3])},
     ),
     *cases_of(
+        "a:whole, a:bool",
+        {"ScatterNd-bool": lambda i, x: tf.scatter_nd(i[:, None], x, [4])},
+    ),
+    *cases_of(
         "cb, a:whole, ab",
         {
             "TensorScatterAdd": lambda t, i, x: tf.tensor_scatter_nd_add(

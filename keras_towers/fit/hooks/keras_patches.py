@@ -2,18 +2,17 @@
 
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. ``methods.py`` lists what stays wrapped from the import on: the
-methods of models, the setting of ``keras.distribution``, and the filter of
-tracebacks. ``saving.py`` lists the functions that write a model, which are
+current one. ``permanent_patches.py`` lists what stays wrapped from the import
+on: the methods of models, the setting of ``keras.distribution``, and the filter
+of tracebacks. ``saving.py`` lists the functions that write a model, which are
 wrapped where several ranks save at one path. ``compat.py`` exempts this package
-from AutoGraph.
-``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
-are patched while ``fit`` creates its data on several ranks with different seeds
-(``fit/data/rank_data.py``).
+from AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
+``PyDataset`` adapter are patched while ``fit`` creates its data on several
+ranks with different seeds (``fit/data/rank_data.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
-(``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
+(``replicas/hogwild.py``); a worker of parameter servers patches
 the same names (``parameter_servers/worker_fit.py``). ``kt.verify`` patches
 how variables are initialized while it measures. The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
@@ -40,7 +39,8 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
-from keras_towers.fit.calls.call import StrategyProxy
+from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights.adoption import Adoption
@@ -161,17 +161,18 @@ def _call_loaded(
 def _create_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
+    strategy, call = contract.active_strategy(), tower_call.current()
     if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
-        return
-    strategy = contract.active_strategy()
-    if strategy is None:
+    elif strategy is None:
         original(variable, value)
-        return
-    with strategy._components.adoption.registering_variable(variable):
-        original(variable, value)
+    else:
+        with strategy._components.adoption.registering_variable(variable):
+            original(variable, value)
+    if call is not None:
+        call.created(variable)
 
 
 def _batch_norm(

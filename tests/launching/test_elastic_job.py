@@ -7,8 +7,8 @@ from threading import Thread
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import elastic
-from keras_towers.launching.elastic import (
+from keras_towers.launching import elastic_job
+from keras_towers.launching.elastic_job import (
     ElasticHosts,
     ElasticRounds,
     discover_by_script,
@@ -67,7 +67,7 @@ def test_discovery_that_fails_for_a_while():
 
 def test_hosts_that_are_avoided_for_a_while(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(elastic.time, "monotonic", lambda: now)
+    monkeypatch.setattr(elastic_job.time, "monotonic", lambda: now)
     found = {"a": 1, "b": 2, "c": 1}
     hosts = ElasticHosts(lambda: {"d": 1, **found}, found, (5, 30), print)
     assert list(hosts.available()) == ["a", "b", "c"]
@@ -93,13 +93,13 @@ class Job:
 
     def begin(self, hosts):
         self.hosts = hosts
-        self.rounds.begin(place_ranks(hosts))
+        self.rounds.begin_round(place_ranks(hosts))
 
     def left(self):
         Thread(target=self.follow).start()
 
     def dies(self, host):
-        self.rounds.end(f"{host}:0")
+        self.rounds.record_end(f"{host}:0")
 
     def follow(self):
         if self.rounds.over:
@@ -123,8 +123,8 @@ def job():
             future.theirs = theirs
             return future
 
-        job.asks = lambda host: ask(job.rounds.place, f"{host}:0")
-        job.holds = lambda rank: ask(job.rounds.hold, rank)
+        job.asks = lambda host: ask(job.rounds.place_worker, f"{host}:0")
+        job.holds = lambda rank: ask(job.rounds.hold_worker, rank)
         return job
 
     yield make

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.step.function import GraphFunction, Uncompilable
+from keras_towers.fit.step.graph_function import GraphFunction, Uncompilable
 
 
 def traced(function, *specs):

@@ -185,7 +185,7 @@ class ElasticRounds:
         self._arrived: dict[str, socket.socket] = {}
         self._informed: set[str] = set()
 
-    def begin(self, plan: Sequence[RankPlacement]) -> None:
+    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Begin a round."""
         with self._lock:
             self._number += 1
@@ -193,7 +193,7 @@ class ElasticRounds:
             self.ended, self._left = [], set()
             self._arrived, self._informed = {}, set()
 
-    def end(self, key: str) -> None:
+    def record_end(self, key: str) -> None:
         """Record that the process of a worker has ended."""
         with self._lock:
             if key in self.plan:
@@ -211,7 +211,7 @@ class ElasticRounds:
         with self._lock:
             return self.plan.keys() <= {*self.ended, *self._left}
 
-    def place(
+    def place_worker(
         self, key: str, connection: socket.socket
     ) -> RankPlacement | None:
         """Wait for all workers; return the worker's placement, if it has one.
@@ -235,7 +235,7 @@ class ElasticRounds:
             time.sleep(settings.POLL_S)
         return None
 
-    def hold(self, rank: int, connection: socket.socket) -> None:
+    def hold_worker(self, rank: int, connection: socket.socket) -> None:
         """Wait for all workers, for one that uses the rank it started with."""
         # A script that initializes Horovod by itself connects without asking.
         number = self._number
@@ -368,8 +368,8 @@ class ElasticDriver:
             options.discover, hosts, options.cooldown_s, self._say
         )
         self.rounds = ElasticRounds(lambda: run.events.put(None))
-        run.server.place_worker = self.rounds.place
-        run.server.on_connected = self.rounds.hold
+        run.server.place_worker = self.rounds.place_worker
+        run.server.on_connected = self.rounds.hold_worker
         self.workers: dict[str, RankProcess] = {}
         self._offered: dict[str, int] = {}
         self._short_since: float | None = None
@@ -411,7 +411,7 @@ class ElasticDriver:
                 self._say(verdict([event], "worker").text)
             for key, worker in self.workers.items():
                 if worker is event:
-                    self.rounds.end(key)
+                    self.rounds.record_end(key)
 
     def _end_round(self, changes: int) -> None:
         """Avoid the hosts of failed workers, or end the job."""
@@ -494,8 +494,8 @@ class ElasticDriver:
             self._say("no host is left that has the state of the training")
             raise _JobEnded(1)
         self._offered = hosts
-        self._run.server.begin(plan)
-        self.rounds.begin(plan)
+        self._run.server.begin_round(plan)
+        self.rounds.begin_round(plan)
         for key, worker in self.workers.items():
             if worker.code is None and key not in self.rounds.plan:
                 self._say(f"worker {worker.name} leaves, as its host has left")
@@ -535,7 +535,7 @@ class ElasticDriver:
         except (TowerError, OSError) as error:
             self._say(f"no worker on {slot.hostname}: {error}")
             self.workers.pop(key, None)
-            self.rounds.end(key)
+            self.rounds.record_end(key)
             self._run.events.put(None)
 
     def _announce_hosts(self) -> None:

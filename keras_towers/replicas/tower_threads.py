@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous.tower_steps import Step, TowerSteps
+from keras_towers.fit.context.marks import StepRecorder
+from keras_towers.replicas.tower_steps import Step, TowerSteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TowerThreads:
         towers: int,
         steps: TowerSteps,
         stall_shutdown_s: float | None = None,
-        recorder: Recorder | None = None,
+        recorder: StepRecorder | None = None,
     ):
         self.latest: Any = None
         self._towers = towers

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import join
+from keras_towers.parameter_servers.remote_runtime import join
 from keras_towers.parameter_servers.server_store import (
     ServerStore,
     goodbyes_key,

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
-from keras_towers.transport import plain
+from keras_towers.transport import plain_values
 
 pytestmark = pytest.mark.core
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.core
     ],
 )
 def test_values_come_back_as_they_were(value):
-    found = plain.decode(plain.encode(value))
+    found = plain_values.decode(plain_values.encode(value))
     assert found == value and type(found) is type(value)
 
 
@@ -39,7 +39,7 @@ def test_values_come_back_as_they_were(value):
     ],
 )
 def test_arrays_come_back_as_they_were(array):
-    found = plain.decode(plain.encode(array))
+    found = plain_values.decode(plain_values.encode(array))
     assert found.dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
     np.testing.assert_array_equal(found, array)
     found[...] = found  # It may be written to.
@@ -48,7 +48,7 @@ def test_arrays_come_back_as_they_were(array):
 def test_what_is_no_data_is_refused():
     for value in (object(), {"a": [print]}, np.array([{}])):
         with pytest.raises(TowerError, match="cannot be sent to other ranks"):
-            plain.encode(value)
+            plain_values.encode(value)
 
 
 OF_OBJECTS = {"array": ["object", [1], "AAAAAAAAAAA="]}
@@ -61,4 +61,4 @@ OTHERS = {"object": []}, OF_OBJECTS, {"a": 1, "b": 2}
 )
 def test_what_others_wrote_is_not_read(data):
     with pytest.raises(ValueError):
-        plain.decode(data)
+        plain_values.decode(data)

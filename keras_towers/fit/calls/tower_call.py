@@ -14,10 +14,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.contract import TRAINING, FitStart, KerasCall, TowerConfig
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.keras_function import (
     KerasFunction,
@@ -45,12 +46,13 @@ def current() -> TowerCall | None:
 
 
 class StrategyProxy:
-    """A strategy proxy that Keras uses while a call runs."""
+    """A strategy proxy that Keras uses while a call runs.
 
-    # Keras requests an iterator from it and runs its steps through it, so each
-    # step is known to belong to this call and to need its batch split. All
-    # other access is forwarded to the strategy. ``call`` has the methods
-    # ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
+    Keras requests an iterator from it and runs its steps through it, so
+    each step is known to belong to this call and to need its batch split.
+    All other access is forwarded to the strategy. ``call`` has the methods
+    ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
+    """
 
     def __init__(self, strategy: Strategy, call: Any):
         self.strategy = strategy
@@ -97,11 +99,13 @@ class _Step:
 
 
 class TowerCall:
-    """A call of ``fit``, ``evaluate``, ... of one model on towers."""
+    """A call of ``fit``, ``evaluate``, ... of one model on towers.
 
-    # While it runs, the attributes of the model by which Keras's loop finds its
-    # strategy, builds and ends an epoch's steps are shadowed by this object's.
-    # ``start`` is the position in the data where ``fit`` resumes, or None.
+    While it runs, the attributes of the model by which Keras's loop finds
+    its strategy, builds and ends an epoch's steps are shadowed by this
+    object's. ``start`` is the position in the data where ``fit`` resumes,
+    or None.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,7 @@ class TowerCall:
         adoption: Adoption,
         keras_call: KerasCall,
         prepared: bool = False,
-        start: Start | None = None,
+        start: FitStart | None = None,
     ):
         self.config: TowerConfig = step.config
         self.adoption = adoption
@@ -125,6 +129,11 @@ class TowerCall:
         self.order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
+        outer = current()
+        # Inside another call of the same model, ranks have the same values.
+        self._is_inner = outer is not None and outer.model is self.model
+        # Whether a step runs that builds the model.
+        self._builds = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -209,9 +218,20 @@ class TowerCall:
         """End the threads that run steps, if any."""
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        result = self._step.run_step(step, batch, self.model, self.kind)
+        self._builds = self.build_error is not None
+        try:
+            result = self._step.run_step(step, batch, self.model, self.kind)
+        finally:
+            self._builds = False
         self.build_error = None
         return result
+
+    def created(self, variable: keras.Variable) -> None:
+        """Give a variable that a step creates the value of rank 0."""
+        transport = self.config.transport
+        if self._builds and transport.size > 1:
+            with tf.init_scope():
+                rank_agreement.broadcast(transport, [variable._value])
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -253,8 +273,10 @@ class TowerCall:
             update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
-        if new or self.kind == "fit":
-            self.adoption.synchronize(self.model, self.config.peers)
+        if new or self.kind == "fit" or not self._is_inner:
+            self.adoption.synchronize(
+                self.model, self.config.peers, self.keras_call.trains
+            )
         self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 

@@ -25,7 +25,7 @@ from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Reduction, scaled
-from keras_towers.replicas.resources import after_writes_of
+from keras_towers.replicas.named_resources import after_writes_of
 
 _numbers = itertools.count()
 

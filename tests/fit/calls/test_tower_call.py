@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.data.iterator import RELEASES
+from keras_towers.fit.data.epoch_iterator import RELEASES
 from tests.exactness import models as m
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, assert_same_model

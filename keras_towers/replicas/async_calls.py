@@ -9,27 +9,18 @@ from typing import Any
 
 import keras
 
-from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
-from keras_towers.fit.contract import KerasCall, Start
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.contract import FitStart, KerasCall
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
-from keras_towers.replicas.asynchronous.hogwild import (
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.hogwild import (
     SHARED_STATE,
     HogwildUpdate,
 )
-from keras_towers.replicas.asynchronous.threads import (
-    Staleness,
-    TowerThreads,
-    write_staleness,
-)
-from keras_towers.replicas.asynchronous.tower_steps import (
-    ReplicaSteps,
-    TowerSteps,
-)
-from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
@@ -38,6 +29,15 @@ from keras_towers.replicas.replica_call import (
     TrainFunction,
     add_summary_writer,
     refuse_eager,
+)
+from keras_towers.replicas.tower_steps import (
+    ReplicaSteps,
+    TowerSteps,
+)
+from keras_towers.replicas.tower_threads import (
+    Staleness,
+    TowerThreads,
+    write_staleness,
 )
 
 
@@ -56,7 +56,7 @@ class AsyncCalls(TowerCalls):
         return TowerSteps(self._update, model)
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if not keras_call.trains:
             return super().make_call(keras_call, prepared, start)
@@ -104,7 +104,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
         self._last = coordinator
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if keras_call.trains:
             refuse_eager(self._config, keras_call.model)
