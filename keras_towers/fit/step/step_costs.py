@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import linecache
 import math
 import os
@@ -188,13 +189,22 @@ def _once(program: Program) -> dict[str, float]:
 def line_of(operation: Any) -> str:
     """Return the innermost line of the user's code, or the operation's name."""
     for frame in reversed(list(operation.traceback)):
-        path = os.path.abspath(frame.filename)
+        path = _absolute(frame.filename)
         if path == trace.__file__:
             break
-        if not path.startswith(_LIBRARIES) and os.path.exists(path):
+        if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
     return operation.name.rpartition("/")[0] or operation.type
+
+
+# Operations have the same files in their tracebacks.
+_absolute = functools.cache(os.path.abspath)
+
+
+@functools.cache
+def _is_users(path: str) -> bool:
+    return not path.startswith(_LIBRARIES) and os.path.exists(path)
 
 
 def _count(number: int, noun: str) -> str:
