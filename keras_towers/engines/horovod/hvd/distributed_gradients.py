@@ -30,6 +30,7 @@ from keras_towers.engines.dropin.distributed_optimizer import (
 )
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
+from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.reduction import divide
 from keras_towers.rendezvous import check, watch
 from keras_towers.rendezvous.rank_environment import is_elastic
@@ -37,6 +38,8 @@ from keras_towers.transport import next_key
 
 if TYPE_CHECKING:
     _GradientTape = Any
+else:  # A mixin for tapes.
+    _GradientTape = object
 
 
 def DistributedOptimizer(
@@ -272,7 +275,7 @@ class _DistributedTape(_GradientTape):
     """Mixin for a tape whose gradients are reduced over the ranks."""
 
     _options: Options
-    _local_keys: set[Any]
+    _local_keys: set[IdentityKey[Any]]
 
     def register_local_source(self, source: Any) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
@@ -391,7 +394,7 @@ class Options:
     sparse_as_dense: bool
     gradient_predivide_factor: float
     op: Any
-    groups: int | tuple[tuple[int, ...], ...] | None
+    groups: int | tuple[tuple[IdentityKey[Any], ...], ...] | None
     process_set: Any
     scale_local_gradients: bool
 
