@@ -22,7 +22,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
-from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import END, Event, Group
 from keras_towers.replicas.quorum import Quorum
@@ -160,6 +160,8 @@ class ReplicaSteps(TowerSteps):
         self._freed: weakref.finalize | None = None
 
     def forget(self) -> None:
+        if self._coordinator is not None:
+            refuse_new_step()
         super().forget()
         if self._freed is not None:
             self._freed()
@@ -232,9 +234,10 @@ class ReplicaSteps(TowerSteps):
             self._coordinator.settle(Event.FLUSH if whole else Event.SYNC)
 
     def end(self) -> None:
-        if self._coordinator is not None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
             self._group.end_all()
-            self._coordinator.end()
+            coordinator.end()
 
 
 def _device_of(variable: Any) -> str:
