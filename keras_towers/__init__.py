@@ -16,7 +16,7 @@ from keras_towers import _imports, engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
-    from keras_towers.backup.backup import Backup
+    from keras_towers.backup import Backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
-    from keras_towers.strategies.asynchronous import AsyncTowerStrategy
-    from keras_towers.strategies.distributed import (
+    from keras_towers.strategies.async_tower import AsyncTowerStrategy
+    from keras_towers.strategies.distributed_parameter_server import (
         DistributedParameterServerStrategy,
         DistributedReplicatedStrategy,
     )
     from keras_towers.strategies.noop import NoOpStrategy
-    from keras_towers.strategies.parameter_server import (
+    from keras_towers.strategies.parameter_server_tower import (
         ParameterServerTowerStrategy,
     )
     from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
@@ -89,15 +89,16 @@ _NAMES_IN = {
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
-    "backup.backup": "Backup",
+    "backup": "Backup",
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
-    "strategies.asynchronous": "AsyncTowerStrategy",
-    "strategies.distributed": "DistributedParameterServerStrategy "
-    "DistributedReplicatedStrategy",
+    "strategies.async_tower": "AsyncTowerStrategy",
+    "strategies.distributed_parameter_server": (
+        "DistributedParameterServerStrategy DistributedReplicatedStrategy"
+    ),
     "strategies.noop": "NoOpStrategy",
-    "strategies.parameter_server": "ParameterServerTowerStrategy",
+    "strategies.parameter_server_tower": "ParameterServerTowerStrategy",
     "strategies.sync_replicas": "SyncReplicasStrategy",
     "strategies.tower": "TowerStrategy",
     "timeline.callback": "Timeline",
@@ -107,8 +108,10 @@ _NAMES_IN = {
 # Modules, which ``import keras_towers.horovod as hvd`` finds, too.
 _MODULES = {
     "byteps": "engines.byteps.bps",
+    "byteps.callbacks": "engines.dropin.callbacks",
     "elastic": "engines.horovod.elastic_state",
     "horovod": "engines.horovod.hvd",
+    "horovod.callbacks": "engines.dropin.callbacks",
 }
 
 

@@ -23,14 +23,13 @@ from keras_towers.errors import CompatibilityError
 
 # The modules that work without TensorFlow; all others import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|doctor|launching|rendezvous)(\..+)?"
+    r"(bench|building|cli|launching|rendezvous)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
-    r"|strategies|_imports|__main__|agent|errors|settings|subprocesses"
-    r"|system"
+    r"|strategies|_imports|__main__|agent|errors|settings|system"
 )
 
 
-def check() -> None:
+def check_tensorflow() -> None:
     """Raise ``CompatibilityError`` without TensorFlow or its backend."""
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
@@ -85,15 +84,17 @@ class _Finder(MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package != __package__ or _INDEPENDENT.fullmatch(name):
             return None
-        check()
+        check_tensorflow()
         # Functions given to ``after_keras`` import such modules. If one of
         # these modules imported Keras first, it would be found half imported.
         importlib.import_module("keras")
-        first, *inner = name.split(".")
-        if first not in self._second_names:
+        first, _, inner = name.partition(".")
+        original = self._second_names.get(name)
+        if original is None and first in self._second_names:
+            original = f"{self._second_names[first]}.{inner}"
+        if original is None:
             return None
-        original = ".".join([package, self._second_names[first], *inner])
-        return ModuleSpec(fullname, _SecondName(original))
+        return ModuleSpec(fullname, _SecondName(f"{package}.{original}"))
 
 
 class _SecondName(Loader):

@@ -137,7 +137,7 @@ resolve(
     "check_collective_ops_peer_health abort_collective_ops "
     "ensure_initialized function_call_options get_compiler_ir "
     "host_address_space "
-    "_context_handle _collective_leader",
+    "_context_handle _collective_leader _seed _rng",
 )
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 is_op_determinism_enabled = resolve(
@@ -246,6 +246,10 @@ def type_of_variable(handle: Any) -> Any:
 resources_of = resolve(
     f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
+# The attribute that says which of an operation's inputs it does not write.
+READ_ONLY_INPUTS: str = resolve(
+    f"{_TF}.framework.auto_control_deps_utils:READ_ONLY_RESOURCE_INPUTS_ATTR"
+)
 _run_independently = resolve(
     f"{_TF}.framework.auto_control_deps"
     ":AutomaticControlDependencies.run_independently"
@@ -258,7 +262,15 @@ _XlaContext = resolve(f"{_TF}.ops.control_flow_ops:XLAControlFlowContext")
 
 
 # TensorFlow: datasets.
-resolve("tensorflow.data:Dataset", "_inputs")
+resolve("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
+resolve(f"{_TF}.data.ops.map_op:_ParallelMapDataset", "_deterministic")
+_GraphDef = resolve("tensorflow.compat.v1:GraphDef")
+_ExternalStatePolicy = resolve(
+    "tensorflow.data.experimental:ExternalStatePolicy"
+)
+_ParallelInterleaveDataset = resolve(
+    f"{_TF}.data.ops.interleave_op:_ParallelInterleaveDataset"
+)
 resolve(f"{_TF}.data.ops.shuffle_op:_ShuffleDataset", "_seed _seed2")
 
 # Keras: models.
@@ -290,6 +302,9 @@ resolve(
     "_tf_swap_variables _tf_finalize_ema_values",
 )
 resolve("keras.callbacks:TensorBoard", "_train_writer")
+CallbackList = resolve(
+    "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
+)
 load_h5_optimizer_weights = resolve(
     f"{_KERAS}.legacy.saving.legacy_h5_format"
     ":load_optimizer_weights_from_hdf5_group"
@@ -386,6 +401,25 @@ def batch_size_of(dataset: Any) -> int | None:
     return None
 
 
+def interleaves_in_any_order(dataset: Any) -> bool:
+    """Whether a dataset is a parallel ``interleave`` in no fixed order."""
+    if not isinstance(dataset, _ParallelInterleaveDataset):
+        return False
+    # Only the graph contains this argument.
+    graph = _GraphDef.FromString(
+        dataset._as_serialized_graph(
+            external_state_policy=_ExternalStatePolicy.IGNORE
+        ).numpy()
+    )
+    functions = [function.node_def for function in graph.library.function]
+    return any(
+        node.attr["deterministic"].s == b"false"
+        for nodes in (graph.node, *functions)
+        for node in nodes
+        if "deterministic" in node.attr
+    )
+
+
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:
     """Enter TensorFlow's default strategy, hiding the current one.
@@ -439,6 +473,21 @@ def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
 
     with outside(device):
         return tf.Variable(value, dtype=dtype, trainable=False)
+
+
+@contextlib.contextmanager
+def global_seed_of(seed: int) -> Iterator[None]:
+    """Set TensorFlow's global seed in a block; later draws go on as before."""
+    import tensorflow as tf
+
+    context = eager_context()
+    # It has no generator before a seed was set.
+    before = context._seed, getattr(context, "_rng", None)
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        context._seed, context._rng = before
 
 
 @contextlib.contextmanager

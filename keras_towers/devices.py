@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.settings import OWN_GPUS
+from keras_towers.settings import ENV_OWN_GPUS
 from keras_towers.system import usable_cores
 from keras_towers.transport import Transport
 
@@ -220,7 +220,7 @@ def share_machine(place: Transport | Cluster, towers: Towers) -> Towers:
     gpus = tf.config.list_physical_devices("GPU")
     if not isinstance(towers, int) or not gpus:
         return towers
-    shows_own = os.environ.get(OWN_GPUS)
+    shows_own = os.environ.get(ENV_OWN_GPUS)
     first = 0 if shows_own else place.local_rank * towers
     if first + towers > len(gpus):
         raise TowerError(

@@ -1,48 +1,49 @@
 """Environment variables, which ``docs/errors.md`` lists, and time limits.
 
-The comment above a variable is its line on the page. A script may change a
-limit before it trains. Names that end in ``_S`` are in seconds.
+Names of variables begin with ``ENV_``; the comment above one is its line on the
+page. A script may change a limit before it trains. Names that end in ``_S`` are
+in seconds.
 """
 
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
-CACHE = "KERAS_TOWERS_CACHE"
+ENV_CACHE = "KERAS_TOWERS_CACHE"
 #: Seed of all processes of a job; `keras-towers run` sets it. Default: no seed.
-SEED = "KERAS_TOWERS_SEED"
+ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
-RANK = "KERAS_TOWERS_RANK"
+ENV_RANK = "KERAS_TOWERS_RANK"
 #: Number of processes of the job, if no launcher sets it.
-SIZE = "KERAS_TOWERS_SIZE"
+ENV_SIZE = "KERAS_TOWERS_SIZE"
 #: A word that identifies the job, for ranks to meet.
-JOB = "KERAS_TOWERS_JOB"
+ENV_JOB = "KERAS_TOWERS_JOB"
 #: Folder of the file through which ranks meet, shared by all machines. Default:
 #: the temporary folder on one machine, else `~/.cache/keras-towers`.
-RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
+ENV_RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, instead of that file.
-RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
+ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 #: Secret of the job, of 16 characters or more, instead of that file; launchers
 #: set it.
-SECRET = "KERAS_TOWERS_SECRET"
+ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: `host:port` of the job's store; launchers set it.
-STORE = "KERAS_TOWERS_STORE"
+ENV_STORE = "KERAS_TOWERS_STORE"
 #: Set by a launcher that shows each rank only its own GPUs, instead of all GPUs
 #: of the machine.
-OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
+ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it supervises.
-BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
+ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
 #: Seconds in which all ranks have to meet. Default: 600.
-RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
+ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
 #: Seconds in which BytePS processes that were started by hand have to find one
 #: another. Default: 300.
-START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
+ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 #: Seconds until a waiting rank names the ranks that it waits for:
 #: `--stall-warning`. Default: 30.
-STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 #: Seconds until a stalled job is ended: `--stall-shutdown`. Default: never;
 #: 1800 under `keras-towers run`.
-STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+ENV_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 #: 1: waiting ranks do not warn: `--stall-warning 0`; a stalled job still ends.
-STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
+ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 #: Default of `KERAS_TOWERS_RENDEZVOUS_TIMEOUT`.
 RENDEZVOUS_TIMEOUT_S = 600

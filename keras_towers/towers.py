@@ -147,8 +147,8 @@ def run_on_each_tower(
         )
     calls, fn = _CheckedCalls(), compat.convert_call(fn)
 
-    tf.distribute.get_strategy().run(calls.run, (fn, *args), kwargs)
-    calls.check()
+    tf.distribute.get_strategy().run(calls.run_on_tower, (fn, *args), kwargs)
+    calls.compare_towers()
     return [calls.results[index] for index in sorted(calls.results)]
 
 
@@ -181,7 +181,9 @@ class _CheckedCalls:
         self.results: dict[int, Any] = {}
         self._created: dict[int, list[_RequestedVariable]] = {}
 
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def run_on_tower(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> None:
         """Run the function on a tower, and compare what it creates."""
         index = compat.current_replica_id()
         self._created[index] = []
@@ -212,7 +214,7 @@ class _CheckedCalls:
                 "shapes and dtypes, or only tower 0 may create any."
             )
 
-    def check(self) -> None:
+    def compare_towers(self) -> None:
         """Compare the towers after all calls."""
         for index, created in sorted(self._created.items()):
             if 0 < len(created) < len(self._created[0]):

@@ -17,7 +17,7 @@ from keras_towers import compat, devices
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
-from keras_towers.fit.data.iterator import Undistributed
+from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.weights import adoption, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus, long, scripts, untuned
+from tests.kit import gpus, sampling, scripts, untuned
 from tests.kit.processes import Tasks
 
 TOWERS = 8
@@ -131,4 +131,4 @@ def pytest_collection_modifyitems(items):
 
 def pytest_report_header():
     """Say which seed has drawn the cases, so that they can be run again."""
-    return f"cases drawn by {long.SEEDED_BY}={long.SEED}"
+    return f"cases drawn by {sampling.SEEDED_BY}={sampling.SEED}"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.hooks import keras as hooks
+from keras_towers.fit.hooks import keras_patches
 from keras_towers.strategies import keras_distribution
 
 pytestmark = pytest.mark.core
@@ -87,7 +87,7 @@ def test_every_private_name_that_is_used_is_in_the_table():
 
 def test_every_name_that_is_replaced_is_in_the_table():
     owners = [(compat.resolve(p), n) for p, n in list(compat.TABLE.items())]
-    for owner, name, _ in hooks._PATCHES:
+    for owner, name, _ in keras_patches._PATCHES:
         assert any(found is owner and name in n for found, n in owners), name
 
 
@@ -138,3 +138,19 @@ def test_single_device_mode_hides_the_strategy():
             assert not isinstance(variable, compat.DistributedVariable)
         assert tf.distribute.get_strategy() is strategy
         assert isinstance(tf.Variable(1.0), compat.DistributedVariable)
+
+
+def test_a_seed_of_a_block_leaves_draws_outside_as_they_are():
+    def drawn(between=lambda: None):
+        tf.random.set_seed(3)
+        first = float(tf.random.uniform(()))
+        between()
+        return first, float(tf.random.uniform(()))
+
+    def block():
+        with compat.global_seed_of(5):
+            inside.append(float(tf.random.uniform(())))
+
+    inside = []
+    assert drawn() == drawn(block) == drawn(block)
+    assert inside[0] == inside[1]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import devices as devices_lib
-from keras_towers.settings import OWN_GPUS
+from keras_towers.settings import ENV_OWN_GPUS
 from tests.conftest import TOWERS
 
 pytestmark = pytest.mark.core
@@ -153,9 +153,9 @@ def test_names_of_devices():
 def test_share_machine(own, monkeypatch):
     """A launcher may show each rank its own GPUs alone."""
     there, visible = ["first", "second"], []
-    monkeypatch.delenv(OWN_GPUS, raising=False)
+    monkeypatch.delenv(ENV_OWN_GPUS, raising=False)
     if own:
-        monkeypatch.setenv(OWN_GPUS, "1")
+        monkeypatch.setenv(ENV_OWN_GPUS, "1")
         del there[0]
     stand_in = SimpleNamespace(
         list_physical_devices=lambda kind: there,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from keras_towers import _imports
-from tests.kit.compare import all_close
-from tests.kit.scripts import python
+from tests.kit.compare import assert_all_close
+from tests.kit.scripts import run_python
 
 FIRST = """
 import importlib.util, sys
@@ -45,7 +45,7 @@ np.savez(sys.argv[1], *model.get_weights())
 
 def weights_by(backend, path, imports=FIRST):
     """The number of towers, and the weights that the script ends with."""
-    done = python(
+    done = run_python(
         *("-c", imports + SCRIPT, str(path)),
         KERAS_BACKEND=backend,
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
@@ -78,7 +78,7 @@ sys.meta_path.insert(0, Refuse())
 sys.argv[1:] = ["run", "--help"]
 runpy.run_module("keras_towers", run_name="__main__", alter_sys=True)
 """
-    done = python("-c", refuse)
+    done = run_python("-c", refuse)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "keras-towers run" in done.stdout
 
@@ -99,4 +99,4 @@ def test_one_script_runs_on_every_backend(backend, tmp_path):
     # There, keras_towers changes nothing.
     for imports in (FIRST, "import sys, keras"):
         _, wanted = weights_by(backend, path, imports)
-        all_close(found, wanted, 1e-5)
+        assert_all_close(found, wanted, 1e-5)

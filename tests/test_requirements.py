@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.kit.scripts import python
+from tests.kit.scripts import run_python
 
 # Says of every name of the package what happens to who asks for it first.
 ASK = """
@@ -62,7 +62,7 @@ NEED_IT = {"TowerStrategy", "strategy('tower')", "keras_towers.towers"}
 def test_every_name_of_the_package_says_what_is_missing(
     before, backend, advised
 ):
-    ended = python("-c", before + ASK, KERAS_BACKEND=backend)
+    ended = run_python("-c", before + ASK, KERAS_BACKEND=backend)
     assert ended.returncode == 0, ended.stderr
     found, code, output = json.loads(ended.stdout)
     errors = {name: error for name, error in found.items() if error}

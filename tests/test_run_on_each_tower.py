@@ -7,7 +7,7 @@ from tensorflow.python.autograph.impl import api
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 
 
 def index():
@@ -89,8 +89,8 @@ def test_a_training_loop_gives_the_weights_of_one_device(monkeypatch):
     alone = m.mlp()
     alone.compile(m.momentum(), loss, run_eagerly=True)
     wanted = alone.train_on_batch(m.FEATURES[:16], m.LABELS[:16])
-    close(float(sum(losses)), float(wanted), 1e-5)
-    all_close(model.weights, alone.weights, 1e-5)
+    assert_close(float(sum(losses)), float(wanted), 1e-5)
+    assert_all_close(model.weights, alone.weights, 1e-5)
 
 
 def test_what_the_first_tower_creates_is_for_all():
@@ -107,7 +107,7 @@ def test_what_the_first_tower_creates_is_for_all():
     assert len({id(variable) for variable in variables}) == 1
     for first, *others in (results, news):
         for other in others:
-            close(first, other, 0)
+            assert_close(first, other, 0)
 
 
 def made(name="extra", initial_value=(1.0, 2.0), dtype="float32"):

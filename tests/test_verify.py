@@ -12,8 +12,8 @@ from keras import layers
 import keras_towers as kt
 from keras_towers.fit.weights import model_state as state_lib
 from tests.exactness import models as m
-from tests.kit.compare import all_close
-from tests.kit.long import some_of
+from tests.kit.compare import assert_all_close
+from tests.kit.sampling import sample_of
 
 X = m.FEATURES[:24]
 Y = (X[:, :3] ** 2).astype("float32")
@@ -55,7 +55,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(DATA))
+@pytest.mark.parametrize("name", sample_of(DATA))
 def test_towers_differ_from_one_device_by_rounding_only(name):
     strategy = kt.TowerStrategy(2)
     model = lazy(layers.Dropout(0.3), metrics=["mae"])
@@ -130,7 +130,7 @@ def drawn():
     return random.random(), np.random.rand(), keras.random.uniform(()).numpy()
 
 
-@pytest.mark.parametrize("name", some_of(MODELS, part=5))
+@pytest.mark.parametrize("name", sample_of(MODELS, part=5))
 def test_values_are_as_before(name):
     make, error = MODELS[name]
     model = make()
@@ -142,7 +142,7 @@ def test_values_are_as_before(name):
     with pytest.raises(error) if error else contextlib.nullcontext():
         kt.verify(model, X, Y, batch_size=8, strategy=kt.TowerStrategy(2))
     assert drawn() == wanted
-    all_close(variables, values, 0)
+    assert_all_close(variables, values, 0)
     if isinstance(model, OwnStep):
         assert model.plain.numpy() == 1.0
 
@@ -157,7 +157,7 @@ def test_a_new_model_trains_as_if_nothing_had_happened():
         with kt.TowerStrategy(2):
             model.fit(X, Y, epochs=2, verbose=0, shuffle=False)
         weights.append(model.get_weights())
-    all_close(*weights)
+    assert_all_close(*weights)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Most run in a fresh process, whose C++ code writes what it always writes.
 
 import pytest
 
-from tests.kit.scripts import python
+from tests.kit.scripts import run_python
 
 SCRIPT = """
 import contextlib, sys, threading, traceback
@@ -77,7 +77,7 @@ CASES = ("ordinary", "broken", "threads")
 def lines(tmp_path_factory):
     """By case, what plain Keras and towers write to standard error."""
     folder = str(tmp_path_factory.mktemp("written"))
-    ended = python("-c", SCRIPT, folder, *CASES, TF_CPP_MIN_LOG_LEVEL="0")
+    ended = run_python("-c", SCRIPT, folder, *CASES, TF_CPP_MIN_LOG_LEVEL="0")
     assert ended.returncode == 0, ended.stderr[-3000:]
     _, *parts = (part.splitlines() for part in ended.stderr.split("=====\n"))
     pairs = zip(parts[::2], parts[1::2], strict=True)
@@ -160,7 +160,7 @@ for set_up in (
 
 @pytest.fixture(scope="module")
 def notebook():
-    ended = python("-c", NOTEBOOK)
+    ended = run_python("-c", NOTEBOOK)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout.splitlines(), [
         part.splitlines() for part in ended.stderr.split("=====\n")

@@ -95,7 +95,7 @@ def _recorder(times: Times, waits: bool) -> Any:
         times.add_loss(sum_of_epoch - before)
 
     if keras.backend.backend() == "tensorflow":
-        from keras_towers.fit.calls.callback_roles import NEVER_STOPS
+        from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 
         # Otherwise ranks exchange a message after each step: does any stop?
         for method in (begin_batch, end_batch):
@@ -269,7 +269,7 @@ ROWS: dict[str, Row] = {
 }
 
 
-def find(rows: Mapping[str, Row], name: str) -> Row:
+def find_row(rows: Mapping[str, Row], name: str) -> Row:
     """Return a row by name, with options as in ``tower:mode=cpu``, or raise."""
     known, *texts = name.split(":")
     if known not in rows or (texts and known not in STRATEGIES):

@@ -17,13 +17,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_towers import subprocesses
+from keras_towers import system
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.launchers import Horovodrun
 from keras_towers.rendezvous.store import FileStore
-from keras_towers.settings import RANK, SECRET, SIZE, STORE
+from keras_towers.settings import (
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_SIZE,
+    ENV_STORE,
+)
 from keras_towers.system import handle_signals
 
 # The first steps wait for their losses.
@@ -47,8 +52,8 @@ _ONE_CORE = {
 _OUTER_JOB = (
     "HOROVOD_ELASTIC",
     Horovodrun.rank_in,
-    SECRET,
-    STORE,
+    ENV_SECRET,
+    ENV_STORE,
     tf_config.VARIABLE,
 )
 
@@ -113,7 +118,7 @@ class Measurements:
     complete: bool = False
 
 
-def plan(
+def plan_cells(
     rows: Mapping[str, Row],
     models: Sequence[str],
     numbers: Mapping[Runs, Sequence[int]],
@@ -214,12 +219,12 @@ def store(model: str, folder: Path, setting: Setting) -> str:
     # Used if the model comes without data.
     examples = (FIRST_STEPS + setting.steps) * setting.batch
     try:
-        answer = subprocesses.ask_python(
+        answer = system.ask_python(
             [*command, str(examples)],
             setting.timeout_s,
             environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
-    except subprocesses.NoAnswer as error:
+    except system.NoAnswer as error:
         raise TowerError(f"cannot build {model}: it {error}") from None
     if "refused" in answer:
         raise TowerError(answer["refused"])
@@ -254,7 +259,7 @@ def run_workers(
             "folder": folder,
         }
         worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
-        ended = subprocesses.run(
+        ended = system.run_command(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
             environment(variables),
@@ -283,8 +288,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
         **outer,
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        RANK: "0",
-        SIZE: "1",
+        ENV_RANK: "0",
+        ENV_SIZE: "1",
         **more,
     }
 

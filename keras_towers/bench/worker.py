@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.bench.models import Stored, Workload
-from keras_towers.bench.rows import Row, Runs, Train, find
+from keras_towers.bench.rows import Row, Runs, Train, find_row
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
@@ -35,7 +35,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     setting, cell = Setting(**task["setting"]), Cell(**task["cell"])
     folder, rank, size = Path(task["folder"]), 0, 1
-    row = find(pkgutil.resolve_name(setting.rows), cell.row)
+    row = find_row(pkgutil.resolve_name(setting.rows), cell.row)
     if row.runs is Runs.RANKS:
         place = tf_config.from_environment()
         rank = place.rank if place else int(os.environ["HOROVOD_RANK"])

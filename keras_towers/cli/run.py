@@ -56,10 +56,12 @@ def run(
     module: Annotated[bool, typer.Option("-m")] = False,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     stall_warning: Annotated[
-        int, typer.Option(min=0, metavar="N", envvar=settings.STALL_WARNING)
+        int,
+        typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING),
     ] = settings.STALL_WARNING_S,
     stall_shutdown: Annotated[
-        int, typer.Option(min=0, metavar="N", envvar=settings.STALL_SHUTDOWN)
+        int,
+        typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_SHUTDOWN),
     ] = settings.STALL_SHUTDOWN_S,
     grace: Seconds = settings.SCRIPT_GRACE_S,
     network_interface: Annotated[

@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.reduction import CommunicationHook, CompressionName
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -132,6 +132,13 @@ class TowerConfig(StepOptions):
         """Whether batches are divided, over towers or into micro-batches."""
         return self.num_replicas > 1 or self.micro_batches != 1
 
+    def runs_alone(self, kind: str) -> bool:
+        """Whether a rank takes a method's steps without the other ranks."""
+        # Ranks with their own data predict independently.
+        predicts = kind.startswith("predict")
+        rank_batches = predicts and self.batches == "each"
+        return rank_batches or self.transport.size == 1
+
     @property
     def first_tower(self) -> int:
         """Global index of this process's first tower."""
@@ -197,7 +204,7 @@ class UpdateCall(NamedGradients):
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
 
-    def run(self) -> None:
+    def update_variables(self) -> None:
         """Update the variables as Keras does."""
         self.original(self.grads, self.variables)
 
@@ -242,7 +249,7 @@ class KerasCall:
         """Whether its steps train."""
         return self.kind in TRAINING
 
-    def run(self) -> Any:
+    def call_keras(self) -> Any:
         """Run Keras's own method."""
         return self.original(self.model, **self.arguments)
 

@@ -1,7 +1,7 @@
 """What all ranks have to agree on: calls, and the variables of models.
 
 They compare the arguments, data and settings of a call, and the names, shapes
-and values of variables; ``rendezvous/check.py`` exchanges values.
+and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasCall, TowerConfig
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 logger = logging.getLogger("keras_towers")
 
-# Arguments that determine the number and the order of a rank's steps.
-_ALWAYS = ("epochs", "validation_freq")
+# Arguments that determine which epochs a rank runs.
+_EPOCHS = ("epochs", "initial_epoch", "validation_freq")
+# These set the number of steps, which ranks take together.
+_STEPS = ("steps_per_epoch", "steps", "validation_steps")
 # These may differ if each rank reads its own data.
 _FOR_SAME_DATA = (
     "batch_size",
     "shuffle",
-    "steps_per_epoch",
-    "steps",
     "class_weight",
     "validation_split",
-    "validation_steps",
     "validation_batch_size",
 )
 _RATE = "learning_rate"
@@ -68,9 +67,11 @@ def check_call(
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
-    names: tuple[str, ...] = _ALWAYS
+    names: tuple[str, ...] = _EPOCHS
     if config.batches == "split":
         names += _FOR_SAME_DATA
+    if config.batches == "split" or not config.runs_alone(kind):
+        names += _STEPS
     settings = {
         name: describe_setting(arguments[name])
         for name in names
@@ -84,11 +85,11 @@ def check_call(
     if keras_call.trains and config.transport.size > 1:
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
-    ranks = check.gather(
+    ranks = rank_checks.gather(
         config.peers, settings, f"is at the beginning of {kind}"
     )
-    for name, values in check.differing_settings(ranks).items():
-        values_of_ranks = check.describe_ranks(values)
+    for name, values in rank_checks.differing_settings(ranks).items():
+        values_of_ranks = rank_checks.describe_ranks(values)
         if name in _WARNINGS:
             if config.peers.rank == 0:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)
@@ -190,20 +191,36 @@ def _function(function: Any) -> str:
 _SHOWN_VARIABLES = 5
 
 
-def check_variables(peers: Peers, variables: Sequence[keras.Variable]) -> None:
-    """Check that all ranks have the same variable names, shapes and dtypes."""
+def check_variables(
+    peers: Peers, variables: Sequence[keras.Variable], values: bool = True
+) -> bool:
+    """Check that all ranks have the same variables; return if values agree.
+
+    Args:
+        peers: the ranks.
+        variables: this rank's variables.
+        values: whether to compare values, too.
+
+    Raises:
+        TowerError: their names, shapes or dtypes differ.
+    """
     described = [
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
-    ranks = check.gather(peers, described, "compares the variables")
+    digests = [digest_of(variable) for variable in variables if values]
+    gathered = rank_checks.gather(
+        peers, (described, digests), "compares the variables"
+    )
+    ranks = [names for names, _ in gathered]
     for rank, other in enumerate(ranks):
         pairs = [
             (first, second)
             for first, second in itertools.zip_longest(
                 ranks[0], other, fillvalue="none"
             )
-            if check.without_numbers(first) != check.without_numbers(second)
+            if rank_checks.without_numbers(first)
+            != rank_checks.without_numbers(second)
         ]
         if pairs:
             missing, extra = zip(*pairs, strict=True)
@@ -213,6 +230,15 @@ def check_variables(peers: Peers, variables: Sequence[keras.Variable]) -> None:
                 f"{_listed(extra)}. Every rank has to build the same model in "
                 "the same order, and compile it the same way."
             )
+    return all(of_rank == digests for _, of_rank in gathered)
+
+
+def digest_of(variable: keras.Variable) -> str:
+    """Return a digest of a value; strings, which are not sent, have none."""
+    value = variable._value.read_value()
+    if value.dtype == tf.string:
+        return ""
+    return hashlib.sha256(value.numpy().tobytes()).hexdigest()[:16]
 
 
 def _listed(variables: Sequence[str]) -> str:

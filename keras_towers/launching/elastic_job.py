@@ -8,32 +8,269 @@ their ranks, ``ElasticDriver`` decides which workers run, and on which hosts.
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import os
+import select
+import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers import engines, settings
+from keras_towers import engines, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_hosts import (
-    LOCAL_SLOT,
-    Discover,
-    ElasticHosts,
-    discover_by_script,
-    split_this_machine,
-)
-from keras_towers.launching.elastic_rounds import ElasticRounds
 from keras_towers.launching.job import Job, RunningJob
 from keras_towers.launching.rank_process import RankProcess, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
+from keras_towers.rendezvous.hosts import (
+    RankPlacement,
+    fill_slots,
+    read_entries,
+)
 from keras_towers.rendezvous.network import is_local
 from keras_towers.rendezvous.store import HOSTS_UPDATED
 
+Discover = Callable[[], dict[str, int]]
+"""Returns the number of slots of each host."""
+_LOCAL_SLOT = "127.0.0."
+"""A slot of this machine is a host of this name, followed by 1, 2, ..."""
 # HostUpdateResult.mixed of horovod.runner.elastic.worker.
 _ADDED_OR_REMOVED = 3
+
+
+def discover_by_script(script: Path) -> Discover:
+    """Make a function that runs ``script`` and reads the hosts it prints.
+
+    Horovod's own version starts two Python processes for every query, once a
+    second.
+    """
+    program = str(script.absolute())
+
+    def discover() -> dict[str, int]:
+        try:
+            result = system.run_command([program], settings.DISCOVERY_S)
+        except OSError as error:
+            raise TowerError(
+                f"the host discovery script {script} cannot be run "
+                f"({error.strerror}): it has to be an executable file"
+            ) from None
+        if result.code != 0:
+            raise TowerError(
+                f"the host discovery script {script} "
+                f"{result.reason(settings.DISCOVERY_S)}"
+            )
+        entries = [*filter(str.strip, result.stdout.splitlines())]
+        form = (
+            f"the host discovery script {script} has to print lines like "
+            "'host:2' or 'host'"
+        )
+        # An empty list is no error: hosts may appear later.
+        return read_entries(entries, form) if entries else {}
+
+    return discover
+
+
+def split_this_machine(discover: Discover) -> Discover:
+    """Make each slot of this machine a separate host.
+
+    A worker that fails makes the job avoid its host, including all workers on
+    it. If this machine were the only host, the job would end.
+    """
+    is_here = functools.cache(is_local)
+
+    def discover_slots() -> dict[str, int]:
+        hosts: dict[str, int] = {}
+        numbers = itertools.count(1)
+        for host, count in discover().items():
+            if is_here(host):
+                for _ in range(count):
+                    hosts[f"{_LOCAL_SLOT}{next(numbers)}"] = 1
+            else:
+                hosts[host] = count
+        return hosts
+
+    return discover_slots
+
+
+class ElasticHosts:
+    """The hosts of an elastic job, those known longest first.
+
+    Args:
+        discover: returns the number of slots of each host.
+        found: the last result of ``discover``.
+        cooldown_s: the shortest and longest time to avoid a host. The time is
+            the shortest at first, and doubles with each failure on it.
+        say: writes a message.
+    """
+
+    def __init__(
+        self,
+        discover: Discover,
+        found: dict[str, int],
+        cooldown_s: tuple[int, int],
+        say: Callable[[str], None],
+    ):
+        self._discover = discover
+        self._cooldown_s = cooldown_s
+        self._say = say
+        self._last_error = ""
+        self._found = found
+        self._known: list[str] = []
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._avoided_until: dict[str, float] = {}
+
+    def discover(self) -> None:
+        """Discover hosts; if that fails, keep the known ones."""
+        try:
+            self._found, self._last_error = self._discover(), ""
+        except TowerError as error:
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                self._say(f"{error}; going on with the hosts found before")
+
+    def avoid(self, host: str) -> None:
+        """Avoid a host for a while, because a worker has failed there."""
+        shortest, longest = self._cooldown_s
+        pause_s = min(longest, shortest * 2 ** self._failures[host])
+        self._failures[host] += 1
+        self._avoided_until[host] = time.monotonic() + pause_s
+        self._say(
+            f"no worker on {host} for {pause_s} s, as one has failed there "
+            "(--blacklist-cooldown-range)"
+        )
+        self.available()
+
+    @property
+    def local_slots(self) -> int:
+        """The number of slots of this machine, including avoided ones."""
+        return sum(host.startswith(_LOCAL_SLOT) for host in self._found)
+
+    def available(self) -> dict[str, int]:
+        """The number of slots of each host that is not avoided."""
+        now = time.monotonic()
+        found = {
+            host: count
+            for host, count in self._found.items()
+            if self._avoided_until.get(host, 0) <= now
+        }
+        known = dict.fromkeys((*self._known, *found))
+        self._known = [host for host in known if host in found]
+        return {host: found[host] for host in self._known}
+
+
+class ElasticRounds:
+    """Gives each worker its rank once all workers of the round have arrived.
+
+    Horovod's C++ code ends a rank that cannot reach another one while it
+    connects. So no worker gets a rank before all workers have asked for theirs.
+
+    Args:
+        on_leave: called when a worker that has a rank asks for another round.
+
+    Attributes:
+        plan: the placement of each worker of the round, by its key.
+        ended: the workers of the round whose processes have ended.
+    """
+
+    def __init__(self, on_leave: Callable[[], None]):
+        self._on_leave = on_leave
+        self._lock = threading.Lock()
+        self._number = 0
+        self.plan: dict[str, RankPlacement] = {}
+        self.ended: list[str] = []
+        self._left: set[str] = set()
+        self._arrived: dict[str, socket.socket] = {}
+        self._informed: set[str] = set()
+
+    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
+        """Begin a round."""
+        with self._lock:
+            self._number += 1
+            self.plan = {slot.key: slot for slot in plan}
+            self.ended, self._left = [], set()
+            self._arrived, self._informed = {}, set()
+
+    def record_end(self, key: str) -> None:
+        """Record that the process of a worker has ended."""
+        with self._lock:
+            if key in self.plan:
+                self.ended.append(key)
+
+    @property
+    def met(self) -> bool:
+        """Whether all workers of the round have arrived."""
+        with self._lock:
+            return bool(self._informed)
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker has ended or asks for another round."""
+        with self._lock:
+            return self.plan.keys() <= {*self.ended, *self._left}
+
+    def place_worker(
+        self, key: str, connection: socket.socket
+    ) -> RankPlacement | None:
+        """Wait for all workers; return the worker's placement, if it has one.
+
+        Args:
+            key: the worker's key in the plan.
+            connection: over which the worker asks.
+        """
+        left_round = 0
+        while not _is_closed(connection):
+            with self._lock:
+                if key not in self.plan:
+                    return None
+                if self._number != left_round:
+                    if key in self._informed or self.ended:
+                        self._left.add(key)
+                        left_round = self._number
+                        self._on_leave()
+                    elif self._arrive(key, connection):
+                        return self.plan[key]
+            time.sleep(settings.POLL_S)
+        return None
+
+    def hold_worker(self, rank: int, connection: socket.socket) -> None:
+        """Wait for all workers, for one that uses the rank it started with."""
+        # A script that initializes Horovod by itself connects without asking.
+        number = self._number
+        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
+        while key and not _is_closed(connection):
+            with self._lock:
+                over = number != self._number or self.ended
+                if (
+                    over
+                    or key in self._informed
+                    or self._arrive(key, connection)
+                ):
+                    return
+            time.sleep(settings.POLL_S)
+
+    def _arrive(self, key: str, connection: socket.socket) -> bool:
+        """Record a worker's arrival; return whether its round is complete."""
+        self._arrived[key] = connection
+        if not self._informed and (
+            self._arrived.keys() != self.plan.keys()
+            or any(map(_is_closed, self._arrived.values()))
+        ):
+            return False
+        self._informed.add(key)
+        return True
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the worker at the other end is gone, usually killed."""
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        return True
 
 
 @dataclass(frozen=True)
@@ -131,8 +368,8 @@ class ElasticDriver:
             options.discover, hosts, options.cooldown_s, self._say
         )
         self.rounds = ElasticRounds(lambda: run.events.put(None))
-        run.server.place_worker = self.rounds.place
-        run.server.on_connected = self.rounds.hold
+        run.server.place_worker = self.rounds.place_worker
+        run.server.on_connected = self.rounds.hold_worker
         self.workers: dict[str, RankProcess] = {}
         self._offered: dict[str, int] = {}
         self._short_since: float | None = None
@@ -174,7 +411,7 @@ class ElasticDriver:
                 self._say(verdict([event], "worker").text)
             for key, worker in self.workers.items():
                 if worker is event:
-                    self.rounds.end(key)
+                    self.rounds.record_end(key)
 
     def _end_round(self, changes: int) -> None:
         """Avoid the hosts of failed workers, or end the job."""
@@ -257,8 +494,8 @@ class ElasticDriver:
             self._say("no host is left that has the state of the training")
             raise _JobEnded(1)
         self._offered = hosts
-        self._run.server.begin(plan)
-        self.rounds.begin(plan)
+        self._run.server.begin_round(plan)
+        self.rounds.begin_round(plan)
         for key, worker in self.workers.items():
             if worker.code is None and key not in self.rounds.plan:
                 self._say(f"worker {worker.name} leaves, as its host has left")
@@ -280,9 +517,9 @@ class ElasticDriver:
             )
         key, sharing = slot.key, slot.local_size
         variables = {**self._environment, **slot.environment}
-        if slot.hostname.startswith(LOCAL_SLOT):
+        if slot.hostname.startswith(_LOCAL_SLOT):
             # The slot counts as a host with one rank.
-            position = int(slot.hostname.removeprefix(LOCAL_SLOT))
+            position = int(slot.hostname.removeprefix(_LOCAL_SLOT))
             # It may have been removed since this round was planned.
             sharing = max(position, self.hosts.local_slots)
             variables.update(_gpu_share(position - 1, sharing))
@@ -298,7 +535,7 @@ class ElasticDriver:
         except (TowerError, OSError) as error:
             self._say(f"no worker on {slot.hostname}: {error}")
             self.workers.pop(key, None)
-            self.rounds.end(key)
+            self.rounds.record_end(key)
             self._run.events.put(None)
 
     def _announce_hosts(self) -> None:

@@ -143,7 +143,7 @@ def run_job(job: Job) -> Outcome:
         )
     with RunningJob(job, {slot.hostname for slot in plan}) as run:
         environment = run.environment()
-        run.server.begin(plan)
+        run.server.begin_round(plan)
         servers = None
         if job.servers:
             servers = engine.load(engine.servers)(run, job.servers, plan)

@@ -1,11 +1,17 @@
-"""Running a function of a notebook or a script as the ranks of a job."""
+"""Running a function of a notebook or a script as the ranks of a job.
+
+The function and its result are pickled in files of a folder that only this user
+can open, because unpickling can run any code.
+"""
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,13 +20,25 @@ import cloudpickle
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN, TowerError
-from keras_towers.launching import rank_call
 from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.rank_process import RankProcess
 from keras_towers.launching.supervision import Outcome
 from keras_towers.rendezvous import store
 
 _T = TypeVar("_T")
+
+_PATH = "path"
+_CALL = "call"
+_RESULT = "result"
+_ERROR = "error.{}"
+# The program of a rank: everything is imported as by the sender.
+_RANK_PROGRAM = f"""\
+import pickle, sys
+with open(sys.argv[1] + "/{_PATH}", "rb") as file:
+    sys.path[:] = pickle.load(file)
+from {__name__} import call_as_rank
+call_as_rank(sys.argv[1])
+"""
 
 
 def launch(
@@ -83,10 +101,10 @@ def launch(
         )
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as name:
         folder = Path(name)
-        _send(folder / rank_call.CALL, fn, args, kwargs or {})
+        _send(folder, fn, args, kwargs or {})
         outcome = run_job(
             Job(
-                command=[sys.executable, "-P", rank_call.__file__, name],
+                command=[sys.executable, "-P", "-c", _RANK_PROGRAM, name],
                 ranks=np,
                 hosts={"localhost": np},
                 stall_warning_s=stall_warning_s,
@@ -96,11 +114,11 @@ def launch(
             )
         )
         _check(outcome, folder)
-        return _result(folder / rank_call.RESULT)
+        return _result(folder / _RESULT)
 
 
 def _send(
-    path: Path,
+    folder: Path,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -113,7 +131,47 @@ def _send(
             f"because it uses an object that cannot be pickled ({error}): "
             "create that object inside the function."
         ) from error
-    path.write_bytes(pickle.dumps(sys.path) + data)
+    (folder / _PATH).write_bytes(pickle.dumps(sys.path))
+    (folder / _CALL).write_bytes(data)
+
+
+def call_as_rank(folder_name: str) -> None:
+    """Make the call in a folder, and write its result or error there."""
+    folder = Path(folder_name)
+    rank = int(os.environ["HOROVOD_RANK"])
+    try:
+        function, args, kwargs = pickle.loads((folder / _CALL).read_bytes())
+        result = function(*args, **kwargs)
+        if rank == 0:
+            _write_result(result, folder / _RESULT)
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if code == EXIT_AGAIN:
+            raise
+        if not code:
+            # sys.exit() without an error: nothing to return.
+            if rank == 0:
+                _write_result(None, folder / _RESULT)
+            return
+        trace = error.__traceback__
+        # Drop the frame of this function unless it is the only one.
+        error.__traceback__ = (trace and trace.tb_next) or trace
+        text = "".join(traceback.format_exception(error))
+        (folder / _ERROR.format(rank)).write_text(text, encoding="utf-8")
+        sys.stderr.write(text)
+        sys.exit(1)
+
+
+def _write_result(result: object, path: Path) -> None:
+    try:
+        data = cloudpickle.dumps(result)
+    except Exception as error:
+        raise TowerError(
+            "the function returned a value that cannot be pickled, "
+            f"{type(result).__name__}: return numbers, arrays, weights or a "
+            "Keras model."
+        ) from error
+    path.write_bytes(data)
 
 
 def _check(outcome: Outcome, folder: Path) -> None:
@@ -129,7 +187,7 @@ def _check(outcome: Outcome, folder: Path) -> None:
         raise TowerError(f"stopped by {signal.Signals(cause).name}")
     if isinstance(cause, RankProcess):
         rank = cause.index
-        error = folder / rank_call.ERROR.format(rank)
+        error = folder / _ERROR.format(rank)
         if not error.exists():
             raise TowerError(outcome.text)
         raise TowerError(

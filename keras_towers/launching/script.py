@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from keras_towers.rendezvous.rank_environment import is_elastic
-from keras_towers.settings import SEED
+from keras_towers.settings import ENV_SEED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _forbid_separate_training(advice: str, served: bool) -> None:
     """Make Keras train only inside a strategy."""
     # Importing the package hooks the import of Keras, where this is checked.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.separate_training import forbid_training
+    from keras_towers.rendezvous.rank_checks import forbid_training
     from keras_towers.strategies import STRATEGIES
 
     forbid_training(
@@ -98,7 +98,7 @@ def _connect(
 
     import keras_towers as kt
 
-    seed = os.environ.get(SEED)
+    seed = os.environ.get(ENV_SEED)
     if seed is not None:
         # The same on all ranks, so that initial weights, shuffles and tf.data
         # agree in a script written for one process.

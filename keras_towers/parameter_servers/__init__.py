@@ -3,13 +3,13 @@
 The modules, from the runtime up:
 
 =====================  =======================================================
-``remote``             calls and values on another process's device
+``remote_runtime``     calls and values on another process's device
 ``server_store``       the job's key-value store
-``serving``            the process of a parameter server
+``server_process``     the process of a parameter server
 ``connection``         a worker's connection to servers and workers
 ``workers``            which workers train, have left, or are lost
 ``server_variables``   copies of a model's variables on the servers
-``session``            the training of one model by all workers
+``training_session``   the training of one model by all workers
 ``worker_updates``     updates by the average of the workers' gradients, or
                        by each worker itself
 ``early_updates``      averages whose updates begin before all gradients have
@@ -17,5 +17,6 @@ The modules, from the runtime up:
 ``worker_fit``         a ``fit`` of one worker, and its other calls
 =====================  =======================================================
 
-The strategies are in ``strategies/distributed.py`` and ``sync_replicas.py``.
+The strategies are in ``strategies/distributed_parameter_server.py`` and
+``sync_replicas.py``.
 """

@@ -16,7 +16,8 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import device_of, join
+from keras_towers.parameter_servers.remote_runtime import device_of, join
+from keras_towers.parameter_servers.server_process import serve
 from keras_towers.parameter_servers.server_store import (
     ServerStore,
     goodbyes_key,
@@ -25,8 +26,7 @@ from keras_towers.parameter_servers.server_store import (
     store_on,
     task_name,
 )
-from keras_towers.parameter_servers.serving import serve
-from keras_towers.rendezvous import tf_config, watch
+from keras_towers.rendezvous import rank_environment, tf_config, watch
 from keras_towers.rendezvous.liveness import (
     AnswerWatch,
     State,
@@ -36,7 +36,7 @@ from keras_towers.rendezvous.liveness import (
 from keras_towers.rendezvous.network import is_reachable, task_answers
 from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.transport import plain
+from keras_towers.transport import plain_values
 
 # A restarted server does not know its clients. Data sent over a link that broke
 # may be lost.
@@ -62,7 +62,7 @@ class Dropped:
         self._watched += 1
         weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def take(self) -> list[str]:
+    def take_names(self) -> list[str]:
         """Return the names collected since the last call."""
         if self._watched:
             # Models are parts of reference cycles.
@@ -122,7 +122,7 @@ class Connection:
             "again, from a backup."
         )
 
-    def end(self) -> None:
+    def disconnect(self) -> None:
         """Sign off at the servers, which end after the last worker.
 
         A worker that ends with an error does not: it may be restarted, and then
@@ -167,12 +167,18 @@ class Connection:
 
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
-    for waited_s in wait_loop(None, settings.NETWORK_POLL_S):
+    limit_s = rank_environment.meeting_limit_s()
+    for waited_s in wait_loop(limit_s, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
         if waited_s:
             announce(f"{name} waits for {', '.join(_names(missing))}")
+    raise TowerError(
+        f"{name} has waited {limit_s:g} s for {', '.join(_names(missing))}: "
+        "start all tasks that TF_CONFIG names, or set "
+        f"{settings.ENV_RENDEZVOUS_TIMEOUT} to more seconds."
+    )
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
@@ -202,7 +208,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         )
     if _connection is None:
         _connection = Connection(cluster)
-        atexit.register(_connection.end)
+        atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is {_connection.cluster} of a job already, and "
@@ -253,7 +259,7 @@ class ServerPeers:
         where = f"{self.prefix}/gathered/{self._number}"
         store = self.connection.store
         self._refuse_second_chief(f"{where}-0")
-        own = plain.encode(value).decode()
+        own = plain_values.encode(value).decode()
         store.put(f"{where}-{self.rank}", own)
         if self.rank == 0:
             values = self._await(lambda: self._all_values(where), where)
@@ -265,7 +271,7 @@ class ServerPeers:
             values = [texts[number] for number in numbers]
         # A worker that was restarted may have another value than before.
         values[self.rank] = own
-        return [plain.decode(text.encode()) for text in values]
+        return [plain_values.decode(text.encode()) for text in values]
 
     def _all_values(self, key: str) -> list[str] | None:
         found = self.connection.store.by_rank(key, range(self.size))

@@ -13,12 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.named_resources import Queue, Queues, run_flat
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import Queue, Queues, run_flat
+from keras_towers.replicas.replica_group import Event, Group
 
 
 class EarlyGroup(Group):
@@ -42,8 +42,8 @@ class EarlyGroup(Group):
         self._first_step = self._number("first_step")
         self._parts = Queues(f"{name}/parts", device)
 
-    def begin(self) -> tf.Tensor:
-        step = super().begin()
+    def start_over(self) -> tf.Tensor:
+        step = super().start_over()
         with tf.device(self._device):
             self._first_step.assign(step, read_value=False)
             return step
@@ -75,11 +75,11 @@ class EarlyGroup(Group):
         with tf.control_dependencies([counted]):
             return super().advance(tokens)
 
-    def enter(self, replica: int) -> None:
+    def request_tokens(self, replica: int) -> None:
         """Go on after the last gradient that the replica has pushed."""
-        self.calls(("enter", replica), lambda: self._enter(replica))
+        self.calls(("enter", replica), lambda: self._go_on(replica))
 
-    def _enter(self, replica: int) -> None:
+    def _go_on(self, replica: int) -> None:
         with tf.device(self._device):
             due = self._first_step.read_value()
             due += self._pushed[replica].read_value()
@@ -96,7 +96,7 @@ class EarlyCoordinator(Coordinator):
 
     _running: Running | None = None
 
-    def check(self) -> None:
+    def check_failed(self) -> None:
         """Raise the error of the running update, if it has failed."""
         if self._running is not None and self._running.has_failed:
             self._running.wait()

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import Running, device_of
-from keras_towers.rendezvous import versions
+from keras_towers.parameter_servers.remote_runtime import Running, device_of
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.replicas.resources import trace
+from keras_towers.replicas.named_resources import trace
 
 _NAME = "keras_towers/store"
 # Shared by all jobs, so that a task finds out that a server is another job's.
@@ -162,15 +162,25 @@ def goodbyes_key(cluster: Cluster) -> str:
 def introduce(cluster: Cluster, server: int) -> None:
     """Register this process at a parameter server, and compare versions."""
     me = f"{cluster.role} {cluster.index}"
-    facts = versions.process_facts()
+    facts = rank_checks.process_facts()
     introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}
     rank = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
     store.put(_introduction(rank), introduction)
     # Tasks that are equal to the server are equal to one another.
-    first = wait_for(lambda: store.get(_introduction(_SERVER)))
+    try:
+        first = wait_for(
+            lambda: store.get(_introduction(_SERVER)), settings.ANSWER_S
+        )
+    except TimeoutError:
+        raise TowerError(
+            f"ps {server} at {cluster.ps[server]} runs a server of TensorFlow "
+            f"but not this job's script, or hangs: it has not introduced "
+            f"itself for {settings.ANSWER_S:g} s. Let all tasks of the job, "
+            "also parameter servers, run the same script."
+        ) from None
     other = first["name"]
-    versions.compare_facts(me, facts, other, first["facts"])
+    rank_checks.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:
         raise TowerError(
             f'{me} has a different "cluster" in TF_CONFIG than {other}: '

@@ -20,7 +20,7 @@ from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import TracedCalls, variable
+from keras_towers.replicas.named_resources import TracedCalls, variable
 
 # The most parts that weights are divided into.
 _PARTS = 32

@@ -14,21 +14,21 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.session import Session
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.worker_updates import WorkerUpdates
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
-from keras_towers.rendezvous import check
-from keras_towers.replicas.asynchronous.hogwild import (
+from keras_towers.rendezvous import rank_checks
+from keras_towers.replicas.hogwild import (
     ATOMIC_ADDITIONS,
     seed_of_replica,
 )
@@ -83,7 +83,7 @@ class WorkerFit(ReplicaCall):
         self._optimizers = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         arguments = self.keras_call.arguments
         # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
@@ -102,7 +102,7 @@ class WorkerFit(ReplicaCall):
             self._ended(),
             current_session.holding(self.session),
             patches.shadowed(optimizer, patches.bind_to(optimizer, methods)),
-            super().opened(),
+            super().installed(),
         ):
             yield
 
@@ -138,7 +138,7 @@ class WorkerFit(ReplicaCall):
         seeds = self.config.batches == "split"
         self.session.variables.create_copies(self.model, seeds)
         optimizers = state_lib.collect(self.model).optimizers
-        self.session.updates.check(optimizers)
+        self.session.updates.check_optimizers(optimizers)
 
     def _begin(self, logs: Any = None) -> None:
         """Start at the chief's epoch, after all callbacks have begun."""
@@ -150,11 +150,11 @@ class WorkerFit(ReplicaCall):
         self._epoch_before = model._initial_epoch
         epoch = self._epoch_before or arguments.get("initial_epoch") or 0
         # Until then, a late worker may still write in an earlier fit.
-        check.gather(session.peers, None, f"begins fit {session.fits}")
-        session.begin()
+        rank_checks.gather(session.peers, None, f"begins fit {session.fits}")
+        session.begin_fit()
         where = f"takes over the weights of fit {session.fits}"
-        epoch = check.gather(session.peers, epoch, where)[0]
-        is_back = self._workers.begin()
+        epoch = rank_checks.gather(session.peers, epoch, where)[0]
+        is_back = self._workers.publish_begun()
         if self._is_chief:
             self._optimizers.enter_context(
                 session.variables.optimizers_on_servers()
@@ -169,12 +169,13 @@ class WorkerFit(ReplicaCall):
                 self._steps_done
             )
             epoch += epochs
+            self._workers.publish(epoch=epoch - 1, epoch_steps=None)
         try:
             if is_back and not self._has_left:
                 has_weights, _ = session.next_weights.read()
                 self._has_left = not has_weights
             elif not is_back:
-                session.updates.enter()
+                session.updates.read_first_weights()
         except FitEnded:
             self._has_left = True
         # Keras begins with this epoch; with none if the fit has ended.
@@ -223,6 +224,7 @@ class WorkerFit(ReplicaCall):
         """Read the new weights; return whether another step follows."""
         self._workers.beat()
         self._steps_done += 1
+        self._workers.steps_done = self._steps_done
         self.session.updates.after_step()
         try:
             has_weights, stopped = self.session.next_weights.read()
@@ -237,12 +239,15 @@ class WorkerFit(ReplicaCall):
         """Stop if the chief stops, after all callbacks."""
         session = self.session
         stops = bool(self.model.stop_training)
-        if self._is_chief:
-            if stops:
-                session.stop(session.fits)
-            self._workers.publish(epoch=epoch)
-        elif session.updates.epochs_together and not stops:
+        together = session.updates.epochs_together and not stops
+        if self._is_chief and stops:
+            session.stop(session.fits)
+        if self._is_chief or together:
+            steps = self._steps_done if together else None
+            self._workers.publish(epoch=epoch, epoch_steps=steps)
+        if together and not self._is_chief:
             self._workers.wait_for_chief(epoch)
+            self._workers.check_same_data()
             self.model.stop_training = session.stopped()
 
     def _finalize(
@@ -252,7 +257,7 @@ class WorkerFit(ReplicaCall):
             self._leave(stops=bool(self.model.stop_training))
         original(variables)
         if self._begun:
-            self.session.put(self.session.variables.trained)
+            self.session.upload(self.session.variables.trained)
 
     def _leave(self, stops: bool = False) -> None:
         """Leave the steps; on the chief, wait for all workers to do so."""
@@ -271,12 +276,12 @@ class WorkerFit(ReplicaCall):
             # Stops workers that are late.
             session.stop(session.fits)
             updates.finish()
-            session.put(session.variables.others)
+            session.upload(session.variables.others)
             self._optimizers.close()
             session.variables.download()
 
     def end_of_steps(self, logs: Any) -> Any:
-        self.session.put(self.session.variables.others)
+        self.session.upload(self.session.variables.others)
         return logs
 
     @contextlib.contextmanager
@@ -296,7 +301,7 @@ class WorkerFit(ReplicaCall):
                 self.session.trains = False
                 self.session.next_weights.cancel()
                 self._optimizers.close()
-                self.session.updates.end()
+                self.session.updates.clean_up()
         if self._begun:
             self.session.variables.download()
 
@@ -314,7 +319,7 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     result = original(variable, value)
     session = current_session.get()
     if session is not None and tf.executing_eagerly():
-        session.put([variable])
+        session.upload([variable])
     return result
 
 
@@ -438,7 +443,7 @@ class WorkerCalls(OneFitPerModel):
     def runs_plain_keras(self) -> bool:
         return False
 
-    def open(
+    def make_call(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         if keras_call.kind != "fit":

@@ -13,9 +13,8 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.parameter_servers.remote import Running
-from keras_towers.parameter_servers.session import Session
-from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
+from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.replicas.averages import (
     Averages,
     refuse_new_step,
@@ -23,15 +22,16 @@ from keras_towers.replicas.averages import (
     run_update,
 )
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import Event, Group
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
-from keras_towers.replicas.replica_call import DroppedGradients
-from keras_towers.replicas.resources import (
+from keras_towers.replicas.hogwild import atomic, takes_turns
+from keras_towers.replicas.named_resources import (
     Queue,
     Queues,
     after_writes,
     variable,
 )
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_call import DroppedGradients
+from keras_towers.replicas.replica_group import Event, Group
 
 
 class WorkerUpdates:
@@ -52,22 +52,24 @@ class WorkerUpdates:
         """Return the logger of dropped gradients, if any can be dropped."""
         return None
 
-    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    def check_optimizers(
+        self, optimizers: Sequence[keras.optimizers.Optimizer]
+    ) -> None:
         """Refuse optimizers that these updates do not support."""
 
     def begin_trace(self) -> None:
         """Prepare for a new trace of the step."""
 
-    def begin(self) -> None:
+    def begin_fit(self) -> None:
         """Create the shared state of a ``fit``; on the chief only."""
         raise NotImplementedError
 
-    def enter(self) -> None:
+    def read_first_weights(self) -> None:
         """Read the weights of the first step."""
         raise NotImplementedError
 
     def come_back(self) -> int:
-        """Go on after this worker was restarted; ``wait`` follows.
+        """Go on after this worker was restarted; ``wait_for_weights`` follows.
 
         Returns:
             The number of batches that it had trained on.
@@ -89,7 +91,7 @@ class WorkerUpdates:
         """Wait for a part of the next weights."""
         raise NotImplementedError
 
-    def wait(self) -> tf.Tensor:
+    def wait_for_weights(self) -> tf.Tensor:
         """Wait for all of the next weights; ``END`` if there are none."""
         raise NotImplementedError
 
@@ -103,7 +105,7 @@ class WorkerUpdates:
     def finish(self) -> None:
         """Make the last update, when all have left; on the chief only."""
 
-    def end(self) -> None:
+    def clean_up(self) -> None:
         """Clean up after a ``fit`` that has ended or failed."""
 
 
@@ -129,7 +131,9 @@ class AsyncUpdates(WorkerUpdates):
         self._updated = Queues(f"{name}/updated", self._server)
         self._taken = False
 
-    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    def check_optimizers(
+        self, optimizers: Sequence[keras.optimizers.Optimizer]
+    ) -> None:
         for optimizer in optimizers:
             if takes_turns(optimizer, self._session.variables.trained):
                 raise TowerError(
@@ -140,10 +144,10 @@ class AsyncUpdates(WorkerUpdates):
                     "all of them."
                 )
 
-    def begin(self) -> None:
-        self._session.calls("begin", self._begin)
+    def begin_fit(self) -> None:
+        self._session.calls("begin", self._reset_counts)
 
-    def _begin(self) -> None:
+    def _reset_counts(self) -> None:
         with tf.device(self._server):
             for steps in self._steps:
                 steps.assign(tf.zeros((), tf.int64), read_value=False)
@@ -159,7 +163,7 @@ class AsyncUpdates(WorkerUpdates):
     def _queue(self, part: int | str) -> Queue:
         return self._updated[f"{self._session.rank}/{part}"]
 
-    def enter(self) -> None:
+    def read_first_weights(self) -> None:
         self._session.calls("enter", self._session.variables.pull)
 
     def come_back(self) -> int:
@@ -194,12 +198,12 @@ class AsyncUpdates(WorkerUpdates):
         variables = self._session.variables
         there = variables.on_servers(call.optimizer, call.variables)
         with there, atomic.holding(True):
-            call.run()
+            call.update_variables()
 
     def wait_for_part(self, part: int) -> tf.Tensor:
         return self._queue(part).get()[0]
 
-    def wait(self) -> tf.Tensor:
+    def wait_for_weights(self) -> tf.Tensor:
         return self._queue(_WHOLE).get()[0]
 
 
@@ -282,23 +286,23 @@ class AveragedUpdates(WorkerUpdates):
         )
         self._session.connection.dropped.drop_with(self._averages, name)
 
-    def begin(self) -> None:
+    def begin_fit(self) -> None:
         if self._session.fits == 1:
             self._group.initialize()
-        self._averages.begin()
+        self._averages.begin_fit()
         self._session.connection.store.put(self._count_key, None)
 
     def come_back(self) -> int:
-        self._group.enter(self._rank)
+        self._group.request_tokens(self._rank)
         return self._group.pushed(self._rank)
 
-    def enter(self) -> None:
+    def read_first_weights(self) -> None:
         self._coordinator = None
         self._group.send(Event.STARTED, self._rank)
         self._session.calls("first", self._read_first)
 
     def _read_first(self) -> None:
-        with tf.control_dependencies([self._group.start(self._rank)]):
+        with tf.control_dependencies([self._group.start_gradient(self._rank)]):
             self._session.variables.pull()
 
     def trace_step(self) -> contextlib.AbstractContextManager[None]:
@@ -310,7 +314,7 @@ class AveragedUpdates(WorkerUpdates):
     def _apply(self, call: UpdateCall) -> None:
         variables = self._session.variables
         with variables.on_servers(call.optimizer, call.variables):
-            call.run()
+            call.update_variables()
             self._after_update(call.variables)
 
     def _publish_parts(self) -> None:
@@ -324,8 +328,8 @@ class AveragedUpdates(WorkerUpdates):
     def _start_coordinator(self) -> Coordinator:
         # The coordinator of an earlier fit has ended by now.
         self._abandoned = False
-        apply = self._averages.apply(self._run_update)
-        self._averages.join()
+        apply = self._averages.updater(self._run_update)
+        self._averages.join_fit()
         coordinator = self._coordinator_type(
             self._coordinated,
             apply,
@@ -349,7 +353,7 @@ class AveragedUpdates(WorkerUpdates):
         if self._abandoned:
             raise TowerError("the fit has failed")
         if self._coordinator is not None:
-            self._coordinator.check()
+            self._coordinator.check_failed()
             self._report_lost()
 
     def _failed(self, error: BaseException) -> None:
@@ -358,10 +362,10 @@ class AveragedUpdates(WorkerUpdates):
         self._session.workers.fail(error)
         # If the servers are lost, every worker notices it.
         with contextlib.suppress(tf.errors.OpError, TowerError):
-            self._coordinated.end_all()
+            self._coordinated.send_end_to_all()
 
-    def wait(self) -> tf.Tensor:
-        return self._group.wait(self._rank)
+    def wait_for_weights(self) -> tf.Tensor:
+        return self._group.wait_for_token(self._rank)
 
     def leave(self) -> None:
         self._group.send(Event.LEFT, self._rank)
@@ -371,14 +375,14 @@ class AveragedUpdates(WorkerUpdates):
 
     def finish(self) -> None:
         if self._coordinator is not None:
-            self._coordinator.settle(Event.FLUSH)
-            self._coordinator.end()
+            self._coordinator.wait_until_handled(Event.FLUSH)
+            self._coordinator.stop()
             self._session.workers.check_failed()
             self._session.connection.store.put(
                 self._count_key, dataclasses.astuple(self._coordinator.counts)
             )
 
-    def end(self) -> None:
+    def clean_up(self) -> None:
         if self._coordinator is not None:
             self._abandoned = True
             self._coordinator.join(settings.ABANDON_S)

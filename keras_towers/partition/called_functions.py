@@ -261,14 +261,15 @@ def add_call(
     same = ("parallel_iterations", "_lower_using_switch_merge")
     traced = node.operation.node_def.attr
     # The functions read variables, but write none.
-    reads = any(tensor.dtype == tf.resource for tensor in inputs)
-    least = partitioner.order.use(node, inputs, True) if reads else 0
+    reads = [k for k, t in enumerate(inputs) if t.dtype == tf.resource]
+    least = partitioner.order.record_use(node, inputs, True) if reads else 0
     return partitioner.add(
         node.type,
         inputs,
         {
             **attributes,
             **{key: traced[key] for key in same if key in traced},
+            compat.READ_ONLY_INPUTS: reads,
             "output_shapes": [shape for _, shape in outputs],
         },
         outputs,

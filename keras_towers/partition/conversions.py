@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE
+from keras_towers.partition.builder import SIZE_DTYPE, SizeBuilder
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -26,7 +26,6 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.list_elements import gather_list, local_list
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.size_builder import SizeBuilder
 
 
 class CannotGather(Exception):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
-from keras_towers.partition.slice_spans import spans
+from keras_towers.partition.slice_spans import spans, split_sizes
 
 # Larger constants are not folded.
 LARGEST = 512
@@ -46,6 +46,8 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
     if any(np.size(entries) > LARGEST for entries in results):
         return None
     for k, entries in enumerate(results):
+        if not node.shapes[k].is_compatible_with(np.shape(entries)):
+            return None
         if not _fits(entries, node.output_dtype(k)):
             return None
     return [np.asarray(entries, dtype=object) for entries in results]
@@ -55,14 +57,20 @@ def _fits(entries: Any, dtype: tf.DType) -> bool:
     """Whether a dtype can represent entries.
 
     A multiple of a symbol is the size of an array or of a part of it.
-    TensorFlow counts these with the same dtype, so only the number is checked.
+    TensorFlow counts these with at least 32 bits, so only the number is
+    checked.
     """
     if not dtype.is_integer:
         return True
-    numbers = [
-        entry.number if isinstance(entry, Size) else entry
+    known = [
+        entry
         for entry in np.ravel(np.asarray(entries, dtype=object))
         if entry is not UNKNOWN
+    ]
+    if dtype.size < 4 and any(isinstance(entry, Size) for entry in known):
+        return False
+    numbers = [
+        entry.number if isinstance(entry, Size) else entry for entry in known
     ]
     return all(dtype.min <= number <= dtype.max for number in numbers)
 
@@ -100,20 +108,11 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
             # The result may select a branch, so the operands must not have
             # overflowed.
             is_exact = is_wide or a == b or not _are_multiples(a, b)
-            return _compared(compare, a, b) if is_exact else UNKNOWN
+            return compared(compare, a, b) if is_exact else UNKNOWN
 
         return _each(compare_entries, *arrays)
 
     return fold
-
-
-def _compared(compare: Callable[[Any, Any], bool], a: Any, b: Any) -> Any:
-    """Compare sizes; what does not hold of an empty batch is not known."""
-    result = compared(compare, a, b)
-    sizes = [0 if isinstance(size, Size) else size for size in (a, b)]
-    if result is UNKNOWN or compare(*sizes) == result:
-        return result
-    return UNKNOWN
 
 
 def _are_multiples(*entries: Any) -> bool:
@@ -131,6 +130,14 @@ def _extreme(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
         return UNKNOWN if is_first is UNKNOWN else a if is_first else b
 
     return extreme
+
+
+def _selected(node: Node, condition: Any, a: Any, b: Any) -> Any:
+    if node.type == "Select":
+        # Its condition has the first axes, not the last.
+        axes = range(condition.ndim, a.ndim)
+        condition = np.expand_dims(condition, tuple(axes))
+    return _each(_chosen, condition, a, b)
 
 
 def _chosen(condition: Any, a: Any, b: Any) -> Any:
@@ -160,7 +167,7 @@ def _unless_zero(divide: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 def _cast_or_copy(node: Node, array: Any) -> Any:
     if node.type == "Cast" and node.output_dtype().is_bool:
-        return _each(lambda a: _compared(operator.ne, a, 0), array)
+        return _each(lambda a: compared(operator.ne, a, 0), array)
     return array
 
 
@@ -171,6 +178,8 @@ def _sliced(node: Node, array: Any, *ends: Any) -> Any:
             index.append(int(span.begin))
         elif span.axis is None or span.is_whole:
             index.append(None if span.axis is None else slice(None))
+        elif not span.size:
+            index.append(slice(0))
         else:
             last = span.begin + span.size * span.stride
             index.append(
@@ -207,20 +216,28 @@ def _gathered(node: Node, array: Any, indices: Any, axis: Any) -> Any:
 
 
 def _scattered(node: Node, indices: Any, entries: Any, shape: Any) -> Any:
-    result = np.zeros(_ints(shape), object)
-    np.add.at(result, tuple(indices.T.astype(int)), entries)
+    result = np.full(_small(shape), 0, object)
+    at = np.moveaxis(indices.astype(int), -1, 0)
+    np.add.at(result, tuple(at), entries)
     return result
 
 
 def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
-    kept = [k for k, entry in enumerate(array) if entry not in list(left_out)]
+    kept = []
+    for k, entry in enumerate(array):
+        found = [compared(operator.eq, entry, other) for other in left_out]
+        if UNKNOWN in found and True not in found:
+            raise ValueError("an entry may be left out or not")
+        if True not in found:
+            kept.append(k)
     return [array[kept], np.array(kept, object)]
 
 
 def _stitched(node: Node, *arrays: Any) -> Any:
     half = len(arrays) // 2
     indices = [np.ravel(array).astype(int) for array in arrays[:half]]
-    result = np.zeros(1 + max(at.max(initial=-1) for at in indices), object)
+    size = 1 + max(at.max(initial=-1) for at in indices)
+    result = np.full(_small([size]), 0, object)
     for at, entries in zip(indices, arrays[half:], strict=True):
         result[at] = np.ravel(entries)
     return result
@@ -254,6 +271,30 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     return [np.array(axes, object) for axes in over]
 
 
+def _split(node: Node, array: Any, sizes: Any, axis: Any) -> Any:
+    known = split_sizes(_ints(sizes), array.shape[int(axis)])
+    return np.split(array, np.cumsum(known)[:-1], int(axis))
+
+
+def _range(node: Node, *ends: Any) -> Any:
+    numbers = range(*_ints(ends))
+    _small([len(numbers)])
+    return np.array(numbers, object)
+
+
+def _tiled(node: Node, array: Any, times: Any) -> Any:
+    _small([array.size, *times])
+    return np.tile(array, _ints(times))
+
+
+def _small(shape: Any) -> list[int]:
+    """The sizes of a shape, of which an array may be made."""
+    sizes = _ints(shape)
+    if math.prod(sizes) > LARGEST:
+        raise ValueError("too large to be folded")
+    return sizes
+
+
 def _ints(array: Any) -> list[int]:
     """The entries of a vector, all of which have to be integers."""
     return [int(entry) for entry in array]
@@ -282,7 +323,7 @@ _FOLDS: dict[str, Fold] = {
     "LogicalAnd": _elementwise(_both),
     "LogicalOr": _elementwise(_one_of),
     "LogicalNot": _elementwise(lambda a: UNKNOWN if a is UNKNOWN else not a),
-    **dict.fromkeys(("Select", "SelectV2"), _elementwise(_chosen)),
+    **dict.fromkeys(("Select", "SelectV2"), _selected),
     "ZerosLike": _elementwise(lambda a: 0),
     "OnesLike": _elementwise(lambda a: 1),
     **dict.fromkeys(("Prod", "Sum", "Max", "Min", "All", "Any"), _reduced),
@@ -295,9 +336,7 @@ _FOLDS: dict[str, Fold] = {
     "Split": lambda node, axis, array: np.split(
         array, node.num_outputs, int(axis)
     ),
-    "SplitV": lambda node, array, sizes, axis: np.split(
-        array, np.cumsum(_ints(sizes))[:-1], int(axis)
-    ),
+    "SplitV": _split,
     "Reshape": lambda node, array, shape: array.reshape(_ints(shape)),
     "ExpandDims": lambda node, array, axis: np.expand_dims(
         array, int(np.ravel(axis)[0])
@@ -307,9 +346,11 @@ _FOLDS: dict[str, Fold] = {
     ),
     "Transpose": lambda node, array, order: array.transpose(_ints(order)),
     "GatherV2": _gathered,
-    "Range": lambda node, *ends: np.arange(*_ints(ends)).astype(object),
-    "Fill": lambda node, shape, entry: np.full(_ints(shape), entry[()], object),
-    "Tile": lambda node, array, times: np.tile(array, _ints(times)),
+    "Range": _range,
+    "Fill": lambda node, shape, entry: np.full(
+        _small(shape), entry[()], object
+    ),
+    "Tile": _tiled,
     "ScatterNd": _scattered,
     "InvertPermutation": lambda node, order: np.argsort(_ints(order)),
     "ListDiff": _list_diff,

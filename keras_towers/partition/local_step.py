@@ -84,15 +84,20 @@ def to_local_step(program: Program) -> LocalStep:
     for operation in program.operations:
         for tensor in operation.inputs:
             exchanged(tensor)
-        if any(t in of_rows for t in operation.inputs):
+        needs_others = any(t in of_others for t in operation.inputs)
+        inputs = [whole.get(t, t) for t in operation.inputs]
+        if operation.type == "Assert":
+            # It is about the batch of one device.
+            if not needs_others:
+                operation = _with_inputs(operation, inputs)
+        elif any(t in of_rows for t in operation.inputs):
             of_rows.update(operation.outputs)
-            if operation.type in _WRITES and not operation.on_towers:
+            if operation.type in _WRITES:
                 operation = _only_if(has_rows, operation, builder)
         operations.append(operation)
-        if any(t in of_others for t in operation.inputs):
+        if needs_others:
             of_others.update(operation.outputs)
             continue
-        inputs = [whole.get(t, t) for t in operation.inputs]
         if not operation.has_effect and inputs != [*operation.inputs]:
             copy = _with_inputs(operation, inputs)
             whole.update(zip(operation.outputs, copy.outputs, strict=True))
@@ -133,7 +138,9 @@ def _only_if(
     handle, value = operation.inputs
     if operation.type == "AssignVariableOp":
         # The value of the variable at the time of the write.
-        before = builder.read(handle, value.dtype, value.shape, operation.level)
+        before = builder.read_variable(
+            handle, value.dtype, value.shape, operation.level
+        )
     else:
         before = builder.op("ZerosLike", [value], value.shape)
     chosen = builder.op("SelectV2", [condition, value, before], value.shape)

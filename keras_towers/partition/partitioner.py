@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from keras_towers import compat
+from keras_towers.partition.computed_once import compute_once
 from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
-from keras_towers.partition.effects import ResourceOrder, compute_once
+from keras_towers.partition.effects import ResourceOrder
 from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -77,8 +78,11 @@ class Partitioner(Converter):
         self.once: list[Any] = []
         self.graphs: list[Any] = []
         if around is not None:
-            self.sizes, self.units = around.sizes, around.units
-            self._unit_by_key = around._unit_by_key
+            self.sizes = around.sizes
+            # The counts of units that a function finds are its own tensors.
+            self.units = dict(around.units)
+            self._unit_by_key = dict(around._unit_by_key)
+            self._unit_numbers = around._unit_numbers
             self.graphs, self.once = around.graphs, around.once
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
@@ -89,7 +93,7 @@ class Partitioner(Converter):
         """Return a partitioner for a function that towers call."""
         return Partitioner(self.unit, self.is_first, self.options, self)
 
-    def run(self, graph: Any, inputs: Values) -> dict[str, Value]:
+    def lay_out_graph(self, graph: Any, inputs: Values) -> dict[str, Value]:
         """Lay out a graph; return the values of its tensors by their names.
 
         Args:
@@ -122,9 +126,9 @@ class Partitioner(Converter):
         for tensor, value in zip(operation.outputs, outputs, strict=True):
             values[tensor.name] = value
 
-    def call(self, graph: Any, inputs: Values) -> Values:
+    def lay_out_function(self, graph: Any, inputs: Values) -> Values:
         """Lay out a graph; return the values of its outputs."""
-        values = self.run(graph, inputs)
+        values = self.lay_out_graph(graph, inputs)
         return [values[tensor.name] for tensor in graph.outputs]
 
     def lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
@@ -173,7 +177,7 @@ class Partitioner(Converter):
         keys: list[Any] | None = None
         if info.uses is not None:
             keys = [self.values[t.name].whole for t in info.uses]
-        level = self.order.update(keys, tensors)
+        level = self.order.record_update(keys, tensors)
         self.updates.append(Update(node.operation.name, tensors, level, rows))
 
     def _constant(self, node: Node) -> Value:

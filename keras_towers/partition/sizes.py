@@ -189,7 +189,7 @@ def compared(
 ) -> bool | Unknown:
     """Compare sizes with an operator, such as ``operator.lt``.
 
-    A symbol may be any number from 1, or from 0 if it depends on the data.
+    A symbol may be any number from 0: a batch or a text may be empty.
     """
     if UNKNOWN in (a, b):
         return UNKNOWN
@@ -210,7 +210,7 @@ def _ends(size: Any) -> tuple[Any, Any]:
         return size, size
     if any(power < 0 for _, power in size.powers):
         return -math.inf, math.inf
-    return 0 if is_data_dependent(size) else size.number, size.number * math.inf
+    return 0, size.number * math.inf
 
 
 def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:

@@ -81,6 +81,17 @@ def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
     return taken + [Span(a) for a in range(axis, len(shape))]
 
 
+def split_sizes(sizes: Sequence[Any], whole: Any) -> list[Any]:
+    """Return the sizes of the parts of a split.
+
+    Args:
+        sizes: the given sizes; -1: the rest.
+        whole: the size of the axis.
+    """
+    rest = whole - sum(size for size in sizes if size != -1)
+    return [rest if size == -1 else size for size in sizes]
+
+
 def _span_of_size(axis: int, whole: Any, begin: Any, size: Any) -> Span:
     if begin == 0 and (size == -1 or size == whole):
         return Span(axis)

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -42,8 +43,8 @@ _PROGRAM = (
 
 Helper = subprocess.Popen[bytes]
 
-# Kept so that the pipes to their stdin stay open as long as this process lives:
-# a helper ends when its stdin closes.
+# Kept so that the pipes to their stdin stay open: a helper ends when its stdin
+# closes, or when this process ends, as a child of it may hold the pipe open.
 _started: list[Helper] = []
 
 
@@ -85,7 +86,9 @@ def _start(task: str, endpoint: Endpoint, *arguments: object) -> Helper:
     )
     _started.append(helper)
     assert helper.stdin is not None
-    line = json.dumps([task, dataclasses.astuple(endpoint), *arguments])
+    line = json.dumps(
+        [os.getpid(), task, dataclasses.astuple(endpoint), *arguments]
+    )
     helper.stdin.write(f"{line}\n".encode())
     helper.stdin.flush()
     return helper
@@ -133,7 +136,7 @@ def serve(
         arrived = {rank: one for rank, one in introductions.items() if one}
         server.put(MISSING, [rank for rank in ranks if rank not in arrived])
     in_order = [arrived[rank] for rank in ranks]
-    server.begin(place_ranks([one["host"] for one in in_order]))
+    server.begin_round(place_ranks([one["host"] for one in in_order]))
     for rank, placement in enumerate(_placements(in_order)):
         server.put(f"{PLACEMENT}-{rank}", placement)
     liveness = Liveness(
@@ -180,13 +183,17 @@ def _name(rank: int, introduction: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Do the task read from stdin, until stdin is closed."""
-    task, *arguments = json.loads(sys.stdin.readline())
+    """Do the task read from stdin, until stdin is closed or the rank ends."""
+    parent, task, *arguments = json.loads(sys.stdin.readline())
     ended = threading.Event()
 
     def wait_for_end() -> None:
-        # Unbuffered: a thread blocked in sys.stdin would hang at exit.
-        os.read(0, 1)
+        # A process whose parent has ended gets another one.
+        while os.getppid() == parent:
+            # Not sys.stdin: a thread blocked in it would hang at exit.
+            closed, _, _ = select.select([0], [], [], settings.BEAT_S)
+            if closed:
+                break
         ended.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()

@@ -10,10 +10,17 @@ import psutil
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.hosts import expand_nodes
-from keras_towers.settings import JOB, RANK, RENDEZVOUS, SECRET, SIZE
+from keras_towers.settings import (
+    ENV_JOB,
+    ENV_RANK,
+    ENV_RENDEZVOUS,
+    ENV_SECRET,
+    ENV_SIZE,
+)
 
 HOW_TO_TRAIN_ALONE: str = (
-    f"If that is what you want, set {RANK}=0 and {SIZE}=1 for every process."
+    f"If that is what you want, set {ENV_RANK}=0 and {ENV_SIZE}=1 for every "
+    "process."
 )
 
 
@@ -55,7 +62,7 @@ class ClusterEnvironment:
         )
         self.address: str = variables.get(self.address_in, "")
         self.speaks_mpi: bool = any(name in variables for name in self.mpi_in)
-        names = (JOB,) if JOB in variables else self.job_in
+        names = (ENV_JOB,) if ENV_JOB in variables else self.job_in
         self.job: str = " ".join(
             variables[name] for name in names if name in variables
         )
@@ -76,15 +83,16 @@ class ClusterEnvironment:
 
     def identity(self) -> str:
         """A text shared by the ranks of this job and by no other job."""
-        known = f"{self.job} {os.environ.get(RENDEZVOUS, '')}".strip()
+        known = f"{self.job} {os.environ.get(ENV_RENDEZVOUS, '')}".strip()
         if self.one_machine and not known:
             known = session_parent()
         if known:
             return known
         raise TowerError(
             f"{self.name} does not tell the ranks which job they belong to: "
-            f"set {JOB} to a word that is the same on all ranks of this job "
-            f"and differs between jobs, or {RENDEZVOUS} and {SECRET}."
+            f"set {ENV_JOB} to a word that is the same on all ranks of this "
+            f"job and differs between jobs, or {ENV_RENDEZVOUS} and "
+            f"{ENV_SECRET}."
         )
 
     def __str__(self) -> str:
@@ -103,8 +111,8 @@ class Horovodrun(ClusterEnvironment):
 class UserSet(ClusterEnvironment):
     """A process whose rank the user has set, whatever launched it."""
 
-    name = rank_in = RANK
-    size_in = SIZE
+    name = rank_in = ENV_RANK
+    size_in = ENV_SIZE
 
 
 class EnvironmentVariables(ClusterEnvironment):
@@ -173,7 +181,7 @@ class PMIx(ClusterEnvironment):
     """Another launcher that speaks PMIx; the number of ranks is unknown."""
 
     name = "a launcher with PMIx"
-    rank_in, size_in = "PMIX_RANK", SIZE
+    rank_in, size_in = "PMIX_RANK", ENV_SIZE
     job_in = ("PMIX_NAMESPACE",)
     mpi_in = (rank_in,)
 
@@ -182,7 +190,7 @@ class IndexedJob(ClusterEnvironment):
     """A pod of an indexed Job."""
 
     name = "Kubernetes (an indexed Job)"
-    rank_in, size_in = "JOB_COMPLETION_INDEX", SIZE
+    rank_in, size_in = "JOB_COMPLETION_INDEX", ENV_SIZE
 
 
 class Slurm(ClusterEnvironment):

@@ -49,7 +49,7 @@ def reachable_only_at(address: str) -> Iterator[None]:
     not one of them (as behind a load balancer), is a name that resolves to a
     loopback address here, or is 0.0.0.0.
     """
-    check(address)
+    check_can_listen(address)
     yield
     host, _, port = address.rpartition(":")
     listeners = [*_listeners(int(port))]
@@ -80,7 +80,7 @@ def reachable_only_at(address: str) -> Iterator[None]:
             listener.close()
 
 
-def check(address: str) -> None:
+def check_can_listen(address: str) -> None:
     """Check that a server can listen at an address."""
     host, _, port = address.rpartition(":")
     addresses = _local_addresses(host.strip("[]"))

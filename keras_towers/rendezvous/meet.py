@@ -39,7 +39,12 @@ from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.liveness import wait_loop
 from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
-from keras_towers.settings import RENDEZVOUS, RENDEZVOUS_TIMEOUT, SECRET, SIZE
+from keras_towers.settings import (
+    ENV_RENDEZVOUS,
+    ENV_RENDEZVOUS_TIMEOUT,
+    ENV_SECRET,
+    ENV_SIZE,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -50,7 +55,7 @@ _MIN_SECRET_LENGTH = 16
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
-def join() -> None:
+def join_job() -> None:
     """Meet the other ranks, if a launcher other than ours started the job."""
     environment = launchers.detect_foreign()
     if environment is None:
@@ -58,7 +63,7 @@ def join() -> None:
     if environment.size is None:
         raise TowerError(
             f"{environment.name} made this process rank {environment.rank} and "
-            f"does not say of how many: set {SIZE} to the number of "
+            f"does not say of how many: set {ENV_SIZE} to the number of "
             "processes, or to 1 if each is to train a model of its own."
         )
     if environment.rank >= environment.size:
@@ -93,20 +98,20 @@ def take_elastic_rank() -> None:
 
 def given_endpoint() -> Endpoint | None:
     """The address and secret that the user has set, or None."""
-    point = os.environ.get(RENDEZVOUS)
+    point = os.environ.get(ENV_RENDEZVOUS)
     if not point:
         return None
     address, _, port = point.rpartition(":")
     if not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise TowerError(
-            f"{RENDEZVOUS} is {point!r}: give host:port of rank 0."
+            f"{ENV_RENDEZVOUS} is {point!r}: give host:port of rank 0."
         )
-    secret = os.environ.get(SECRET, "")
+    secret = os.environ.get(ENV_SECRET, "")
     if len(secret) < _MIN_SECRET_LENGTH:
         raise TowerError(
-            f"{RENDEZVOUS} needs {SECRET} too, the same on all ranks and known "
-            f"to nobody else: at least {_MIN_SECRET_LENGTH} characters, such "
-            "as those that `openssl rand -hex 32` prints."
+            f"{ENV_RENDEZVOUS} needs {ENV_SECRET} too, the same on all ranks "
+            f"and known to nobody else: at least {_MIN_SECRET_LENGTH} "
+            "characters, such as those that `openssl rand -hex 32` prints."
         )
     return Endpoint(address, int(port), secret)
 
@@ -116,7 +121,7 @@ class RendezvousFile:
 
     def __init__(self, environment: ClusterEnvironment):
         base = Path(
-            os.environ.get(settings.RENDEZVOUS_FOLDER)
+            os.environ.get(settings.ENV_RENDEZVOUS_FOLDER)
             or (
                 tempfile.gettempdir()
                 if environment.one_machine
@@ -160,8 +165,9 @@ class RendezvousFile:
         except OSError as error:
             raise TowerError(
                 f"ranks meet through the file {self.path}, which cannot be "
-                f"used ({error.strerror}): set {settings.RENDEZVOUS_FOLDER} to "
-                "a folder that all machines of the job share."
+                f"used ({error.strerror}): set "
+                f"{settings.ENV_RENDEZVOUS_FOLDER} to a folder that all "
+                "machines of the job share."
             ) from None
 
 
@@ -173,9 +179,7 @@ class Meeting:
         self._environment = environment
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
-        self._limit_s = rank_environment.seconds(
-            RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
-        )
+        self._limit_s = rank_environment.meeting_limit_s()
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""
@@ -208,7 +212,7 @@ class Meeting:
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
                 f"{_missing(store)}. Has it ended, or not reached this line? "
-                f"{RENDEZVOUS_TIMEOUT} sets the seconds."
+                f"{ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
             )
             for rank in range(self._size):
                 store.put(f"{PLACEMENT}-{rank}", {"failed": text})
@@ -224,12 +228,12 @@ class Meeting:
 
     def join_rank_0(self) -> dict[str, str]:
         """Find the store of rank 0, and wait there for all other ranks."""
-        how = f"at {RENDEZVOUS}={os.environ.get(RENDEZVOUS)}"
+        how = f"at {ENV_RENDEZVOUS}={os.environ.get(ENV_RENDEZVOUS)}"
         if self._file:
             how = (
                 f"in the file {self._file.path}. If the machines do not share "
-                f"its folder, set {settings.RENDEZVOUS_FOLDER} to one that "
-                f"they share, or {RENDEZVOUS} and {SECRET}"
+                f"its folder, set {settings.ENV_RENDEZVOUS_FOLDER} to one that "
+                f"they share, or {ENV_RENDEZVOUS} and {ENV_SECRET}"
             )
         find = self._file.read if self._file else lambda: self._given
         try:
@@ -238,7 +242,7 @@ class Meeting:
             raise TowerError(
                 f"{self._environment} waited {self._limit_s:.0f} s for rank 0, "
                 f"expected {how}. The last attempt: {late}. "
-                f"{RENDEZVOUS_TIMEOUT} sets the seconds."
+                f"{ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
             ) from None
 
     def _register(self, find: Callable[[], Endpoint | None]) -> dict[str, str]:
@@ -328,10 +332,10 @@ def _rank_variables(
         helper_process.start_heartbeat(endpoint, slot.rank)
     common = rank_environment.process_environment(
         rank_environment.seconds(
-            settings.STALL_WARNING, settings.STALL_WARNING_S
+            settings.ENV_STALL_WARNING, settings.STALL_WARNING_S
         ),
         rank_environment.seconds(
-            settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
+            settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         ),
     )
     environment = {

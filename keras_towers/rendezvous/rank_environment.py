@@ -9,7 +9,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.store import Endpoint
-from keras_towers.settings import SECRET, SEED, STORE
+from keras_towers.settings import ENV_SECRET, ENV_SEED, ENV_STORE
 
 _ELASTIC = "HOROVOD_ELASTIC"
 
@@ -29,13 +29,13 @@ def process_environment(
         "PYTHONIOENCODING": "utf-8",
         # From TensorFlow's C++ code, show warnings and errors only.
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
-        settings.STALL_WARNING: str(stall_warning_s),
-        settings.STALL_SHUTDOWN: str(stall_shutdown_s),
+        settings.ENV_STALL_WARNING: str(stall_warning_s),
+        settings.ENV_STALL_SHUTDOWN: str(stall_shutdown_s),
     }
     if stall_warning_s == 0:
-        environment[settings.STALL_DISABLE] = "1"
+        environment[settings.ENV_STALL_DISABLE] = "1"
     if seed is not None:
-        environment[SEED] = str(seed)
+        environment[ENV_SEED] = str(seed)
         # Otherwise the iteration order of a set of strings would differ
         # between ranks.
         environment["PYTHONHASHSEED"] = os.environ.get(
@@ -62,8 +62,8 @@ def job_environment(
             f"{host}:{port}/{store.path_token(endpoint.secret)}"
         ),
         store.HOROVODS_PORT: str(port),
-        STORE: f"{host}:{port}",
-        SECRET: endpoint.secret,
+        ENV_STORE: f"{host}:{port}",
+        ENV_SECRET: endpoint.secret,
         # Horovod's Python code would send its requests to a proxy.
         "no_proxy": no_proxy,
         "HOROVOD_CONTROLLER": "gloo",
@@ -80,11 +80,18 @@ def job_environment(
         # last one to start. In an elastic job the rendezvous waits for all to
         # start. In any other job the launcher notices deaths, and Horovod's
         # default of 30 s is too short if many ranks load TensorFlow at once.
-        timeout_s = max(300, int(common[settings.STALL_SHUTDOWN]) + 60)
+        timeout_s = max(300, int(common[settings.ENV_STALL_SHUTDOWN]) + 60)
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
             "10" if elastic else str(timeout_s)
         )
     return environment
+
+
+def meeting_limit_s() -> int:
+    """Seconds in which all processes of a job have to start."""
+    return seconds(
+        settings.ENV_RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
+    )
 
 
 def seconds(name: str, default: int) -> int:

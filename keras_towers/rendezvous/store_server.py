@@ -35,6 +35,9 @@ _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Read of a refused request, since a client reads no answer while it sends.
 _MAX_REFUSED_BYTES = 64 << 10
+# Largest value of the store. A signature covers the value, so that it is read
+# before it is known who sends it.
+_MAX_BYTES = 16 << 20
 
 
 class StoreServer(ThreadingHTTPServer, Store):
@@ -77,7 +80,7 @@ class StoreServer(ThreadingHTTPServer, Store):
         self.scope_size: dict[str, int] = {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def begin(self, plan: Sequence[RankPlacement]) -> None:
+    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
         with self.lock:
             facts = self.values[SCOPE].get(store.FACTS)
@@ -186,7 +189,8 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError:
             length = 0
         prefix, _, path = self.path[1:].partition("/")
-        if not store.is_equal(prefix, store.path_prefix(self.server.endpoint)):
+        expected = store.path_prefix(self.server.endpoint)
+        if not store.is_equal(prefix, expected) or length > _MAX_BYTES:
             self.rfile.read(min(length, _MAX_REFUSED_BYTES))
             return self._refuse()
         self.path, self._body = f"/{path}", self.rfile.read(length)

@@ -122,7 +122,7 @@ def from_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
     """Read the cluster from ``TF_CONFIG``; None if it names none."""
-    config = read(environment)
+    config = read_config(environment)
     if not config.get("cluster"):
         return None
     jobs = _jobs(config["cluster"])
@@ -130,7 +130,7 @@ def from_environment(
     return Cluster(jobs, role, index)
 
 
-def read(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def read_config(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the parsed ``TF_CONFIG``; empty if it is not set."""
     text = environment.get(VARIABLE, "").strip()
     try:

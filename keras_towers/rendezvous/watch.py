@@ -234,11 +234,11 @@ def start_watch(rank: int, size: int) -> None:
     if size == 1 or store is None:
         return
     warning_s = float(
-        os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+        os.environ.get(settings.ENV_STALL_WARNING, settings.STALL_WARNING_S)
     )
-    if os.environ.get(settings.STALL_DISABLE, "0") != "0":
+    if os.environ.get(settings.ENV_STALL_DISABLE, "0") != "0":
         warning_s = math.inf
-    shutdown_s = float(os.environ.get(settings.STALL_SHUTDOWN, 0))
+    shutdown_s = float(os.environ.get(settings.ENV_STALL_SHUTDOWN, 0))
     if is_elastic():
         shutdown_s = 0  # The driver ends ranks, and the other ones go on.
     mark("")

@@ -1,5 +1,19 @@
 """Replicas that train whole batches: with averaged gradients, or asynchronous.
 
+===================  =========================================================
+``named_resources``  queues and variables of TensorFlow's runtime, by name
+``quorum``           how many gradients an update averages
+``accumulators``     averages of the gradients of one variable
+``replica_group``    what replicas share: step, tokens, arrivals
+``averages``         updates by averaged gradients
+``coordinator``      the thread that applies them
+``replica_call``     calls of Keras's methods on replicas, here or on workers
+``hogwild``          updates by each tower, without waiting for others
+``tower_steps``      the training steps of towers
+``tower_threads``    the threads that run them
+``async_calls``      calls of Keras's methods on these towers
+===================  =========================================================
+
 Queues, accumulators and the coordinator are the parts of
 ``tf.compat.v1.train.SyncReplicasOptimizer`` (Chen, Pan, Monga, Bengio and
 Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016).

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import make_handle
+from keras_towers.replicas.named_resources import make_handle
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
@@ -70,7 +70,7 @@ class Accumulator:
                 handle=self._handle, local_step=step, gradient=grad
             )
 
-    def take(self, count: tf.Tensor) -> Gradient:
+    def take_average(self, count: tf.Tensor) -> Gradient:
         """Wait for at least ``count`` gradients, and take their average."""
         with tf.device(self._spec.device):
             average = tf.raw_ops.ResourceAccumulatorTakeGradient(
@@ -99,7 +99,9 @@ class Accumulator:
         """
 
         def drop() -> tf.Tensor:
-            taken = tf.nest.flatten(self.take(left), expand_composites=True)
+            taken = tf.nest.flatten(
+                self.take_average(left), expand_composites=True
+            )
             with tf.control_dependencies(taken):
                 return tf.constant(True)
 
@@ -163,7 +165,7 @@ class _Sparse(Accumulator):
         with tf.device(self._spec.device):
             return self._by_name().apply_indexed_slices_grad(counted, step)
 
-    def take(self, count: tf.Tensor) -> tf.IndexedSlices:
+    def take_average(self, count: tf.Tensor) -> tf.IndexedSlices:
         with tf.device(self._spec.device):
             total = self._by_name().take_indexed_slices_grad(
                 tf.cast(count, tf.int32)

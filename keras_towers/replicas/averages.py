@@ -17,8 +17,8 @@ from keras_towers.replicas.accumulators import (
     GradientSpec,
     accumulator,
 )
-from keras_towers.replicas.group import Group
-from keras_towers.replicas.resources import after_writes_of, trace
+from keras_towers.replicas.named_resources import after_writes_of, trace
+from keras_towers.replicas.replica_group import Group
 
 # Makes an update, increments the global step and hands out tokens. Takes the
 # number of gradients that have arrived, and the number of tokens for each queue
@@ -40,10 +40,10 @@ class Part:
     gradients: list[str]
     accumulators: list[Accumulator | None]
 
-    def take(self, count: tf.Tensor) -> UpdateCall:
+    def take_averages(self, count: tf.Tensor) -> UpdateCall:
         """Wait for gradients; return the update with their averages."""
         averages = [
-            None if each is None else each.take(count)
+            None if each is None else each.take_average(count)
             for each in self.accumulators
         ]
         return dataclasses.replace(self.call, grads=averages)
@@ -136,7 +136,7 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    def apply(
+    def updater(
         self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = run_update
     ) -> Apply:
         """Return a function that makes an update; call in the main thread."""
@@ -148,10 +148,10 @@ class Averages:
             return self._function
 
         def apply(count: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
-            complete = self._group.take(count)
+            complete = self._group.take_arrivals(count)
             # A replica that has arrived has pushed to every accumulator.
             with tf.control_dependencies([] if early else [complete]):
-                updates = [part.take(count) for part in self._parts]
+                updates = [part.take_averages(count) for part in self._parts]
             # Values that a callback has written before the step, such as the
             # learning rate, are not read before the first gradients arrive:
             # the gradients of the last layers.
@@ -173,17 +173,17 @@ class Averages:
         )
         return self._function
 
-    def begin(self) -> None:
+    def begin_fit(self) -> None:
         """Begin a ``fit`` at a new step; drop gradients of an earlier ``fit``.
 
         No replica may push gradients at the same time.
         """
         self._group.calls(
             ("begin", self._name, len(self._parts)),
-            lambda: self._advance_to(self._group.begin(), drops=True),
+            lambda: self._advance_to(self._group.start_over(), drops=True),
         )
 
-    def join(self) -> None:
+    def join_fit(self) -> None:
         """Begin at the global step of a group that may be training already."""
         self._group.calls(
             ("join", self._name),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import ReplicaCounts
+from keras_towers.replicas.replica_group import Event, Group
 
 NAME = "keras_towers-coordinator"
 
@@ -96,10 +96,10 @@ class Coordinator(threading.Thread):
         left = sum(replica.has_left for replica in self._replicas)
         return self._until_left is not None and left >= self._until_left
 
-    def check(self) -> None:
+    def check_failed(self) -> None:
         """Raise the error of an update running in the background, if any."""
 
-    def settle(self, event: Event) -> None:
+    def wait_until_handled(self, event: Event) -> None:
         """Wait until FLUSH or SYNC, and all earlier events, are handled."""
         if self._ended.is_set():
             return
@@ -108,18 +108,18 @@ class Coordinator(threading.Thread):
         self._send(event)
         begun = time.monotonic()
         while not done.wait(0.1) and not self._ended.is_set():
-            self._check(begun)
+            self._check_time(begun)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the thread, and wait for it."""
         if self.is_alive():
             self._send(Event.END)
             begun = time.monotonic()
             self.join(self._limit_s)
             if self.is_alive():
-                self._check(begun)
+                self._check_time(begun)
 
-    def _check(self, begun: float) -> None:
+    def _check_time(self, begun: float) -> None:
         limit_s = self._limit_s
         if limit_s is not None and time.monotonic() - begun >= limit_s:
             raise TowerError(
@@ -145,7 +145,7 @@ class Coordinator(threading.Thread):
     def _begin(self) -> None:
         if self._shared:
             # Each replica gets one token when it enters.
-            self._give(0, self._shared_tokens - len(self._replicas))
+            self._give_tokens(0, self._shared_tokens - len(self._replicas))
 
     def _end(self) -> None:
         # They hold the model.
@@ -163,9 +163,9 @@ class Coordinator(threading.Thread):
             if self.is_over:
                 for straggler, other in enumerate(self._replicas):
                     if other.is_here:
-                        self._group.end(straggler)
+                        self._group.send_end(straggler)
         elif event is Event.ARRIVED:
-            self._count(number, step)
+            self._count_arrival(number, step)
         arrived = sum(replica.arrived for replica in self._replicas)
         enough = arrived >= self._needed()
         if arrived and (enough or event is Event.FLUSH) and not self.is_over:
@@ -180,16 +180,16 @@ class Coordinator(threading.Thread):
         # It died before it could send the arrival of its gradients.
         replica.ahead = 0
         tokens = 1 if self._shared else replica.quota - replica.arrived
-        self._give(number, tokens - int(has_token))
+        self._give_tokens(number, tokens - int(has_token))
 
-    def _give(self, number: int, tokens: int) -> None:
+    def _give_tokens(self, number: int, tokens: int) -> None:
         """Hand out tokens to a replica between two updates."""
         if tokens > 0:
             given = [0] * self._group.quorum.queues
             given[0 if self._shared else number] = tokens
             self._group.hand_out(given)
 
-    def _count(self, number: int, step: int) -> None:
+    def _count_arrival(self, number: int, step: int) -> None:
         replica = self._replicas[number]
         replica.is_lost = False
         if not replica.ahead and step >= self._step:
@@ -200,7 +200,7 @@ class Coordinator(threading.Thread):
         else:
             replica.dropped += 1
         if not self._shared:
-            self._give(number, 1)
+            self._give_tokens(number, 1)
 
     def _needed(self) -> int:
         """How many gradients the next update waits for."""

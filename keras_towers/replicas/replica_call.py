@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -62,10 +61,10 @@ class OneFitPerModel(TowerCalls):
         # The ids of models.
         self._fitted: set[int] = set()
 
-    def run(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call; refuse a ``fit`` inside a ``fit`` of the same model."""
         if keras_call.kind != "fit":
-            return super().run(keras_call)
+            return super().run_call(keras_call)
         model = keras_call.model
         if id(model) in self._fitted:
             raise TowerError(
@@ -80,7 +79,7 @@ class OneFitPerModel(TowerCalls):
             self._fitted.remove(id(model))
 
     def _fit(self, keras_call: KerasCall) -> Any:
-        return super().run(keras_call)
+        return super().run_call(keras_call)
 
 
 class ReplicaCall(TowerCall):
@@ -90,10 +89,10 @@ class ReplicaCall(TowerCall):
     dropped: DroppedGradients | None = None
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         if self.dropped is not None:
             add_summary_writer(self.keras_call.arguments, self.dropped.write)
-        with super().opened():
+        with super().installed():
             yield
         if self.dropped is not None:
             self.dropped.announce(self.config.name)
@@ -115,7 +114,7 @@ class TrainFunction(TowerFunction):
         self.steps = steps
 
     def __call__(self, data: Any) -> Any:
-        call = call_lib.current()
+        call = tower_call.current()
         if not isinstance(call, self._kind):
             raise TowerError(self._kind.refusal)
         return call.train(self.steps, data)

@@ -23,10 +23,10 @@ from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.hooks import methods as hooks
+from keras_towers.fit.hooks import permanent_patches
 from keras_towers.fit.weights.adoption import strategy_for
 from keras_towers.rendezvous import launchers
-from keras_towers.rendezvous.separate_training import check_permitted
+from keras_towers.rendezvous.rank_checks import check_permitted
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
@@ -196,7 +196,9 @@ def connect() -> None:
     """Connect ``keras.distribution`` to towers, after Keras's import."""
     global _connected
     if _connected is None:
-        _connected = hooks.connect(_around_call, _set_distribution, _BACKEND)
+        _connected = permanent_patches.connect(
+            _around_call, _set_distribution, _BACKEND
+        )
 
 
 def disconnect() -> None:
@@ -270,10 +272,10 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
             # After an error, ranks do not wait for one another.
             last.__exit__(*sys.exc_info())
     if strategy is not None:
-        from keras_towers.fit.hooks import keras as keras_hooks
+        from keras_towers.fit.hooks import keras_patches
 
         _thread.patched = contextlib.ExitStack()
-        _thread.patched.enter_context(keras_hooks.installed())
+        _thread.patched.enter_context(keras_patches.installed())
         _thread.strategy = strategy
         strategy._components.adoption.in_block = True
 

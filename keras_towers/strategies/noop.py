@@ -15,11 +15,11 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls, run_on_one_device
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
-from keras_towers.fit.data.iterator import Undistributed
+from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.strategies.base import BaseStrategy
 
@@ -82,10 +82,11 @@ class NoOpStrategy(BaseStrategy):
 
 
 class NoOpCalls(TowerCalls):
-    """Runs Keras's methods, with empty steps for training and validation."""
+    """Runs Keras's methods, with empty steps for training and validation.
 
-    # Keras's own method runs epochs, counts steps and calls callbacks; only the
-    # step function is replaced, and the data unless it has to be read.
+    Keras's own method runs epochs, counts steps and calls callbacks; only
+    the step function is replaced, and the data unless it has to be read.
+    """
 
     def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
         # The user may train the same model for real after this block.
@@ -97,7 +98,7 @@ class NoOpCalls(TowerCalls):
         """False: its steps are not those of plain Keras."""
         return False
 
-    def run(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
         model, arguments = keras_call.model, keras_call.arguments
         if "_maybe_symbolic_build" not in vars(model):
@@ -161,7 +162,9 @@ class _NoOpCall:
         name = "train_function" if self.keras_call.trains else "test_function"
         return {
             # Makes fit's own call of evaluate use these steps, too.
-            "_distribute_strategy": call_lib.StrategyProxy(self.strategy, self),
+            "_distribute_strategy": tower_call.StrategyProxy(
+                self.strategy, self
+            ),
             "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
@@ -177,14 +180,14 @@ class _NoOpCall:
             data_batch = iterator._distributed_dataset.element_spec
             batches = iterator.data_adapter.num_batches
             if batches == 0 and self.keras_call.trains:
-                call_lib.refuse_empty(kind, model)
+                tower_call.refuse_empty(kind, model)
             # Keras treats a negative number of steps as None.
             if batches is not None or (iterator.steps_per_epoch or 0) > 0:
                 _count_only(iterator, batches)
         # Callbacks may read the weights, so build only the model itself.
         trains = self.keras_call.trains and self.has_data
-        if trains and call_lib.needs_build(model, "predict"):
-            call_lib.build(model, data_batch, kind)
+        if trains and tower_call.needs_build(model, "predict"):
+            tower_call.build(model, data_batch, kind)
 
     def _report(self, _: Any = None) -> dict[str, float]:
         return dict(self.logs)

@@ -21,11 +21,14 @@ from keras_towers.parameter_servers.worker_fit import (
 )
 from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.rendezvous import tf_config
-from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.async_calls import ReplicaCalls
+from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.distributed import connect, describe_workers
+from keras_towers.strategies.distributed_parameter_server import (
+    connect,
+    describe_workers,
+)
 from keras_towers.strategies.options import Options, check_arguments
 
 Tokens = Literal["per_replica", "shared"]

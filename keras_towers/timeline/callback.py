@@ -1,8 +1,12 @@
-"""The callback that measures where the time of ``fit`` goes."""
+"""The callback that measures where the time of ``fit`` goes.
+
+It writes a trace in the format of ``chrome://tracing`` and ui.perfetto.dev.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -10,21 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from rich.console import Console
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ObservesFit
+from keras_towers.fit.calls.callback_effects import NEVER_STOPS
+from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline import trace_file
+from keras_towers.timeline.phases import Calls, find_steps, tower_phases
 from keras_towers.timeline.recording import (
     LoopClock,
     RankRecording,
-    align,
+    align_clocks,
+    join_stamps,
     tower_names,
 )
 
@@ -34,6 +41,8 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _READ_EVERY = 1000
 # The number of last steps that the table covers.
 _KEPT = 10_000
+# The row of a rank's loop; the rows of towers start at 1.
+_LOOP = 0
 
 
 class Timeline(ObservesFit):
@@ -124,7 +133,9 @@ class Timeline(ObservesFit):
 
         def recording() -> RankRecording:
             devices = [] if config is None else config.devices
-            return RankRecording.of(rank, devices, recorder, self.first)
+            return RankRecording.from_recorder(
+                rank, devices, recorder, self.first
+            )
 
         self.first.restart(kept, recorder)
         if config is not None:
@@ -160,11 +171,11 @@ class Timeline(ObservesFit):
         # Ranks without a common step may come and go: nothing is gathered.
         if config is not None and config.transport.size > 1:
             where = "gathers the timelines of all ranks"
-            gathered = check.gather(config.transport, vars(here), where)
+            gathered = rank_checks.gather(config.transport, vars(here), where)
             if here.rank > 0:
                 return
             ranks = [RankRecording(**values) for values in gathered]
-        align(ranks)
+        align_clocks(ranks)
         self._write(self._path_of(here.rank), ranks)
         phases, compute = phases_lib.compute_phases(ranks)
         self.phases = {
@@ -175,11 +186,11 @@ class Timeline(ObservesFit):
             self.phases, tower_names(ranks), compute, model.run_eagerly
         )
         title = f"fit of {model.name!r}, {self.path}"
-        phases_lib.show(Console(), title, phases, self.advice)
+        phases_lib.print_table(Console(), title, phases, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
         try:
-            trace_file.write(path, ranks, self._written_steps)
+            write_trace(path, ranks, self._written_steps)
         except OSError as error:
             logger.warning(
                 "Timeline can no longer write %r (%s): its measurements are "
@@ -206,3 +217,90 @@ class Timeline(ObservesFit):
             self._recorder.read()
 
     setattr(on_train_batch_begin, NEVER_STOPS, True)
+
+
+def write_trace(path: Path, ranks: Sequence[RankRecording], last: int) -> None:
+    """Write the events of the last steps, or calls, of aligned ranks."""
+    places = [(r.rank, 1 + k) for r in ranks for k in range(len(r.devices))]
+    rows = {(r.rank, _LOOP): "input and callbacks" for r in ranks}
+    rows |= zip(places, tower_names(ranks), strict=True)
+    events = list(_tower_events(ranks, places, last))
+    for rank in ranks:
+        events += _loop_events(rank, last)
+    events.sort(key=lambda event: event["ts"])
+    start = events[0]["ts"] if events else 0.0
+    for event in events:
+        event["ts"] = round(1e6 * (event["ts"] - start), 1)
+        event["dur"] = round(1e6 * event["dur"], 1)
+    named = [
+        {"name": key, "ph": "M", "pid": rank, "tid": row, "args": {kind: value}}
+        for (rank, row), name in sorted(rows.items())
+        for key, kind, value in (
+            ("process_name", "name", f"rank {rank}"),
+            ("thread_name", "name", name),
+            ("thread_sort_index", "sort_index", row),
+        )
+    ]
+    document = {
+        "traceEvents": [*named, *events],
+        "displayTimeUnit": "ms",
+        "otherData": {"machines": [rank.machine for rank in ranks]},
+    }
+    path.write_text(json.dumps(document))
+
+
+def _event(
+    name: str, place: tuple[int, int], begin: float, end: float, **facts: int
+) -> dict[str, Any]:
+    """Make an event from seconds, in a row of a rank."""
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "ts": float(begin),
+        "dur": float(end - begin),
+        "args": facts,
+    }
+
+
+def _tower_events(
+    ranks: Sequence[RankRecording], places: Sequence[tuple[int, int]], last: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the phases of the towers' last steps."""
+    stamps = join_stamps(ranks)
+    first = ranks[0].first_step + max(0, len(stamps) - last)
+    for name, bounds in tower_phases(stamps[-last:]).items():
+        for (step, tower), begin in np.ndenumerate(bounds[..., 0]):
+            end = float(bounds[step, tower, 1])
+            # If the tower skipped a phase, its times are NaN: comparisons fail.
+            if end > begin or (name != "wait" and end == begin):
+                yield _event(name, places[tower], begin, end, step=first + step)
+    for rank in ranks:
+        for tower, begin, end in rank.spans[-last:]:
+            yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
+
+
+def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
+    """Yield the input and callbacks around the last steps."""
+    calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
+    steps = find_steps(tower_phases(rank.stamps), calls)
+    goes_on = np.diff(steps.call, prepend=-1) == 0
+    for step in range(len(steps.call))[-last:]:
+        call = steps.call[step]
+        if call >= 0:
+            traced = calls.traced[call] and not goes_on[step]
+            name = "tracing" if traced else "input"
+            begin, end = steps.ready[step], steps.begins[step]
+            yield _event(name, place, begin, end, step=rank.first_step + step)
+    is_divided = len(steps.call) or len(rank.spans)
+    for begin, end, ended in zip(
+        calls.begins[-last:],
+        calls.returns[-last:],
+        calls.ended[-last:],
+        strict=True,
+    ):
+        if not is_divided:
+            yield _event("step", place, begin, end)
+        if ended > end:
+            yield _event("callbacks", place, end, ended)

@@ -186,7 +186,9 @@ def span_seconds(spans: np.ndarray) -> dict[str, np.ndarray]:
     return {"a tower's step": np.concatenate(later)}
 
 
-def show(console: Console, title: str, phases: Phases, advice: str) -> None:
+def print_table(
+    console: Console, title: str, phases: Phases, advice: str
+) -> None:
     """Print the phases of a step, and advice."""
     console.print(title, highlight=False, markup=False, soft_wrap=True)
     if phases:

@@ -95,7 +95,7 @@ class RankRecording:
     calls: np.ndarray
 
     @classmethod
-    def of(
+    def from_recorder(
         cls,
         rank: int,
         devices: Sequence[str],
@@ -119,7 +119,7 @@ class RankRecording:
         )
 
 
-def align(ranks: Sequence[RankRecording]) -> None:
+def align_clocks(ranks: Sequence[RankRecording]) -> None:
     """Cut ranks to their common steps, and shift them to rank 0's clock."""
     begin = max(rank.first_step for rank in ranks)
     end = min(rank.first_step + len(rank.stamps) for rank in ranks)

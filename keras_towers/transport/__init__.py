@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Transport(Peers, Protocol):
     @property
     def sums_float16(self) -> bool: ...
 
-    def mark(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         """Record what this rank is about to wait for; empty: nothing.
 
         Reports of stalls name the ranks that wait, and this reason.
@@ -79,7 +79,7 @@ class SingleProcess:
     local_rank = 0
     local_size = 1
 
-    def mark(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         pass
 
     def all_reduce(

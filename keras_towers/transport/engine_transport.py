@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.rendezvous import versions, watch
-from keras_towers.transport import Transport, messages, plain
+from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.transport import Transport, messages, plain_values
 
 
 class EngineTransport(Transport):
@@ -122,11 +122,11 @@ class EngineTransport(Transport):
         """Whether to exchange eager tensors without a ``tf.function``."""
         return False
 
-    def mark(self, what: str) -> None:
+    def note_wait(self, what: str) -> None:
         watch.mark(what)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return plain.gather(self.all_gather, value)
+        return plain_values.gather(self.all_gather, value)
 
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""
@@ -136,10 +136,10 @@ class EngineTransport(Transport):
 
     def compare(self, engine: str = "") -> None:
         """Compare the ranks' environments."""
-        everyone = self.gather_objects(versions.process_facts(engine))
+        everyone = self.gather_objects(rank_checks.process_facts(engine))
         for rank, facts in enumerate(everyone):
             # Each rank that differs from rank 0 warns about it once.
-            versions.compare_facts(
+            rank_checks.compare_facts(
                 f"rank {self.rank}",
                 everyone[self.rank],
                 f"rank {rank}",

@@ -10,8 +10,8 @@ from keras import layers, losses
 
 from keras_towers.bench.models import MODELS, Stored, Workload, random_examples
 from keras_towers.errors import TowerError
-from tests.kit.compare import all_close
-from tests.kit.long import long_but
+from tests.kit.compare import assert_all_close
+from tests.kit.sampling import long_unless
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_every_process_has_the_weights_and_data_of_the_first(stored):
     assert mine.store(12) == "mine:build, 27 parameters"
     model = mine.build()
     assert model is built[1]
-    all_close(model.weights, built[0].weights, 0)
+    assert_all_close(model.weights, built[0].weights, 0)
     # Five examples are repeated until there are enough.
     (got, y), again = mine.data(7), mine.data(12)
     assert np.array_equal(got["a"], np.tile(x["a"], (2, 1))[:7])
@@ -127,7 +127,9 @@ def test_data_of_another_hand_is_not_unpickled(tmp_path):
         Stored("small", tmp_path).data(1)
 
 
-@pytest.mark.parametrize("name", long_but(lambda name: name == "small", MODELS))
+@pytest.mark.parametrize(
+    "name", long_unless(lambda name: name == "small", MODELS)
+)
 def test_own_models_train(name, tmp_path):
     model = Stored(name, tmp_path)
     assert name in model.store(8)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from keras_towers.bench.models import Stored
-from keras_towers.bench.rows import ROWS, find
+from keras_towers.bench.rows import ROWS, find_row
 from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit.processes import wait_until
 
@@ -101,7 +101,7 @@ def test_worker_that_fails_leaves_its_last_words(
 ):
     Stored("small", tmp_path).store(10)
     cell, setting = Cell("small", row, 2, 0), Setting("cpu", 64, 5, timeout_s)
-    sample = run_cell(find(ROWS, row), cell, setting, tmp_path)
+    sample = run_cell(find_row(ROWS, row), cell, setting, tmp_path)
     assert sample.result == {}
     assert sample.error.startswith(begin)
     assert sample.error.endswith(end)

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from keras_towers import subprocesses
+from keras_towers import system
 from keras_towers.bench import runner
-from keras_towers.bench.rows import ROWS, Runs, find
+from keras_towers.bench.rows import ROWS, Runs, find_row
 from keras_towers.bench.runner import (
     TOLERANCE,
     Cell,
@@ -15,23 +15,23 @@ from keras_towers.bench.runner import (
     difference,
 )
 from keras_towers.rendezvous import launchers
-from keras_towers.subprocesses import CommandResult
+from keras_towers.system import CommandResult
 from tests.bench.shared import RANK
 
 
 def test_options_behind_a_name_are_those_of_the_strategy():
-    row = find(ROWS, "tower:mode=cpu:average=False")
+    row = find_row(ROWS, "tower:mode=cpu:average=False")
     options = {"mode": "cpu", "average": False}
     assert row.train.keywords == {"name": "tower", "options": options}
     assert row.plain == "plain"
-    served = find(ROWS, "sync-replicas:ps=2")
+    served = find_row(ROWS, "sync-replicas:ps=2")
     assert served.launcher(3) == ["--ps", "2", "--workers", "3"]
     assert served.train.keywords["options"] == {}
-    assert find(ROWS, "multi-worker").launcher(2) == ["--workers", "2"]
+    assert find_row(ROWS, "multi-worker").launcher(2) == ["--workers", "2"]
     alone = ["--no-strategy", "--workers", "2"]
-    assert find(ROWS, "compute").launcher(2) == alone
+    assert find_row(ROWS, "compute").launcher(2) == alone
     byteps = ["-np", "2", "-H", "localhost:2", "--servers", "1"]
-    assert find(ROWS, "byteps").launcher(2) == byteps
+    assert find_row(ROWS, "byteps").launcher(2) == byteps
 
 
 def test_rows_alternate_inside_every_repeat():
@@ -39,14 +39,14 @@ def test_rows_alternate_inside_every_repeat():
     numbers = {Runs.ONE: [1], Runs.DEVICES: [1, 4], Runs.RANKS: [2]}
     rows = {name: ROWS[name] for name in names}
     order = ("plain", 1), ("tower", 1), ("horovod", 2), ("tower", 4)
-    assert runner.plan(rows, ["small"], numbers, 2) == [
+    assert runner.plan_cells(rows, ["small"], numbers, 2) == [
         Cell("small", *row, repeat) for repeat in (0, 1) for row in order
     ]
 
 
 def test_cell_without_a_result_fails_alone(monkeypatch, tmp_path):
     ended = CommandResult(0, "", "")
-    monkeypatch.setattr(subprocesses, "run", lambda *given, **more: ended)
+    monkeypatch.setattr(system, "run_command", lambda *given, **more: ended)
     cell, setting = Cell("small", "tower", 2, 0), Setting("cpu", 64, 5, 120)
     sample = runner.run_cell(ROWS["tower"], cell, setting, tmp_path)
     assert sample.error == "a process wrote no result"

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from benchmarks.field import FIELD, app
 from keras_towers.bench import runner
-from keras_towers.bench.rows import Row, find
-from keras_towers.bench.table import summarize
-from keras_towers.doctor import probe
+from keras_towers.bench.rows import Row, find_row
+from keras_towers.cli import probe
+from keras_towers.cli.bench import summarize
 from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, samples_of
 
@@ -23,7 +23,7 @@ def test_figures_are_relative_to_the_same_backend():
     assert jax.figures["efficiency"] == [0.5]
     assert jax.figures["to_plain"] == [1.0]
     assert jax.figures["cost_ms"] == [3.0]
-    assert find(FIELD, "torch-ddp").compute == "compute-torch"
+    assert find_row(FIELD, "torch-ddp").compute == "compute-torch"
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from keras_towers import compat, subprocesses
+from keras_towers import compat, system
 from keras_towers.bench import runner
 from keras_towers.building.recipe import InstalledEngine
 from keras_towers.cli import doctor as doctor_lib
+from keras_towers.cli import probe
+from keras_towers.cli.doctor import Finding, Status
 from keras_towers.cli.main import app
-from keras_towers.doctor import probe
-from keras_towers.doctor.checks import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
-from keras_towers.subprocesses import CommandResult
+from keras_towers.system import CommandResult
 from tests.bench.shared import RANK
 
 FACTS = {
@@ -135,7 +135,7 @@ def test_the_self_test_runs_only_where_all_works(
 
 def test_a_self_test_that_fails_says_why(monkeypatch):
     ended = CommandResult(None, "", "")
-    monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(system, "run_command", lambda *_, **__: ended)
     (finding,) = doctor_lib.run_self_test(Console(), ["horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.name == "plain"

@@ -14,7 +14,7 @@ from tests.cluster.jobs import (
     tasks,
 )
 from tests.cluster.lab import Lab
-from tests.kit.scripts import executable
+from tests.kit.scripts import write_executable
 
 pytestmark = NEEDS_HOSTS
 AGAIN = 75
@@ -191,7 +191,7 @@ def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
         more = lab.shared / "more"
         more.touch()
         found = lab.shared / "hosts.sh"
-        executable(found, f"echo host2; cat {more}")
+        write_executable(found, f"echo host2; cat {more}")
         limits = f"--min-np 1 --max-np 2 --host-discovery-script {found}"
         job = launched(lab, limits, "elastic", OTHER_KERAS)
         job.says(STEPS, 3)

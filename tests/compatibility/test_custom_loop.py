@@ -8,8 +8,12 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import assert_towers_equal, close, same_model
-from tests.kit.long import some_of
+from tests.kit.compare import (
+    assert_close,
+    assert_same_model,
+    assert_towers_equal,
+)
+from tests.kit.sampling import sample_of
 
 EXAMPLES, GLOBAL_BATCH, EPOCHS = 20, 8, 2
 SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
@@ -97,8 +101,8 @@ def one_device(optimizer, make_model):
 
 def assert_same(losses, model, wanted):
     """All are as on one device, and the towers alike."""
-    close(losses, wanted[0], 1e-5)
-    same_model(model, wanted[1], 1e-5)
+    assert_close(losses, wanted[0], 1e-5)
+    assert_same_model(model, wanted[1], 1e-5)
     assert_towers_equal(model)
 
 
@@ -111,7 +115,7 @@ ON_TOWERS = {"mode": "gpu"}
 # is in there, too: some are built before.
 @pytest.mark.parametrize(
     ("optimizer", "make_model", "style", "towers", "options"),
-    some_of(
+    sample_of(
         [
             ("loss_scale", dense_model, "epoch function", 2, {}),
             ("loss_scale", m.with_embedding, "step function", 2, ON_TOWERS),
@@ -174,6 +178,6 @@ def test_metrics_of_a_loop_count_all_examples():
         for batch in strategy.experimental_distribute_dataset(rows.batch(6)):
             step(batch)
         assert float(mean.result()) == 10
-        close(squares.result(), sum(i * i for i in range(21)) / 21)
+        assert_close(squares.result(), sum(i * i for i in range(21)) / 21)
         mean.reset_state()
         assert float(mean.result()) == 0

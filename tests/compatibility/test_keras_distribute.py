@@ -16,7 +16,7 @@ import tensorflow as tf
 
 # Now: it has to be made of the strategy that is about to be replaced.
 from keras_towers import TowerStrategy
-from tests.kit.scripts import python
+from tests.kit.scripts import run_python
 
 # Required, and one more that tests the same strategy.
 MODULES = ("distribute_test", "optimizer_distribute_test")
@@ -75,7 +75,7 @@ def main(results):
 
 def test_tests_of_keras_pass(tmp_path):
     path = tmp_path / "results.json"
-    done = python(
+    done = run_python(
         *("-m", "tests.compatibility.test_keras_distribute", path),
         CUDA_VISIBLE_DEVICES="-1",
     )

@@ -23,7 +23,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 import keras_towers as kt
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 
 
 class Suite(lib.DistributionTestBase):
@@ -147,7 +147,7 @@ ONCE = [
 ]
 
 
-@pytest.mark.parametrize("case", some_of(ONCE), ids=named)
+@pytest.mark.parametrize("case", sample_of(ONCE), ids=named)
 def test_checks_of_tensorflow_pass(case):
     outcome, detail = run(kt.TowerStrategy, *case)
     if outcome != "passed":

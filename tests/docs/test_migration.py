@@ -18,7 +18,7 @@ from keras_towers.devices import same_devices
 from keras_towers.strategies import options
 from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
-from tests.kit.compare import all_close
+from tests.kit.compare import assert_all_close
 from tests.kit.processes import Launched
 
 ROWS = migration.rows()
@@ -160,15 +160,15 @@ def test_scripts_of_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'):
         wanted = on_one_device(name)
-        all_close(run_here(SCRIPTS[name].after), wanted, 1e-5)
+        assert_all_close(run_here(SCRIPTS[name].after), wanted, 1e-5)
     # What stood there before.
     stock = SCRIPTS["TowerStrategy(devices)"]
-    all_close(run_here(stock.before), run_here(stock.after), 1e-5)
+    assert_all_close(run_here(stock.before), run_here(stock.after), 1e-5)
     script = SCRIPTS["DataParallel()"]
     mine = run_here(script.after)
     keras.distribution.set_distribution(None)
     plain = re.sub(r"keras\.distribution\.set_.*", "", script.after)
-    all_close(mine, run_here(plain), 1e-5)
+    assert_all_close(mine, run_here(plain), 1e-5)
 
 
 def models_of(folder):
@@ -230,7 +230,7 @@ def test_scripts_of_several_processes(
     monkeypatch.chdir(tmp_path)
     wanted = on_one_device(name)
     for found in models:
-        all_close(found, wanted, 1e-5)
+        assert_all_close(found, wanted, 1e-5)
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_asynchronous_workers_of_a_parameter_server(tmp_path):
     name = "DistributedParameterServerStrategy(sync=False)"
     script = SCRIPTS[name]
     one, other = run_job(tmp_path, script.after, script.command)
-    all_close(one, other, 1e-5)
+    assert_all_close(one, other, 1e-5)
     begun = run_here("model = make_model()")
     pairs = zip(one, begun, strict=True)
     assert any(np.abs(after - before).max() > 1e-3 for after, before in pairs)
@@ -257,4 +257,4 @@ def test_horovodrun(tasks, tmp_path):
     tasks.run(*command, folder=tmp_path)
     tasks.finish()
     one, other = models_of(tmp_path)
-    all_close(one, other, 1e-5)
+    assert_all_close(one, other, 1e-5)

@@ -13,7 +13,7 @@ import keras
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 
 WITH_PYTHON = {
     name_of(page): found for page in PAGES if (found := blocks(page, "python"))
@@ -63,7 +63,7 @@ def test_the_first_example_trains(first_example):
     assert model.evaluate(x, y, verbose=0) < 0.5 * y.var()
 
 
-@pytest.mark.parametrize("page", some_of(WITH_PYTHON, 4))
+@pytest.mark.parametrize("page", sample_of(WITH_PYTHON, 4))
 def test_python_runs(page, namespace):
     for block in WITH_PYTHON[page]:
         if block.code != FIRST.code and runs_here(block):

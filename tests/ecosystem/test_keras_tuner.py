@@ -6,7 +6,7 @@ import functools
 import pytest
 
 import keras_towers as kt
-from tests.kit.compare import close, same_model
+from tests.kit.compare import assert_close, assert_same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, classifier
 
@@ -68,11 +68,11 @@ def test_search(of_tuner, reference, tmp_path):
         tuner, results = search(tmp_path, strategy if of_tuner else None)
     assert results.keys() == wanted.keys()
     for name, (_, score) in wanted.items():
-        close(results[name][1], score)
+        assert_close(results[name][1], score)
     with strategy:
         (inside,) = tuner.get_best_models()
-        close(outputs(inside), outputs(best), 1e-5)
+        assert_close(outputs(inside), outputs(best), 1e-5)
     (outside,) = tuner.get_best_models()
-    close(outputs(outside), outputs(best), 1e-5)
+    assert_close(outputs(outside), outputs(best), 1e-5)
     assert_ordinary(inside, trains_on_towers=True)
-    same_model(inside, best)
+    assert_same_model(inside, best)

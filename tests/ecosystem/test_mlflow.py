@@ -8,7 +8,11 @@ import keras
 import pytest
 
 import keras_towers as kt
-from tests.kit.compare import all_close, same_history, same_model
+from tests.kit.compare import (
+    assert_all_close,
+    assert_same_history,
+    assert_same_model,
+)
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, classifier
 
@@ -75,10 +79,10 @@ def test_weights_are_those_of_one_device(when, autolog):
                 autolog()
             with logged_once():
                 found = use(model)
-        same_history(found, wanted, 1e-5)
+        assert_same_history(found, wanted, 1e-5)
         wanted = use(reference)
         assert_ordinary(model)
-    same_model(model, reference)
+    assert_same_model(model, reference)
     with logged_once():
         use(model)
 
@@ -91,4 +95,4 @@ def test_the_logged_model_is_that_of_the_towers(autolog):
     (run,) = mlflow.search_runs(output_format="list")
     loaded = mlflow.tensorflow.load_model(f"runs:/{run.info.run_id}/model")
     assert isinstance(loaded, keras.Model)
-    all_close(loaded.weights, model.weights, 0)
+    assert_all_close(loaded.weights, model.weights, 0)

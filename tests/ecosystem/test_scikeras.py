@@ -3,7 +3,7 @@
 import pytest
 
 import keras_towers as kt
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 from tests.kit.training import X, Y, classifier
 
 scikeras = pytest.importorskip(
@@ -28,5 +28,5 @@ def test_fit_predict_and_cross_validation():
         copied = base.clone(mine).fit(X, Y).predict_proba(X)
         found = model_selection.cross_val_score(estimator(), X, Y, cv=2)
     for outputs in (inside, copied, mine.predict_proba(X)):
-        close(outputs, wanted, 1e-5)
-    close(found, scores)
+        assert_close(outputs, wanted, 1e-5)
+    assert_close(found, scores)

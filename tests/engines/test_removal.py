@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from keras_towers.engines import ENGINES
-from tests.kit.scripts import ROOT, python
+from tests.kit.scripts import ROOT, run_python
 
 WORKS = """
 import sys
@@ -46,7 +46,7 @@ def test_the_rest_works_without_an_engine(engine, tmp_path):
     without = whole.replace(f"({', '.join(names)})", f"({', '.join(kept)})")
     assert without != whole
     table.write_text(without)
-    ended = python(
+    ended = run_python(
         *("-c", WORKS + NEEDS[engine], str(tmp_path)),
         PYTHONPATH=str(tmp_path),
         PYTHONSAFEPATH="1",

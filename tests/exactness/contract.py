@@ -3,7 +3,7 @@
 import functools
 
 from tests.exactness.cases import CASES
-from tests.kit.compare import assert_same, outcome
+from tests.kit.compare import assert_same, use_model
 
 # Keras logs a metric of each loss in a graph only.
 _IN_GRAPH = ("several-losses",)
@@ -13,7 +13,7 @@ _IN_GRAPH = ("several-losses",)
 def on_one_device(name):
     """The reference of a case, without a graph where that is the same."""
     case = CASES[name]
-    return outcome(case.build, case.fit, in_graph=name in _IN_GRAPH)
+    return use_model(case.build, case.fit, in_graph=name in _IN_GRAPH)
 
 
 class _Parts:
@@ -47,7 +47,7 @@ def assert_contract(name, strategy, parts=1, xla=True):
         model.jit_compile = model.jit_compile and xla
         return model
 
-    found = outcome(
+    found = use_model(
         build, lambda model: case.fit(_Parts(parts, model)), strategy
     )
     assert_same(found, on_one_device(name), case.tolerance)

@@ -14,8 +14,12 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
-from tests.kit.compare import assert_exact, assert_towers_equal, same_model
-from tests.kit.long import some_of
+from tests.kit.compare import (
+    assert_exact,
+    assert_same_model,
+    assert_towers_equal,
+)
+from tests.kit.sampling import sample_of
 from tests.kit.training import classifier, compiled, fit
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
@@ -68,7 +72,7 @@ def _cases():
     return [
         *(pytest.param(*case, marks=core) for case in first),
         *kept,
-        *some_of(rest, DRAWN),
+        *sample_of(rest, DRAWN),
     ]
 
 
@@ -111,7 +115,7 @@ def test_training_ends_at_a_loss_that_is_no_number():
 def test_differences_are_caught():
     model, wanted = classifier(), classifier()
     strategy = kt.TowerStrategy(2, updates="each")
-    same_model(model, wanted)
+    assert_same_model(model, wanted)
     kernel = model.trainable_variables[0]
     with strategy:
         strategy.adopt(model)
@@ -122,4 +126,4 @@ def test_differences_are_caught():
             assert_towers_equal(model)
     kernel.assign(kernel + 1e-5 * keras.ops.eye(*kernel.shape))
     with pytest.raises(AssertionError, match="kernel"):
-        same_model(model, wanted)
+        assert_same_model(model, wanted)

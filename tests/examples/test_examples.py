@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.kit.processes import Launched
-from tests.kit.scripts import ROOT, python
+from tests.kit.scripts import ROOT, run_python
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(
@@ -88,7 +88,7 @@ def test_a_slow_worker_is_not_waited_for(tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_worker_is_killed():
-    done = python(
+    done = run_python(
         str(EXAMPLES / "parameter_servers.py"), TF_CPP_MIN_LOG_LEVEL="0"
     )
     assert done.returncode == 0, done.stdout + done.stderr

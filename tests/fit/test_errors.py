@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit import error_notes
-from tests.kit.compare import all_close
+from tests.kit.compare import assert_all_close
 
 # Parts of one row would be broadcast.
 ROWS, BAD = 12, 100.0
@@ -169,7 +169,7 @@ def test_fit_raises_the_error_of_any_tower(kind, name, row):
         caught = ran(model, "fit", rows(row))
     assert_seen(caught, kind)
     if name in SYNCHRONOUS:
-        all_close(model.get_weights(), expected)
+        assert_all_close(model.get_weights(), expected)
 
 
 @pytest.mark.parametrize(

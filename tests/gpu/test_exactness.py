@@ -22,7 +22,7 @@ from tests.gpu.towers import (
     strategy,
     towers,
 )
-from tests.kit.compare import all_close, assert_exact
+from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
 from tests.strategies.test_async_steps import linear
 
@@ -134,7 +134,7 @@ def test_two_runs_are_equal_to_the_bit(mode):
 
     tf.config.experimental.enable_op_determinism()
     try:
-        all_close(trained(), trained(), 0)
+        assert_all_close(trained(), trained(), 0)
     finally:
         disable_op_determinism()
 
@@ -156,4 +156,4 @@ def test_asynchronous_gradients_add_up():
         assert ours.staleness.max < 4 * len(towers())
     fit(alone, 3, y=labels)
     # The losses do depend on them.
-    all_close(mine.weights, alone.weights, 1e-4)
+    assert_all_close(mine.weights, alone.weights, 1e-4)

@@ -9,7 +9,7 @@ import keras_towers as kt
 from keras_towers import reduction
 from tests.exactness.cases import CASES, HARDEST
 from tests.kit import gpus
-from tests.kit.compare import assert_same, outcome
+from tests.kit.compare import assert_same, use_model
 
 # Sums over blocks of threads, and what XLA fuses, are rounded in another order
 # than on one device; a wrong share of one example is a hundred times more.
@@ -58,11 +58,11 @@ def strategy(make=kt.TowerStrategy, number=None, **options):
 @functools.cache
 def on_one_gpu(name):
     """The reference of a case of the exactness contract, on the first GPU."""
-    return outcome(CASES[name].build, CASES[name].fit)
+    return use_model(CASES[name].build, CASES[name].fit)
 
 
 def assert_contract(name, on):
     """Assert that a case trains on towers as on one GPU."""
     case = CASES[name]
-    found = outcome(case.build, case.fit, on)
+    found = use_model(case.build, case.fit, on)
     assert_same(found, on_one_gpu(name), max(case.tolerance, TOLERANCE))

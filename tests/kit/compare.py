@@ -15,27 +15,27 @@ from tests.kit.ordinary import Originals, all_variables, assert_ordinary
 TOLERANCE = 2e-6
 
 
-def close(found, wanted, tolerance=TOLERANCE, message=""):
+def assert_close(found, wanted, tolerance=TOLERANCE, message=""):
     """Two arrays or numbers differ by no more than the tolerance."""
     np.testing.assert_allclose(
         found, wanted, rtol=tolerance, atol=tolerance, err_msg=message
     )
 
 
-def all_close(found, wanted, tolerance=TOLERANCE):
+def assert_all_close(found, wanted, tolerance=TOLERANCE):
     """Variables or arrays are the same, one by one."""
     for one, other in zip(found, wanted, strict=True):
-        close(one, other, tolerance)
+        assert_close(one, other, tolerance)
 
 
-def same_history(found, wanted, tolerance=TOLERANCE):
+def assert_same_history(found, wanted, tolerance=TOLERANCE):
     """Two histories, or any dicts of numbers, are the same."""
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
-        close(found[name], values, tolerance, name)
+        assert_close(found[name], values, tolerance, name)
 
 
-def same_model(found, wanted, tolerance=TOLERANCE):
+def assert_same_model(found, wanted, tolerance=TOLERANCE):
     """Weights, optimizer state, metrics and seeds of two models are the same.
 
     The stream of a random generator goes on as it did.
@@ -106,7 +106,7 @@ class Outcome:
     values: list[tuple[str, np.ndarray]]
 
 
-def outcome(make, act, strategy=None, in_graph=True):
+def use_model(make, act, strategy=None, in_graph=True):
     """Use a new model, on one device or on towers.
 
     On towers, all of them end with the same weights, and the model is an
@@ -141,7 +141,9 @@ def assert_same(found, wanted, tolerance=TOLERANCE):
     tf.nest.assert_same_structure(found.returned, wanted.returned)
     if wanted.returned is not None:
         tf.nest.map_structure(
-            lambda a, b: close(a, b, tolerance), found.returned, wanted.returned
+            lambda a, b: assert_close(a, b, tolerance),
+            found.returned,
+            wanted.returned,
         )
     _same_values(found.values, wanted.values, tolerance)
 
@@ -163,8 +165,8 @@ def assert_exact(
     Returns:
         the outcome on the towers.
     """
-    wanted = outcome(make, reference or act, in_graph=in_graph)
-    found = outcome(make, act, strategy)
+    wanted = use_model(make, reference or act, in_graph=in_graph)
+    found = use_model(make, act, strategy)
     assert_same(found, wanted, tolerance)
     return found
 
@@ -176,4 +178,4 @@ def _values(model):
 def _same_values(found, wanted, tolerance):
     # A lazily built model may number its layers differently: by order.
     for (path, value), (other, reference) in zip(found, wanted, strict=True):
-        close(value, reference, tolerance, f"{path} {other}")
+        assert_close(value, reference, tolerance, f"{path} {other}")

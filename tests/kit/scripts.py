@@ -35,19 +35,19 @@ def forget_launchers():
         del os.environ[name]
 
 
-def variables(text):
+def parse_variables(text):
     """Variables of the environment, as a shell would set them."""
     return dict(word.split("=", 1) for word in text.split())
 
 
-def executable(path, text):
+def write_executable(path, text):
     """Write a program that a shell runs."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 
 
-def python(*command, limit_s=200, **variables):
+def run_python(*command, limit_s=200, **variables):
     """Run Python with some arguments, no part of any job.
 
     Args:

@@ -6,7 +6,7 @@ import socket
 import threading
 
 from keras_towers import settings
-from keras_towers.parameter_servers import server_store, serving
+from keras_towers.parameter_servers import server_process, server_store
 from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.server_store import ServerStore
 from keras_towers.rendezvous.network import is_reachable
@@ -62,7 +62,7 @@ class Job:
         server_store.introduce(Cluster(self._jobs, "ps", 0), 0)
         # At these addresses connections are taken, and closed.
         self._connected = set()
-        monkeypatch.setattr(serving, "task_answers", self._answers)
+        monkeypatch.setattr(server_process, "task_answers", self._answers)
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
         self._watch.start()
@@ -98,10 +98,12 @@ class Job:
     def _look(self):
         """Tell the workers who is missed, as a server does."""
         there = ServerStore(DEVICE)
-        workers = serving.WorkerLiveness(self._jobs["worker"], there)
+        workers = server_process.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.refresh()
-            serving.publish_missing(there, f"{self._name}/", workers.missing())
+            server_process.publish_missing(
+                there, f"{self._name}/", workers.missing()
+            )
 
 
 def _take(port):

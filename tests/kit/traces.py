@@ -8,7 +8,7 @@ import keras_towers as kt
 from tests.kit.training import fit, linear
 
 
-def timed(path, model=None, strategy=None, epochs=1, **options):
+def fit_with_timeline(path, model=None, strategy=None, epochs=1, **options):
     """A trained model, its ``Timeline``, and what that has written."""
     keras.utils.set_random_seed(1)
     model = model or linear()
@@ -16,10 +16,10 @@ def timed(path, model=None, strategy=None, epochs=1, **options):
     timeline = kt.Timeline(path)
     with strategy or kt.TowerStrategy(2):
         fit(model, epochs, callbacks=[timeline, *callbacks], **options)
-    return model, timeline, written(path)
+    return model, timeline, read_trace(path)
 
 
-def written(path):
+def read_trace(path):
     """The events of a trace by name, after a check of all that viewers need."""
     events = json.loads(path.read_text())["traceEvents"]
     found, named, used = {}, set(), set()

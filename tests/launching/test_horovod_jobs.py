@@ -8,7 +8,7 @@ import pytest
 
 from keras_towers.rendezvous import store
 from tests.kit.processes import all_gone
-from tests.kit.scripts import executable
+from tests.kit.scripts import write_executable
 
 JOB = """
 import os, time
@@ -105,7 +105,7 @@ train(hvd.elastic.ObjectState())
 def test_workers_that_are_killed_again_and_again_on_the_only_host(
     run, tmp_path
 ):
-    executable(tmp_path / "hosts.sh", "echo localhost:2")
+    write_executable(tmp_path / "hosts.sh", "echo localhost:2")
     options = (
         "--min-np 1 --reset-limit 2 --blacklist-cooldown-range 1 1 "
         "--host-discovery-script ./hosts.sh"
@@ -121,7 +121,7 @@ def test_workers_that_are_killed_again_and_again_on_the_only_host(
 
 
 def test_too_few_slots_are_named_and_waited_for(run, tmp_path):
-    executable(tmp_path / "hosts.sh", "echo localhost")
+    write_executable(tmp_path / "hosts.sh", "echo localhost")
     options = "--min-np 2 --elastic-timeout 2 --host-discovery-script"
     done = run(f"{options} ./hosts.sh", "")
     assert done.code == 2
@@ -156,7 +156,7 @@ print("done")
 def test_hosts_that_go_and_come(launch, tmp_path):
     hosts, sizes = tmp_path / "hosts", tmp_path / "sizes"
     hosts.write_text("127.0.0.1:2\n127.0.0.2:1\n")
-    executable(tmp_path / "hosts.sh", "cat hosts")
+    write_executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
     job = launch(options, GROWS)
     job.wait_for("3\n", sizes)

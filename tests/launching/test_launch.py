@@ -12,7 +12,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
-from tests.kit.compare import close, same_history, weights_of
+from tests.kit.compare import assert_close, assert_same_history, weights_of
 from tests.kit.processes import all_gone, wait_until
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
@@ -45,8 +45,8 @@ def test_what_rank_0_returns_is_that_of_one_process(capsys):
         train, np=2, args=(3,), kwargs={"built": classifier}
     )
     wanted = classifier()
-    close(loss, fit(wanted), 1e-5)
-    same_history(weights_of(found), weights_of(wanted))
+    assert_close(loss, fit(wanted), 1e-5)
+    assert_same_history(weights_of(found), weights_of(wanted))
     assert isinstance(found.optimizer, type(wanted.optimizer))
     assert number == 6
     out = capsys.readouterr().out.splitlines()
@@ -61,7 +61,7 @@ def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path, capsys):
             job.result()
     assert "ValueError: bad data" in str(found.value)
     assert ", in fail\n" in str(found.value)
-    assert "launching/rank_call.py" not in str(found.value)
+    assert "launching/launch.py" not in str(found.value)
     said = capsys.readouterr().err
     assert "[1] ValueError: bad data" in said
     assert "kt.launch: rank 1 ended with exit code 1" in said
@@ -100,8 +100,8 @@ def test_what_cannot_start(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(kt.TowerError, match="<lambda> cannot be sent.*lock"):
         kt.launch(lambda: lock)
-    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
-    monkeypatch.setenv(settings.SECRET, "secret")
+    monkeypatch.setenv(settings.ENV_STORE, "127.0.0.1:1")
+    monkeypatch.setenv(settings.ENV_SECRET, "secret")
     with pytest.raises(kt.TowerError, match="is itself a rank of a job"):
         kt.launch(print)
 

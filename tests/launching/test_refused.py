@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
-from tests.kit.scripts import executable, variables
+from tests.kit.scripts import parse_variables, write_executable
 
 SERVED, PEERS = "--strategy sync-replicas", "--strategy multi-worker"
 FINDS = "--min-np 1 --host-discovery-script"
@@ -18,7 +18,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("")
     (tmp_path / "hosts.sh").write_text("#!/bin/sh\n")
-    executable(tmp_path / "babbles.sh", "echo Loading modules")
+    write_executable(tmp_path / "babbles.sh", "echo Loading modules")
 
 
 def refused(options):
@@ -78,7 +78,7 @@ def test_one_line_says_why(options, said):
     ],
 )
 def test_under_another_launcher(options, said, monkeypatch):
-    for name, value in variables(OF_SRUN).items():
+    for name, value in parse_variables(OF_SRUN).items():
         monkeypatch.setenv(name, value)
     (line,) = refused(options)
     assert said in line

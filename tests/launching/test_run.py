@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.kit.processes import RUN, all_gone
-from tests.kit.scripts import executable, variables
+from tests.kit.scripts import parse_variables, write_executable
 
 SHOWS = """
 import os, sys
@@ -125,7 +125,7 @@ def test_output_that_cannot_be_written_ends_the_job(run, tmp_path):
 
 
 def test_under_another_launcher_it_becomes_its_rank(run):
-    step = variables(
+    step = parse_variables(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
         " SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
     )
@@ -143,7 +143,7 @@ print(os.getppid(), sys.argv[1:], *map(os.environ.get, kept))
 
 
 def test_an_allocation_says_how_many_run_where(run):
-    allocated = variables(
+    allocated = parse_variables(
         "SLURM_JOB_NODELIST=n7 SLURM_TASKS_PER_NODE=2 SLURMD_NODENAME=n7"
     )
     script = "import os; print(os.environ['HOROVOD_SIZE'])"
@@ -155,7 +155,7 @@ def test_an_allocation_says_how_many_run_where(run):
 
 
 def test_another_host(run, tmp_path):
-    executable(
+    write_executable(
         tmp_path / "ssh",
         'while [ "${1#-}" != "$1" ]; do shift; done\n'
         'echo "$1" >> hosts; shift; exec sh -c "$*"',

@@ -77,9 +77,9 @@ def test_workers_that_are_lost_after_elastic_training(codes, least, code):
         processes=[],
     )
     driver = ElasticDriver(run, ElasticOptions(3, least, None, hosts), hosts)
-    driver.rounds.begin(place_ranks([*hosts]))
+    driver.rounds.begin_round(place_ranks([*hosts]))
     for host, end in zip("012", codes, strict=True):
         driver.workers[f"{host}:0"] = ended(end, name=host)
-        driver.rounds.end(f"{host}:0")
+        driver.rounds.record_end(f"{host}:0")
     assert driver.end_and_report() == code
     assert len(said) == (code != 0)

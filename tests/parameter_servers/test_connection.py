@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import (
     Connection,
@@ -46,6 +46,7 @@ def cluster(addresses):
 EVALUATOR = {"worker": "a:1", "ps": "b:2", "evaluator": "c:3"}
 SERVES = {"worker": "127.0.0.1:1", "ps": "taken"}
 TRAINS = {"ps": "taken", "worker": "taken"}
+WAITS = {"ps": "dead", "worker": "127.0.0.1:1"}
 NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
 
 
@@ -57,12 +58,14 @@ NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
         (SERVES, True, "before the process was made ps 0"),
         (SERVES, False, ", .* in use"),
         (TRAINS, False, ", .* in use"),
+        (WAITS, False, "worker 0 has waited 1 s for ps 0 at .*RENDEZVOUS"),
     ],
 )
 def test_tasks_that_cannot_start(roles, started, said, cluster, monkeypatch):
     if not started:
         context = SimpleNamespace(_context_handle=None)
         monkeypatch.setattr(compat, "eager_context", lambda: context)
+    monkeypatch.setenv(settings.ENV_RENDEZVOUS_TIMEOUT, "1")
     mine = cluster(**roles)
     named = f"{mine.address}{said}" if "in use" in said else said
     with pytest.raises(TowerError, match=named):
@@ -109,9 +112,9 @@ def test_names_are_dropped_with_their_owners():
     dropped, kept = Dropped(), Model()
     dropped.drop_with(Model(), "a")
     dropped.drop_with(kept, "b")
-    assert dropped.take() == ["a"]
+    assert dropped.take_names() == ["a"]
     del kept
-    assert dropped.take() == []
+    assert dropped.take_names() == []
     # Garbage is collected if another owner was added.
     dropped.drop_with(Model(), "c")
-    assert sorted(dropped.take()) == ["b", "c"]
+    assert sorted(dropped.take_names()) == ["b", "c"]

@@ -9,9 +9,9 @@ from keras_towers.parameter_servers.early_updates import (
     EarlyCoordinator,
     EarlyGroup,
 )
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.replicas.averages import arguments
-from keras_towers.replicas.group import END, Event
+from keras_towers.replicas.replica_group import END, Event
 from tests.replicas.game import DEVICE, SECONDS, Game, played
 
 
@@ -29,7 +29,7 @@ class Early(Game):
 
     def apply(self, count, tokens):
         def update(count, tokens):
-            arrived = self.group.take(count)
+            arrived = self.group.take_arrivals(count)
             with tf.control_dependencies([arrived]):
                 most = tf.constant(0 if self._fails else 100, tf.int64)
                 fine = tf.debugging.assert_less(tf.reduce_max(arrived), most)
@@ -55,7 +55,7 @@ def test_an_update_waits_for_all_replicas_that_have_not_left():
         game.settle()
         assert game.coordinator.counts.used == (2, 2, 1)
         # The end releases replicas.
-        game.group.end_all()
+        game.group.send_end_to_all()
         assert game.wait(0) == [END]
 
 
@@ -86,4 +86,4 @@ def test_the_error_of_an_update_is_raised():
         while not game.coordinator._running.has_failed:
             assert time.monotonic() < until
         with pytest.raises(tf.errors.InvalidArgumentError):
-            game.coordinator.check()
+            game.coordinator.check_failed()

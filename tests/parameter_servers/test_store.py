@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers import remote_runtime, server_process
 from keras_towers.parameter_servers import server_store as lib
-from keras_towers.parameter_servers.remote import Running
+from keras_towers.parameter_servers.remote_runtime import Running
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
-from keras_towers.rendezvous import versions
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.replicas.resources import Queue, trace
+from keras_towers.replicas.named_resources import Queue, trace
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAN = float("nan")
@@ -73,7 +74,7 @@ def test_later_requests_trace_nothing(name, monkeypatch):
 
     ServerStore(DEVICE).put(name, 1)
     ServerStore(DEVICE).get(name)
-    monkeypatch.setattr(remote.tf, "function", refuse)
+    monkeypatch.setattr(remote_runtime.tf, "function", refuse)
     for number in range(20):
         store, key = ServerStore(DEVICE), f"{name}/{number}"
         assert store.get(key) is None
@@ -109,10 +110,24 @@ def test_tasks_accept_only_tasks_of_their_job(here):
         lib.introduce(worker(1, other), 0)
 
 
+def test_waits_for_tasks_that_never_start_have_limits(here, monkeypatch):
+    monkeypatch.setattr(settings, "ANSWER_S", 0.5)
+    with pytest.raises(TowerError, match="ps 0 at .* has not introduced"):
+        lib.introduce(worker(0), 0)
+    monkeypatch.setenv(settings.ENV_RENDEZVOUS_TIMEOUT, "1")
+    monkeypatch.setattr(
+        server_process, "store_on", lambda _: ServerStore(DEVICE)
+    )
+    monkeypatch.setattr(settings, "BEAT_S", 0.1)
+    closed = {**JOBS, "worker": ("127.0.0.1:1", "127.0.0.1:1")}
+    with pytest.raises(TowerError, match="the chief has not started at"):
+        server_process._wait_for_goodbyes(Cluster(closed, "ps", 0))
+
+
 def test_other_versions_are_named(here, monkeypatch):
     lib.introduce(SERVER, 0)
-    other = {**versions.process_facts(), "TensorFlow": "1.15.0"}
-    monkeypatch.setattr(versions, "process_facts", lambda: other)
+    other = {**rank_checks.process_facts(), "TensorFlow": "1.15.0"}
+    monkeypatch.setattr(rank_checks, "process_facts", lambda: other)
     said = "worker 1 has TensorFlow 1.15.0, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
         lib.introduce(worker(1), 0)

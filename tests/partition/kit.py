@@ -1,4 +1,9 @@
-"""Runs what one device does on one device and laid out over towers."""
+"""Runs a step on one device and laid out over towers, and compares.
+
+``check_on_towers`` is what most tests call::
+
+    check_on_towers(lambda x, w: x @ w, sharded(-1, 4), replicated(4, 3))
+"""
 
 import dataclasses
 import itertools
@@ -66,7 +71,7 @@ class Input:
         """Draw the input of one device for a number of examples."""
         rows = getattr(self.layout, "rows_per_unit", 0) * count
         shape = [rows if size == -1 else size for size in self.shape]
-        return entries(generator, shape, self.dtype, self.low, self.high)
+        return draw_entries(generator, shape, self.dtype, self.low, self.high)
 
     def for_one_device(self, whole):
         """Return the tensor that one device gets."""
@@ -92,22 +97,22 @@ class Input:
         ]
 
 
-def rows(*shape, blocks=1, rows=1, **options):
-    """An input with rows of examples where the shape has -1."""
+def sharded(*shape, blocks=1, rows=1, **options):
+    """An input whose rows are examples, along the axis of size -1."""
     return Input(Sharded(shape.index(-1), None, blocks, rows), shape, **options)
 
 
-def same(*shape, **options):
-    """An input that all have."""
+def replicated(*shape, **options):
+    """An input that is the same on all towers."""
     return Input(REPLICATED, shape, **options)
 
 
-def part(*shape, **options):
-    """An input of which each tower has a part of a sum."""
+def partial_sum(*shape, **options):
+    """An input of which each tower has one term of a sum."""
     return Input(PARTIAL, shape, **options)
 
 
-def entries(generator, shape, dtype, low, high):
+def draw_entries(generator, shape, dtype, low, high):
     """Draw the entries of a tensor."""
     if dtype == "string":
         return generator.choice([b"a", b"bb", b"a1"], shape)
@@ -121,8 +126,8 @@ def entries(generator, shape, dtype, low, high):
     return np.asarray(found).astype(dtype)
 
 
-def traced(function, *given):
-    """Return the graph of a function, and its outputs."""
+def trace(function, *given):
+    """Trace a function; return its graph, with ``inputs`` and ``outputs``."""
     graph = compat.FuncGraph("one_device")
     with graph.as_default():
         inputs = [
@@ -180,7 +185,9 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
         with graph.as_default():
             runner = TowerProgram(program, "called", _HOST)
             common = processes[transport.rank]
-            return runner.run(common, own, devices, transport, order, update)
+            return runner.add_to_graph(
+                common, own, devices, transport, order, update
+            )
 
     one_at_a_time = threading.Lock()
 
@@ -206,7 +213,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
 
 
 def with_gradients(function):
-    """Return what gives the results of a function, and their gradients."""
+    """Return a function that also returns the gradients of its results."""
 
     def both(*inputs):
         floats = [x for x in inputs if x.dtype.is_floating]
@@ -221,22 +228,24 @@ def with_gradients(function):
     return both
 
 
-class Refused(Exception):
+class OneDeviceFails(Exception):
     """One device cannot compute it either."""
 
 
-def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5, **options):
+def check_on_towers(
+    function, *given, towers=TOWERS, seed=0, tolerance=1e-5, **options
+):
     """Check that towers compute what one device does; return the program.
 
     Args:
-        function: takes tensors, and returns some.
-        *given: its inputs.
-        towers: numbers of examples, for some towers, several times.
-        seed: of the entries.
-        tolerance: how far entries may be off.
-        **options: those of ``lay_out``.
+        function: the step, a function of tensors.
+        *given: its inputs, as ``sharded`` and the functions below it make them.
+        towers: the number of examples of each tower, for several runs.
+        seed: the seed of the entries.
+        tolerance: the largest difference allowed.
+        **options: the options of ``lay_out``.
     """
-    graph = traced(function, *given)
+    graph = trace(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
     program, values = lay_out(graph, layouts, fetched, **options)
@@ -253,9 +262,9 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5, **options):
 
 
 def check_divided(function, *given, **options):
-    """Check a function of which nothing is computed once."""
-    program = check(function, *given, **options)
-    assert not once(program), once(program)
+    """Check a function, and that nothing of it is computed once."""
+    program = check_on_towers(function, *given, **options)
+    assert not computed_once(program), computed_once(program)
     return program
 
 
@@ -312,7 +321,7 @@ def _one_device(graph, fetched, inputs):
         try:
             return session.run([t.name for t in fetched], feed)
         except tf.errors.OpError as error:
-            raise Refused(str(error)) from error
+            raise OneDeviceFails(str(error)) from error
 
 
 def _run(program, parts, counts):
@@ -333,11 +342,11 @@ def _assert_equal(found, right, tolerance):
         np.testing.assert_array_equal(found, right)
 
 
-def kinds(program):
+def exchange_counts(program):
     """How many exchanges of each kind a program has."""
     return Counter(exchange.kind for exchange in program.exchanges)
 
 
-def once(program):
+def computed_once(program):
     """How many operations of each type are computed once."""
     return Counter(operation.type for operation in program.once)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kit.compare import differences
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.cases import CASES
 from tests.partition.cases.table import BATCH, EXAMPLES
 from tests.partition.steps import fit, on_towers, used
@@ -73,7 +73,7 @@ def _outcome(case, scope, act):
 _CASES = [(name, call) for name in CASES for call in CALLS]
 
 
-@pytest.mark.parametrize(("name", "call"), some_of(_CASES, DRAWN))
+@pytest.mark.parametrize(("name", "call"), sample_of(_CASES, DRAWN))
 def test_a_call_is_that_of_one_device(name, call):
     case, act = CASES[name], CALLS[call]
     one = _outcome(case, contextlib.nullcontext(), act)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_towers import partition
 from keras_towers.partition import lay_out, registry, rules
-from tests.partition.kit import kinds, rows, same, traced
+from tests.partition.kit import exchange_counts, replicated, sharded, trace
 
 
 def _rows_of_table(text):
@@ -38,8 +38,8 @@ def _example(x, labels, w):
 
 
 def _lay_out_example(wanted):
-    given = rows(-1, 4), rows(-1, 3), same(4, 3)
-    graph = traced(_example, *given)
+    given = sharded(-1, 4), sharded(-1, 3), replicated(4, 3)
+    graph = trace(_example, *given)
     outputs = [graph.outputs[k] for k in wanted]
     program, values = lay_out(graph, [g.layout for g in given], outputs)
     return program, [values[tensor.name] for tensor in graph.outputs]
@@ -60,7 +60,7 @@ def test_the_example_has_the_layouts_that_its_table_shows():
 
 def test_the_example_exchanges_two_sums_in_one_level():
     program, values = _lay_out_example((5, 6))
-    assert kinds(program) == {"sum": 2}
+    assert exchange_counts(program) == {"sum": 2}
     assert program.levels == 1
     assert {values[k].whole.level for k in (5, 6)} == {1}
     assert not program.once

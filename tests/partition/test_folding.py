@@ -1,19 +1,22 @@
 """Arithmetic on sizes while a step is laid out, against TensorFlow's."""
 
+import contextlib
+
 import pytest
 import tensorflow as tf
 
 from keras_towers.partition import folding, lay_out
 from keras_towers.partition.sizes import UNKNOWN
-from tests.partition.kit import check, rows, traced
-from tests.partition.rules.cases.case import raw
+from tests.partition.kit import OneDeviceFails, check_on_towers, sharded, trace
+from tests.partition.rules.cases.case import raw_op
 
-_N = rows(-1, 3)
+_N = sharded(-1, 3)
 
 
 def _binary(function):
     """A function of the number of examples and of what it meets, both ways."""
     return lambda n: (
+        function(n, 1),
         function(n, 2),
         function(n, n),
         function(2 * n, n),
@@ -28,14 +31,14 @@ def _unary(function):
 
 _NUMBERS = {
     **{
-        name: _binary(raw(name))
+        name: _binary(raw_op(name))
         for name in (
             *("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less"),
             *("LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
         )
     },
     **{
-        name: _unary(raw(name))
+        name: _unary(raw_op(name))
         for name in (
             *("Neg", "Abs", "Square", "ZerosLike", "OnesLike", "Identity"),
             *("Snapshot", "StopGradient"),
@@ -58,7 +61,14 @@ _NUMBERS = {
         tf.where(n > 3, n, 2),
         tf.where(n > 3, n, n),
     ),
-    "Select": lambda n: tf.raw_ops.Select(condition=n > 0, x=n, y=2 * n),
+    "Select": lambda n: (
+        tf.raw_ops.Select(condition=n >= 0, x=n, y=2 * n),
+        tf.raw_ops.Select(
+            condition=tf.stack([n >= 0, n < 0]),
+            x=tf.stack([[n, 1], [n, 2]]),
+            y=tf.stack([[3, n], [4, n]]),
+        ),
+    ),
     "Cast": lambda n: (
         tf.cast(n, tf.int64),
         tf.cast(n, tf.bool),
@@ -74,11 +84,16 @@ _SHAPES = {
         tf.stack([n, 3, 2])[1:],
         tf.stack([n, 3, 2])[-1],
         tf.stack([n, 3, 2])[::-1],
+        tf.stack([n, 3, 2])[-10::-1],
         tf.stack([n, 3, 2])[None, ..., :2],
     ),
     "Slice": lambda n: tf.slice(tf.stack([n, 3, 2]), [1], [-1]),
     "Split": lambda n: tf.split(tf.stack([n, 3, 2, 1]), 2),
-    "SplitV": lambda n: tf.split(tf.stack([n, 3, 2, 1]), [1, 3]),
+    "SplitV": lambda n: (
+        tf.split(tf.stack([n, 3, 2, 1]), [1, 3]),
+        tf.split(tf.stack([n, 3, 2, 1]), [-1, 3]),
+        tf.split(tf.stack([n, 3, 2, 1]), [2, -1, 1]),
+    ),
     "Prod": lambda n: (
         tf.reduce_prod(tf.stack([n, 3, 2])),
         tf.reduce_prod(tf.stack([[n, 3], [2, n]]), 0, True),
@@ -115,12 +130,18 @@ _SHAPES = {
     "Range": lambda n: (tf.range(n), tf.range(2 + 0 * n), tf.range(1, 7, 2)),
     "Fill": lambda n: (tf.fill([3], n), tf.fill([2, 2], 4 + 0 * n)),
     "Tile": lambda n: tf.tile(tf.stack([n, 3]), [2]),
-    "ScatterNd": lambda n: tf.scatter_nd([[2], [0], [2]], [n, 3, n], [4]),
+    "ScatterNd": lambda n: (
+        tf.scatter_nd([[2], [0], [2]], [n, 3, n], [4]),
+        tf.scatter_nd(
+            [[[0, 1], [1, 0]], [[0, 0], [1, 2]]], [[n, 3], [2, n]], [2, 3]
+        ),
+    ),
     "InvertPermutation": lambda n: tf.math.invert_permutation(
         tf.stack([2 + 0 * n, 0, 1])
     ),
-    "ListDiff": lambda n: tf.raw_ops.ListDiff(
-        x=tf.range(4) + 0 * n, y=tf.constant([1, 2]) + 0 * n
+    "ListDiff": lambda n: (
+        raw_op("ListDiff")(tf.range(4) + 0 * n, tf.constant([1, 2]) + 0 * n),
+        raw_op("ListDiff")(tf.range(6), tf.stack([n, 2])),
     ),
     "DynamicStitch": lambda n: tf.dynamic_stitch(
         [[0, 2], [1]], [tf.stack([n, 3]), [5 * n]]
@@ -133,7 +154,7 @@ _SHAPES = {
         tf.broadcast_dynamic_shape(tf.stack([n, 4]), tf.constant([1, 4])),
     ),
     "BroadcastGradientArgs": lambda n: [
-        raw("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
+        raw_op("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
         for one, other in (([n, 1], [4]), ([n, 4], [1, 4]), ([n, 1], [n, 1]))
     ],
 }
@@ -145,6 +166,7 @@ _WRAPPED = {
     "sum": lambda n: tf.constant(_LARGE) + 1 > 0,
     "unsigned": lambda n: tf.constant(1, tf.uint8) - 2 > 100,
     "reduced": lambda n: tf.reduce_prod(tf.constant([65536, 65536])) > 0,
+    "cast": lambda n: tf.cast(n, tf.int8) >= 0,
 }
 
 
@@ -154,14 +176,34 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
         is_positive = _WRAPPED[name](tf.shape(x)[0])
         return tf.cond(is_positive, lambda: x + 1, lambda: x - 1)
 
-    check(function, _N, towers=((1, 1), (2, 0)))
+    check_on_towers(function, _N, towers=((1, 1), (2, 0), (100, 100)))
 
 
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
-    graph = traced(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
+    graph = trace(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
     _, values = lay_out(graph, [_N.layout], graph.outputs)
     assert values[graph.outputs[0].name].number is UNKNOWN
+
+
+_LARGE_ARRAYS = {
+    "Range": lambda size: tf.range(size),
+    "Fill": lambda size: tf.fill([size], 0),
+    "Tile": lambda size: tf.tile([0], [size]),
+    "ScatterNd": lambda size: tf.scatter_nd(
+        tf.constant([[0]], tf.int64), [1], [size]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LARGE_ARRAYS)
+def test_a_large_array_is_not_made_while_a_step_is_laid_out(name):
+    def function(x):
+        return _LARGE_ARRAYS[name](tf.constant(2**46, tf.int64))
+
+    graph = trace(function, _N)
+    _, values = lay_out(graph, [_N.layout], graph.outputs)
+    assert values[graph.outputs[0].name].known is None
 
 
 def test_every_fold_has_a_case():
@@ -173,6 +215,9 @@ def test_fold(name):
     def function(x):
         return tf.nest.flatten(_CASES[name](tf.shape(x)[0]))
 
-    check(function, _N, towers=((7, 8), (2, 3)))
-    types = {o.type for o in traced(function, _N).get_operations()}
+    check_on_towers(function, _N, towers=((7, 8), (2, 3)))
+    # An empty batch cannot be a divisor.
+    with contextlib.suppress(OneDeviceFails):
+        check_on_towers(function, _N, towers=((0, 0),))
+    types = {o.type for o in trace(function, _N).get_operations()}
     assert name in types | {"Select"}

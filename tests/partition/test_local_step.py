@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
-from tests.partition.kit import on_towers, rows, same, traced
+from tests.partition.kit import on_towers, replicated, sharded, trace
 
 COUNTS = 3, 2, 0
 X = np.random.default_rng(0).normal(size=(sum(COUNTS), 3)).astype("float32")
@@ -44,7 +44,7 @@ def _gradient(loss, x):
     return found, tape.gradient(found, w)
 
 
-def _on_processes(loss, variable=None):
+def _on_processes(loss, variable=None, mirrored=False):
     """The loss, the gradient and a variable, after a step of each process."""
 
     def step(x, w):
@@ -55,7 +55,7 @@ def _on_processes(loss, variable=None):
             variable.assign_add(tf.reduce_max(x))
         return found
 
-    graph = traced(step, rows(-1, 3), same(3, 2))
+    graph = trace(step, sharded(-1, 3), replicated(3, 2))
     captured = [outside for outside, _ in graph.captures]
     graph.inputs = [
         *graph.inputs[:2],
@@ -63,7 +63,11 @@ def _on_processes(loss, variable=None):
     ]
     layouts = [Sharded(0), *[REPLICATED] * (1 + len(captured))]
     program = partition_graph(
-        graph, layouts, graph.outputs, {"update": UpdateInfo([], [])}
+        graph,
+        layouts,
+        graph.outputs,
+        {"update": UpdateInfo([], [])},
+        mirrored=[False, False, *[mirrored] * len(captured)],
     )
     mine = to_local_step(program)
 
@@ -83,7 +87,8 @@ def _on_processes(loss, variable=None):
             gradients.append(common[0] if gradient is None else gradient)
 
         program = mine.program
-        options = {"more": more, "update": update}
+        copies = {index: [captured[0]] for index in program.inputs.copies}
+        options = {"more": more, "update": update, "copies": copies}
         loss = on_towers(program, parts, (count,), **options)
         return *loss, *gradients
 
@@ -120,9 +125,10 @@ def test_batch_statistics_are_those_of_a_process_s_rows():
     )
 
 
-def test_a_process_without_rows_writes_nothing():
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_process_without_rows_writes_nothing(mirrored):
     variable = tf.Variable(7.0)
-    _, found = _on_processes(_mean, variable)
+    _, found = _on_processes(_mean, variable, mirrored)
     own = [float(X[a:b].mean() + X[a:b].max()) for a, b in ((0, 3), (3, 5))]
     written = [float(value) for _, _, value in found]
     np.testing.assert_allclose(written, [*own, own[1]], rtol=1e-5)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from tests.partition.kit import kinds
+from tests.partition.kit import exchange_counts
 
 
 def lay_out(function, *variables, ranks=False):
@@ -45,7 +45,7 @@ SMALL, LARGE = tf.Variable(tf.ones([4, 3])), tf.Variable(tf.ones([4, 300]))
 
 def test_towers_read_their_own_copies():
     program = lay_out(lambda x, w: [tf.reduce_sum(tf.square(x @ w))], SMALL)
-    assert kinds(program) == {"sum": 1}
+    assert exchange_counts(program) == {"sum": 1}
     assert types(program, True)["ReadVariableOp"] == 1
     assert "ReadVariableOp" not in types(program, False)
 
@@ -55,7 +55,7 @@ def test_operations_computed_once_read_the_shared_variable():
         return [tf.reduce_sum(x), tf.reduce_sum(large**2)]
 
     program = lay_out(function, LARGE)
-    assert kinds(program) == {"sum": 1}
+    assert exchange_counts(program) == {"sum": 1}
     assert types(program, False)["ReadVariableOp"] == 1
     assert "ReadVariableOp" not in types(program, True)
 
@@ -67,7 +67,7 @@ def test_a_cast_of_a_weight_is_computed_where_it_is_needed():
         return [tf.reduce_sum(rows**2), tf.reduce_sum(half)]
 
     program = lay_out(function, LARGE)
-    assert kinds(program) == {"sum": 1}
+    assert exchange_counts(program) == {"sum": 1}
     assert types(program, False)["Cast"] == 1
     assert types(program, True)["Cast"] == 3
 
@@ -95,7 +95,7 @@ def test_a_branch_or_loop_that_draws_runs_once_and_its_values_go_to_all(
     name = "While" if loops else "If"
     assert types(program, False)[name] == 1 and name not in types(program, True)
     assert types(program, True)["AssignVariableOp"] == 1
-    assert bool(kinds(program)["root"]) == ranks
+    assert bool(exchange_counts(program)["root"]) == ranks
 
 
 def test_towers_draw_from_their_own_copies_of_a_generator():

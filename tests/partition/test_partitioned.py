@@ -5,18 +5,19 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import partition_graph
+from keras_towers.partition import lay_out, partition_graph
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
-    check,
     check_divided,
-    kinds,
-    once,
-    rows,
-    same,
+    check_on_towers,
+    computed_once,
+    exchange_counts,
+    on_towers,
+    replicated,
+    sharded,
+    trace,
     with_gradients,
 )
-from tests.partition.kit import traced as traced_
 
 
 def test_all_pairs_gather_one_side():
@@ -24,9 +25,9 @@ def test_all_pairs_gather_one_side():
         scores = tf.matmul(x, x, transpose_b=True)
         return tf.reduce_sum(tf.nn.log_softmax(scores))
 
-    program = check(function, rows(-1, 4))
-    assert kinds(program) == {"gather": 1, "sum": 1}
-    assert not once(program)
+    program = check_on_towers(function, sharded(-1, 4))
+    assert exchange_counts(program) == {"gather": 1, "sum": 1}
+    assert not computed_once(program)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -40,8 +41,8 @@ def test_two_views_of_each_example(interleaved):
         first, second = tf.split(scores, 2)
         return tf.reduce_sum(scores**2), first - second, tf.gradients(scores, x)
 
-    program = check(function, rows(-1, 4))
-    assert interleaved or not once(program)
+    program = check_on_towers(function, sharded(-1, 4))
+    assert interleaved or not computed_once(program)
 
 
 def test_operations_have_the_names_of_the_trace():
@@ -49,7 +50,7 @@ def test_operations_have_the_names_of_the_trace():
         with tf.name_scope("layer"):
             return tf.reduce_sum(x @ w)
 
-    program = check(function, rows(-1, 4), same(4, 3))
+    program = check_on_towers(function, sharded(-1, 4), replicated(4, 3))
     names = {o.type: o.name for o in program.operations}
     assert names["MatMul"] == "layer/matmul"
 
@@ -65,8 +66,10 @@ def test_a_count_of_nothing_makes_a_weight_infinite(limited):
         weight = wrong / right
         return some, tf.minimum(weight, 10.0) if limited else weight
 
-    program = check(function, rows(-1, 3), towers=((2, 0, 3), (1, 1)))
-    assert kinds(program) == {"sum": 2}
+    program = check_on_towers(
+        function, sharded(-1, 3), towers=((2, 0, 3), (1, 1))
+    )
+    assert exchange_counts(program) == {"sum": 2}
     assert program.levels == 2
 
 
@@ -94,8 +97,10 @@ def test_a_sum_is_complete_before_it_meets_an_infinite_factor(name):
         found = _INFINITE[name](tf.reduce_sum(x, 0), zeros)
         return tf.reduce_sum(found)
 
-    zeros = same(3, low=0, high=0)
-    check(function, rows(-1, 3, low=1.0), zeros, towers=((2, 0, 3), (0, 1)))
+    zeros = replicated(3, low=0, high=0)
+    check_on_towers(
+        function, sharded(-1, 3, low=1.0), zeros, towers=((2, 0, 3), (0, 1))
+    )
 
 
 def test_a_sum_is_scaled_before_it_is_complete():
@@ -106,7 +111,7 @@ def test_a_sum_is_scaled_before_it_is_complete():
         mean = 0.5 * tf.reduce_sum(x, 0) / size
         return tf.reduce_sum(tf.linalg.matvec(tf.fill((2, 3), 0.25), mean))
 
-    program = check(function, rows(-1, 3))
+    program = check_on_towers(function, sharded(-1, 3))
     assert program.levels == 1
     assert [e.given.shape.rank for e in program.exchanges] == [0]
 
@@ -133,19 +138,19 @@ def _imported_loop(x):
     return result
 
 
-_POSITIVE = rows(-1, 3, low=0.5)
+_POSITIVE = sharded(-1, 3, low=0.5)
 
 
 def test_a_function_with_a_loop_of_tensorflow_1_is_computed_once():
     spec = tf.TensorSpec([None, 3])
     imported = tf.compat.v1.wrap_function(_imported_loop, [spec])
-    program = check(lambda x: imported(x) * 2, _POSITIVE)
-    assert set(once(program)) == {"PartitionedCall"}
+    program = check_on_towers(lambda x: imported(x) * 2, _POSITIVE)
+    assert set(computed_once(program)) == {"PartitionedCall"}
 
 
 def test_a_loop_of_tensorflow_1_outside_of_functions_is_an_error():
     with pytest.raises(TowerError, match="wrap_function"):
-        check(_imported_loop, _POSITIVE)
+        check_on_towers(_imported_loop, _POSITIVE)
 
 
 @pytest.mark.parametrize("of", ["moments", "variance"])
@@ -157,9 +162,9 @@ def test_a_mean_and_its_variance_take_one_exchange(of):
             return tf.nn.moments(x, [0, 1])
         return tf.math.reduce_variance(x, [0, 1])
 
-    program = check(function, rows(-1, 3, 2), tolerance=1e-4)
+    program = check_on_towers(function, sharded(-1, 3, 2), tolerance=1e-4)
     assert program.levels == 2
-    assert not once(program)
+    assert not computed_once(program)
 
 
 def test_channels_may_be_a_multiple_of_examples():
@@ -168,7 +173,7 @@ def test_channels_may_be_a_multiple_of_examples():
         mean = tf.reduce_mean(y, 0, keepdims=True)
         return tf.reduce_sum(tf.tile(mean, [5, 1]) * y)
 
-    graph = traced_(function, same(5, 10))
+    graph = trace(function, replicated(5, 10))
     program = partition_graph(graph, [Sharded(0)], graph.outputs)
     sizes = [e.given.shape.num_elements() for e in program.exchanges]
     assert max(sizes) == 10
@@ -180,7 +185,7 @@ def test_operations_are_delayed_to_the_level_that_needs_them():
         mean = tf.reduce_mean(tf.sin(x), 0)
         return tf.reduce_sum(apart * (x - mean))
 
-    program = check(function, rows(-1, 2))
+    program = check_on_towers(function, sharded(-1, 2))
     levels = {o.type: o.level for o in program.operations}
     assert levels["Sin"] == 0
     assert levels["Cos"] == 1
@@ -194,7 +199,7 @@ def test_a_batch_may_be_empty():
             for condition in (size > 0, tf.cast(size, tf.bool))
         ]
 
-    check(function, rows(-1, 3), towers=[(2, 1), (0, 0)])
+    check_on_towers(function, sharded(-1, 3), towers=[(2, 1), (0, 0)])
 
 
 def test_the_gradient_of_a_bias_of_images_is_a_sum():
@@ -203,7 +208,7 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
     def function(x):
         return tf.raw_ops.BiasAddGrad(out_backprop=x)
 
-    program = check_divided(function, rows(-1, 2, 2, 3))
+    program = check_divided(function, sharded(-1, 2, 2, 3))
     assert "BiasAddGrad" not in {o.type for o in program.operations}
 
 
@@ -219,7 +224,7 @@ def test_pairs_of_examples_are_divided(of_pairs):
     def function(x):
         return of_pairs(x @ tf.transpose(x))
 
-    check_divided(function, rows(-1, 3))
+    check_divided(function, sharded(-1, 3))
 
 
 def test_pairs_of_two_views_are_divided():
@@ -229,15 +234,17 @@ def test_pairs_of_two_views_are_divided():
         same = tf.cast(number[:, None] == number[None], x.dtype)
         return views @ tf.transpose(views) * same
 
-    check_divided(function, rows(-1, 3))
+    check_divided(function, sharded(-1, 3))
 
 
 def test_losses_of_words_of_an_unknown_number_of_classes_are_divided():
     def function(x, labels):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
 
-    labels = rows(-1, 4, dtype="int32", low=0, high=2)
-    check_divided(with_gradients(function), rows(-1, 4, 3, hidden=(2,)), labels)
+    labels = sharded(-1, 4, dtype="int32", low=0, high=2)
+    check_divided(
+        with_gradients(function), sharded(-1, 4, 3, hidden=(2,)), labels
+    )
 
 
 @pytest.mark.parametrize("hidden", [(), (1,), (1, 2)])
@@ -248,7 +255,7 @@ def test_images_of_any_size_are_reshaped_to_rows_of_positions(hidden):
         found = tf.nn.conv2d(x, kernel, 2, "SAME")
         return tf.nn.softmax(tf.reshape(found, [tf.shape(x)[0], -1, 5]), 1)
 
-    given = rows(-1, 6, 4, 2, hidden=hidden), same(3, 3, 2, 5)
+    given = sharded(-1, 6, 4, 2, hidden=hidden), replicated(3, 3, 2, 5)
     check_divided(with_gradients(function), *given)
 
 
@@ -259,7 +266,7 @@ def test_towers_without_images_convolve_and_pool_none(hidden):
     def function(x, w):
         return tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "VALID"), 2, 1, "SAME")
 
-    given = rows(-1, 4, 4, 2, hidden=hidden), same(3, 3, 2, 5)
+    given = sharded(-1, 4, 4, 2, hidden=hidden), replicated(3, 3, 2, 5)
     check_divided(with_gradients(function), *given)
 
 
@@ -271,28 +278,80 @@ def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
         large, small = tf.gradients(tf.tanh(x @ w) @ v, [w, v])
         return large / 3, small
 
-    given = rows(-1, 600), same(600, 700), same(700, 1)
-    program = check(function, *given, gather_ratio=ratio)
-    assert kinds(program)["gather"] == (2 if ratio else 0)
-    assert kinds(program)["sum"] == (1 if ratio else 2)
-    assert not once(program)
+    given = sharded(-1, 600), replicated(600, 700), replicated(700, 1)
+    program = check_on_towers(function, *given, gather_ratio=ratio)
+    assert exchange_counts(program)["gather"] == (2 if ratio else 0)
+    assert exchange_counts(program)["sum"] == (1 if ratio else 2)
+    assert not computed_once(program)
 
 
-def test_rounding_happens_after_the_sum():
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("float32", "float16"),
+        ("float16", "bfloat16"),
+        ("bfloat16", "float16"),
+    ],
+)
+def test_rounding_happens_after_the_sum(before, after):
     def function(x):
-        return tf.cast(tf.reduce_sum(x), tf.float16)
+        total = tf.reduce_sum(tf.cast(x, before))
+        return tf.cast(tf.cast(total, after), tf.float32)
 
-    program = check(function, rows(-1, low=0, high=0.01))
+    given = sharded(-1, low=0, high=0.01)
+    program = check_on_towers(function, given, tolerance=1e-2)
     (exchange,) = program.exchanges
-    assert exchange.given.dtype == tf.float32
+    assert exchange.given.dtype == before
 
 
 def test_a_mean_of_halves_may_have_a_large_sum():
     def function(x):
         return tf.reduce_mean(x)
 
-    given = rows(-1, 4000, dtype="float16", low=20, high=30)
-    check(function, given, tolerance=2e-3)
+    given = sharded(-1, 4000, dtype="float16", low=20, high=30)
+    check_on_towers(function, given, tolerance=2e-3)
+
+
+def test_a_number_of_examples_is_checked():
+    def function(x):
+        return tf.ensure_shape(x, [5, None]) * 2
+
+    given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
+    check_divided(function, given, towers=counts)
+    graph = trace(function, given)
+    program, _ = lay_out(graph, [given.layout], graph.outputs)
+    x = np.ones((4, 3), "float32")
+
+    @tf.function(autograph=False)
+    def run():
+        return on_towers(program, [[x[:3], x[3:]]], (3, 1))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="5 rows"):
+        run()
+
+
+def test_an_axis_may_be_empty():
+    def function(x):
+        time = tf.maximum(tf.shape(x)[1], 1)
+        ones = tf.ones([tf.shape(x)[0], time])
+        return tf.reduce_mean(ones), tf.reduce_mean(tf.shape(x[:, :1])[1:])
+
+    check_on_towers(function, sharded(-1, 0, hidden=(1,)))
+
+
+def test_the_rest_of_a_split_is_what_is_left():
+    def function(x):
+        *_, sizes = tf.split(tf.shape(x), [-1, 2])
+        return tf.reshape(x, [tf.shape(x)[0], -1, tf.reduce_prod(sizes)])
+
+    check_on_towers(function, sharded(-1, 5, 4, 3))
+
+
+def test_the_rest_of_rows_is_what_is_left():
+    def function(x):
+        return tf.split(tf.concat([x, 2 * x, 3 * x], 0), [tf.shape(x)[0], -1])
+
+    check_on_towers(function, sharded(-1, 3))
 
 
 @pytest.mark.parametrize("times", [(1, 4), (4, 1), (4, 4)])
@@ -305,5 +364,5 @@ def test_a_size_that_is_one_in_some_batches_is_repeated(times):
         loss = tf.reduce_sum(flat**2 * tf.cast(tf.shape(both)[1], tf.float32))
         return loss, tf.gradients(loss, [x, y])
 
-    given = [rows(-1, time, 3, hidden=(1,)) for time in times]
-    check(function, *given)
+    given = [sharded(-1, time, 3, hidden=(1,)) for time in times]
+    check_on_towers(function, *given)

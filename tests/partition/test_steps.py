@@ -9,7 +9,7 @@ import contextlib
 import pytest
 
 from tests.kit.compare import differences
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.cases import CASES
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import fit, on_towers, used
@@ -18,7 +18,7 @@ DRAWN = 15
 _WAYS = [(name, way) for name in CASES for way in ("once", "each")]
 
 
-@pytest.mark.parametrize(("name", "updates"), some_of(_WAYS, DRAWN))
+@pytest.mark.parametrize(("name", "updates"), sample_of(_WAYS, DRAWN))
 def test_a_step_is_that_of_one_device(name, updates):
     case, programs = CASES[name], []
     one = used(case, contextlib.nullcontext(), fit)

@@ -12,9 +12,13 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
-from tests.kit.compare import all_close, close, same_history
+from tests.kit.compare import (
+    assert_all_close,
+    assert_close,
+    assert_same_history,
+)
 from tests.kit.ranks import check, rare_check
-from tests.kit.traces import written
+from tests.kit.traces import read_trace
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -52,19 +56,32 @@ def files_are_written_by_one():
                 keras.callbacks.BackupAndRestore(
                     shared / "backup", delete_checkpoint=False
                 ),
-                kt.ChiefOnly(chief),
+                keras.callbacks.CallbackList([kt.ChiefOnly(chief)], model=mine),
                 every,
                 kt.EveryRank(own_log),
             ],
         )
+        # Or all of them in a list of Keras.
+        listed = keras.callbacks.CallbackList(
+            [
+                keras.callbacks.ModelCheckpoint(shared / "listed.keras"),
+                kt.ChiefOnly(chief),
+                every,
+            ],
+            add_history=True,
+            model=mine,
+        )
+        given = list(listed.callbacks)
+        s.fit(mine, batch_size=s.COUNT, callbacks=listed)
+    assert listed.callbacks == given
     written = sorted(path.name for path in shared.iterdir())
-    wanted = ["backup", "board", "log.csv", "model.keras"]
+    wanted = ["backup", "board", "listed.keras", "log.csv", "model.keras"]
     assert written == ([] if s.RANK else wanted), written
-    assert (chief.epochs, every.epochs) == (0 if s.RANK else 2, 2)
+    assert (chief.epochs, every.epochs) == (0 if s.RANK else 3, 3)
     assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
     s.gather("all have written")
-    saved = keras.models.load_model(FOLDER / "seen-by-0" / "model.keras")
-    all_close(saved.get_weights(), mine.get_weights(), 0)
+    saved = keras.models.load_model(FOLDER / "seen-by-0" / "listed.keras")
+    assert_all_close(saved.get_weights(), mine.get_weights(), 0)
 
 
 def writes(factor=0.5):
@@ -127,7 +144,7 @@ def what_a_callback_writes_is_there_for_the_next_one():
     with s.Strategy():
         s.fit(mine, callbacks=[chief, s.Does(on_epoch_end=evaluate)])
     s.assert_equal_on_ranks(seen)
-    close(seen[0][0], np.mean(s.Y**2), 1e-5)
+    assert_close(seen[0][0], np.mean(s.Y**2), 1e-5)
 
 
 @check
@@ -171,6 +188,11 @@ def stop_of_one_rank():
         # The other one may have no callback at all.
         count = Count()
         callbacks = [Stop(event, number), count] if rank == s.RANK else []
+        if event == "on_train_batch_end":
+            # Where none acts behind a batch, Keras calls them in a thread.
+            callbacks = keras.callbacks.CallbackList(
+                callbacks, add_history=True, model=mine
+            )
         with s.Strategy():
             found = s.fit(mine, batch_size=20, epochs=3, callbacks=callbacks)
         assert found.epoch == [0], event
@@ -180,7 +202,7 @@ def stop_of_one_rank():
         if s.RANK == 0:
             rows = slice(20 * done)
             wanted = s.fit(alone, s.X[rows], s.Y[rows], batch_size=20)
-            same_history(found.history, wanted.history)
+            assert_same_history(found.history, wanted.history)
     s.assert_same_model(mine, alone)
 
 
@@ -252,6 +274,10 @@ def what_differs_between_ranks_is_named():
             *("on some ranks: epochs", "rank 0: 1", "rank 1: 2"),
         ),
         (
+            with_option("initial_epoch", 0, 1),
+            *("on some ranks: initial_epoch", "rank 0: 0", "rank 1: 1"),
+        ),
+        (
             compiled_with(("sgd", "mse"), ("sgd", "mae")),
             *("on some ranks: loss", "rank 0: 'mse'", "rank 1: 'mae'"),
         ),
@@ -317,7 +343,7 @@ def timeline_of_all_ranks():
         reference=lambda it: s.fit(it, batch_size=20, epochs=2),
     )
     # One file has the steps of both ranks, on one clock.
-    found = written(path)
+    found = read_trace(path)
     wanted = [(step, rank) for step in range(2 * 3) for rank in range(2)]
     for name in ("compute", "update", "reduction"):
         begins = {(e["args"]["step"], e["pid"]): e["ts"] for e in found[name]}
@@ -340,6 +366,6 @@ def timeline_of_a_fit_that_fails():
     with s.Strategy(), pytest.raises(RuntimeError):
         s.fit(s.model(), batch_size=s.COUNT, callbacks=[Fails(path)])
     own = path if s.RANK == 0 else path.with_name("failed.rank1.json")
-    (computed, *_) = written(own)["compute"]
+    (computed, *_) = read_trace(own)["compute"]
     assert computed["pid"] == s.RANK
     s.gather("read")

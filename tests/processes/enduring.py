@@ -17,7 +17,7 @@ import numpy as np
 
 import keras_towers as kt
 from keras_towers import elastic
-from tests.kit.compare import all_close, same_history
+from tests.kit.compare import assert_all_close, assert_same_history
 
 FOLDER = pathlib.Path(sys.argv[1])
 UPDATES = os.environ.get("TESTED_UPDATES")
@@ -78,9 +78,9 @@ def main():
     history = train(state)
     alone = build()
     wanted = fit(alone)
-    all_close(model.weights, alone.weights, 1e-5)
+    assert_all_close(model.weights, alone.weights, 1e-5)
     assert history.epoch == wanted.epoch
-    same_history(history.history, wanted.history, 1e-4)
+    assert_same_history(history.history, wanted.history, 1e-4)
     print("as undisturbed", flush=True)
 
 

@@ -5,7 +5,7 @@ import functools
 
 from tests.exactness.cases import CASES
 from tests.exactness.contract import on_one_device
-from tests.kit.compare import assert_same, outcome
+from tests.kit.compare import assert_same, use_model
 from tests.kit.ranks import CHECKS
 from tests.processes.small import Strategy
 
@@ -40,7 +40,7 @@ def assert_one_device(case, reference, strategy):
     """
     together = strategy._config.peers
     try:
-        found = comparable(outcome(case.build, case.fit, strategy))
+        found = comparable(use_model(case.build, case.fit, strategy))
     except BaseException:
         # The others would take what the next check tells for this one's.
         together.gather_objects("failed")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.kit.compare import all_close, same_history
+from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
+from tests.processes.training import Seen
 
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 RANKS = 2
@@ -90,7 +91,7 @@ def assert_rounds(steps, towers, **outer):
     for found, expected in zip(
         epochs, wanted[rounds - 1 :: rounds], strict=True
     ):
-        all_close(found, expected, 2e-5)
+        assert_all_close(found, expected, 2e-5)
     assert int(mine.optimizer.iterations) == EPOCHS * COUNT // BATCH
 
 
@@ -116,6 +117,19 @@ def rounds_of_one_step_are_those_of_one_process():
         s.eager() if s.RANK == 0 else None,
         strategy=s.Strategy(sync_every=1),
     )
+
+
+@check
+def steps_that_run_eagerly_are_those_of_one_process():
+    """Each rank computes them on the whole batch, so no round begins."""
+
+    def act(mine):
+        history = s.fit(mine, batch_size=BATCH, epochs=2).history
+        return history, mine.train_on_batch(s.X[:9], s.Y[:9])
+
+    made = [s.eager(metrics=["mae", Seen()]) for _ in range(2)]
+    strategy = s.Strategy(sync_every=2)
+    s.assert_as_one_process(made[0], act, made[1], strategy=strategy)
 
 
 @rare_check
@@ -187,7 +201,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
         trained("broken", s.model(optimizer=momentum()), s.breaks_behind(3))
     resumed = s.model(optimizer=momentum())
     found = trained("broken", resumed)
-    same_history(found.history, wanted.history)
+    assert_same_history(found.history, wanted.history)
     s.assert_same_model(resumed, undisturbed)
 
 

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.replicas import resources
+from keras_towers.replicas import named_resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.ranks import check, main, rare_check
 from tests.processes import exact  # noqa: F401
@@ -57,7 +57,7 @@ def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
     if s.RANK == 0:
         wanted, expected = trained(alone)
         assert rate == wanted, (rate, wanted)
-        close(losses, expected)
+        assert_close(losses, expected)
         assert len(losses) == 3
     s.assert_same_model(mine, alone)
 
@@ -117,7 +117,7 @@ def models_and_fits_in_turns_also_in_another_block():
     outputs = trained(*mine, s.Strategy)
     if s.RANK == 0:
         wanted = trained(*alone, contextlib.nullcontext)
-        close(outputs, wanted)
+        assert_close(outputs, wanted)
     for one, other in zip(mine, alone, strict=True):
         s.assert_same_model(one, other)
         assert_ordinary(one)
@@ -131,6 +131,20 @@ def unequal_lengths_end():
     assert len(history.epoch) == 2
     s.assert_same_model(mine)
     assert np.isfinite(mine.get_weights()[0]).all()
+
+
+@rare_check
+def a_generator_that_ends_early_is_named():
+    """Although every worker is to read the same data."""
+
+    def some():
+        for first in range(0, (40, 20)[s.RANK], 10):
+            yield s.X[first : first + 10], s.Y[first : first + 10]
+
+    mine = s.model()
+    with s.refused("different data: worker 1 has ended epoch 1"), s.Strategy():
+        mine.fit(some(), verbose=0)
+    assert_ordinary(mine)
 
 
 @rare_check
@@ -283,7 +297,7 @@ def trains_exactly_again_and_again():
             s.fit(mine, x, y, batch_size=12, callbacks=callbacks)
         s.assert_same_model(mine, alone)
         assert_counted(strategy, 3, 3)
-        held.append(len(resources._known))
+        held.append(len(named_resources._known))
     # Those of the last few models only.
     assert held[-1] == held[-2], held
 

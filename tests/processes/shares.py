@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import all_close
+from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
@@ -52,7 +52,7 @@ def assert_same_state(one, other):
     first, *others = s.gather([v.tobytes() for v in found])
     assert all(rank == first for rank in others)
     if s.RANK == 0:
-        all_close(found, values(other), 1e-5)
+        assert_all_close(found, values(other), 1e-5)
 
 
 @check
@@ -99,7 +99,7 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     )
     if s.RANK == 0:
         for one, other in zip(found, looked_at(reference), strict=True):
-            all_close(one, other, 1e-5)
+            assert_all_close(one, other, 1e-5)
     assert_same_state(keras.models.load_model(path.format(epoch=2)), reference)
 
 
@@ -117,7 +117,7 @@ def training_goes_on_where_ranks_are_not_synchronised():
         train(mine, callbacks=[look])
         compile_again(mine)
     if s.RANK == 0:
-        all_close(found[0], values(reference), 1e-5)
+        assert_all_close(found[0], values(reference), 1e-5)
         train(reference, epochs=1)
         compile_again(reference)
     assert_same_state(mine, reference)
@@ -185,7 +185,7 @@ def an_error_between_steps_of_shares():
     assert messages.have("of the optimizer's variables, which have no value")
     if s.RANK == 0:
         reference = alone({"epochs": 1, "steps_per_epoch": 3})
-        all_close(mine.get_weights(), reference.get_weights(), 1e-5)
+        assert_all_close(mine.get_weights(), reference.get_weights(), 1e-5)
     with s.refused("has no value", "when training ended with an error"):
         values(mine)
     with pytest.raises(ValueError, match="has no value"):

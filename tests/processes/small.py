@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.leaving import Boom
 from tests.kit.ranks import rank_here
 
@@ -80,7 +80,7 @@ def assert_same_model(one, other=None):
     """
     assert_equal_on_ranks([w.tobytes() for w in one.get_weights()])
     if other is not None and RANK == 0:
-        all_close(one.get_weights(), other.get_weights())
+        assert_all_close(one.get_weights(), other.get_weights())
 
 
 def assert_as_one_process(
@@ -106,7 +106,7 @@ def assert_as_one_process(
     assert_same_model(mine, alone)
     if RANK == 0:
         tf.nest.map_structure(
-            lambda a, b: close(a, b, tolerance), found, wanted
+            lambda a, b: assert_close(a, b, tolerance), found, wanted
         )
 
 

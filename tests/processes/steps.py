@@ -7,18 +7,18 @@ from tests.exactness import models as m
 from tests.exactness.cases import Case
 from tests.fit.step import written
 from tests.fit.step.acts import Stepping
-from tests.kit.compare import outcome
+from tests.kit.compare import assert_all_close, use_model
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.processes.exact import assert_one_device
-from tests.processes.small import RANK, Strategy
+from tests.processes.small import RANK, Strategy, refused
 
 
 def assert_exact(make, act):
     """What is done on the ranks is what is done by one process."""
     return assert_one_device(
         Case(make, act, 5e-6),
-        lambda: outcome(make, act, in_graph=False),
+        lambda: use_model(make, act, in_graph=False),
         Strategy(),
     )
 
@@ -100,3 +100,65 @@ def what_is_no_variable_is_done_by_rank_0():
     calls = [len(model.seen) for model in made]
     # The reference is a rank's own.
     assert calls == ([8, 8] if RANK == 0 else [0]), calls
+
+
+class Outside(Stepping):
+    """Uses and writes what no layer of it has: on each rank something else."""
+
+    def prepare(self):
+        other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+        other.set_weights([w + RANK for w in other.get_weights()])
+        seeds = keras.random.SeedGenerator(RANK)
+        scale = tf.Variable(1.0 + RANK, trainable=False)
+        self.__dict__["outside"] = other, seeds, scale
+
+    def loss_of(self, y, p):
+        other, seeds, scale = self.__dict__["outside"]
+        noise = keras.random.normal((3,), seed=seeds)
+        return super().loss_of(y, other(p) * scale + noise)
+
+    def after(self, x, p):
+        scale = self.__dict__["outside"][-1]
+        scale.assign_add(1.0)
+
+
+@check
+def variables_outside_of_a_model_are_those_of_rank_0():
+    def make():
+        inner = m.mlp()
+        model = Outside(*inner.inputs, *inner.outputs)
+        model.prepare()
+        model.compile("sgd")
+        return model
+
+    def act(model):
+        logs = model.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False).history
+        return logs, model.train_on_batch(X[:5], Y[:5])
+
+    assert_exact(make, act)
+
+
+class Scaled(Stepping):
+    """Has a loss with a factor that Python computes."""
+
+    def loss_of(self, y, p):
+        return super().loss_of(y, p * self.factor)
+
+
+@check
+def other_constants_are_refused_unless_they_are_rounded():
+    inner = m.mlp()
+    mine = Scaled(*inner.inputs, *inner.outputs)
+
+    def fit_with(factor):
+        mine.factor = factor
+        mine.compile("sgd")
+        with Strategy():
+            mine.fit(X[:8], Y[:8], verbose=0)
+
+    fit_with(0.3 * (1 + 1e-7 * RANK))
+    before = mine.get_weights()
+    for factor in 0.3 + 0.01 * RANK, tf.one_hot(RANK, 3).numpy():
+        with refused("different constants", "steps.py", "self.factor"):
+            fit_with(factor)
+    assert_all_close(mine.get_weights(), before, 0)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.kit.processes import Launched
-from tests.kit.scripts import executable
+from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.slow
 # An error of the script's own that sounds like a lost connection.
@@ -39,7 +39,7 @@ train(elastic.State(model))
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     tmp_path, updates
 ):
-    hosts = executable(
+    hosts = write_executable(
         tmp_path / "hosts.sh",
         "\n".join(f"echo 127.0.0.{number}:1" for number in (1, 2, 3)),
     )

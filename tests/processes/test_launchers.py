@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.kit.scripts import variables
+from tests.kit.scripts import parse_variables
 from tests.processes import started
 
 pytestmark = pytest.mark.slow
@@ -15,14 +15,14 @@ MEETS = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "60"}
 
 
 def of_slurm(rank):
-    return variables(
+    return parse_variables(
         f"SLURM_JOB_ID={os.getpid()} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
         f" SLURM_STEP_NUM_TASKS={RANKS} SLURM_PROCID={rank}"
     )
 
 
 def of_torchrun(rank):
-    return variables(
+    return parse_variables(
         f"TORCHELASTIC_RUN_ID={os.getpid()} MASTER_ADDR=127.0.0.1"
         f" MASTER_PORT=29400 RANK={rank} WORLD_SIZE={RANKS}"
         f" LOCAL_RANK={rank} LOCAL_WORLD_SIZE={RANKS}"

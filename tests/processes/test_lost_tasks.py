@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 from tests.kit.processes import wait_until
 from tests.processes import lost
 
@@ -72,7 +72,7 @@ def assert_values_of_one_device(task, *fits, **options):
     (values,) = lines_of(task, "values")
     wanted = lost.train(lost.make(), fits, **options).get_weights()
     for one, other in zip(json.loads(values), wanted, strict=True):
-        close(one, other, 2e-5)
+        assert_close(one, other, 2e-5)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.rendezvous import versions
-from tests.kit.compare import all_close, close
+from keras_towers import compat
+from keras_towers.rendezvous import rank_checks
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
 from tests.processes import small as s
 
@@ -88,6 +89,8 @@ def unseeded_shuffles_and_draws_of_eager_steps_agree():
         assert (np.sort(part, 0) == np.sort(s.X, 0)).all()
         s.assert_equal_on_ranks(part.tobytes())
     assert (first != second).any()
+    # The seed of steps is not that of the script.
+    assert compat.global_seed() is None
     s.assert_equal_on_ranks(batches.read)
     s.assert_same_model(mine)
 
@@ -120,7 +123,7 @@ def other_data_is_refused_before_the_first_update():
         s.forget_seed()
         with s.refused("without a seed", *REMEDIES):
             s.fit(mine, whole.shuffle(s.COUNT).batch(s.COUNT), None)
-        all_close(mine.get_weights(), before, 0)
+        assert_all_close(mine.get_weights(), before, 0)
         with s.refused(OTHER):
             s.fit(mine, seeded, None, validation_data=shard)
         s.fit(mine, seeded, None)
@@ -208,6 +211,64 @@ def evaluate_predict_and_single_batches():
 
 
 @check
+def any_method_starts_with_the_weights_of_rank_0():
+    """And with those that rank 0 has loaded between two calls."""
+    x, y = s.X[:9], s.Y[:9]
+    loaded = [w + 1 for w in s.eager().get_weights()]
+
+    def twice(act, mine):
+        found = act(mine)
+        if s.RANK == 0:
+            mine.set_weights(loaded)
+        return found, act(mine)
+
+    for act in (
+        lambda it: it.train_on_batch(x, y),
+        lambda it: it.test_on_batch(x, y),
+        lambda it: it.predict_on_batch(x),
+        functools.partial(twice, lambda it: it.evaluate(x, y, verbose=0)),
+        functools.partial(twice, lambda it: it.predict(x, verbose=0)),
+    ):
+        s.assert_as_one_process(
+            s.eager(seed=s.RANK), act, s.eager() if s.RANK == 0 else None
+        )
+
+
+class BuiltByStep(keras.Model):
+    """A model that cannot be called on what its step gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data["x"]) - data["y"]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@check
+def variables_that_a_step_creates_are_those_of_rank_0():
+    def made(seed, **options):
+        keras.utils.set_random_seed(seed)
+        built = BuiltByStep()
+        built.compile("sgd", **options)
+        return built
+
+    for eagerly in (False, True):
+        s.assert_as_one_process(
+            made(s.RANK, run_eagerly=eagerly),
+            lambda it: s.fit(it, {"x": s.X, "y": s.Y}, None, batch_size=25),
+            made(0, run_eagerly=True),
+        )
+
+
+@check
 def statistics_of_each_tower_are_averaged():
     normalised = keras.layers.BatchNormalization(momentum=0.5)
     mine = keras.Sequential(
@@ -229,7 +290,7 @@ def statistics_of_each_tower_are_averaged():
         for rank in (0, 1):
             rows = s.X[start + 5 * rank : start + 5 * rank + 5]
             means[rank] = means[rank] * 0.5 + rows.mean(0) * 0.5
-    close(normalised.moving_mean, np.mean(means, 0))
+    assert_close(normalised.moving_mean, np.mean(means, 0))
 
 
 # Of each rank, which then has four batches or two.
@@ -283,9 +344,18 @@ def own_data_of_unequal_length():
             ),
             strategy=strategy,
         )
+    batches, endless = [], dataset.repeat()
+    noted = s.Does(on_predict_batch_end=batches.append)
     with strategy:
-        assert len(mine.predict(own[0], verbose=0)) == OWN_COUNT
-        s.fit(mine, dataset.repeat(), None, steps_per_epoch=5)
+        found = mine.predict(own[0], OWN_BATCH, verbose=0, callbacks=[noted])
+        assert len(found) == OWN_COUNT
+        s.fit(mine, endless, None, steps_per_epoch=5)
+        mine.predict(endless, steps=2 + s.RANK, verbose=0)
+        with s.refused("steps_per_epoch (rank 0: 3, rank 1: 4)"):
+            s.fit(mine, endless, None, steps_per_epoch=3 + s.RANK)
+        with s.refused("steps (rank 0: 3, rank 1: 4)"):
+            mine.evaluate(endless, steps=3 + s.RANK, verbose=0)
+    assert s.gather(len(batches)) == [4, 2]
     assert int(mine.optimizer.iterations) == 2 * 4 + 5
 
 
@@ -312,7 +382,7 @@ def other_versions_are_refused():
     mine = {"Keras": f"3.{s.RANK}", "Python": "3.11"}
     said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
     with (
-        mock.patch.object(versions, "process_facts", lambda engine: mine),
+        mock.patch.object(rank_checks, "process_facts", lambda engine: mine),
         s.refused(said, "install the same"),
     ):
         s.Strategy()._config.transport.compare()
@@ -355,7 +425,7 @@ def own_loop():
     losses = [step(batch) for batch in shards]
     alone = s.model(optimizer="adam")
     step = s.own_step(tf.distribute.get_strategy(), alone)
-    close(losses, [step(batch) for batch in data], 1e-5)
+    assert_close(losses, [step(batch) for batch in data], 1e-5)
     s.assert_same_model(mine, alone)
     rows = tf.constant([[float(s.RANK)]])
     gathered = strategy.gather(strategy.run(lambda: rows), axis=0)
@@ -390,7 +460,7 @@ def a_rank_leaves_a_block_by_itself_whatever_it_has_made():
         total = mine.metrics[0].variables[0]
         # The replicas go on with it.
         s.own_step(strategy, mine)((s.X[:25], s.Y[:25]))
-        close(total.value.read_value(), before)
+        assert_close(total.value.read_value(), before)
         if s.RANK == 0:
             s.gather("rank 1 has left")
         raise s.Boom

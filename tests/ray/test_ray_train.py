@@ -8,7 +8,7 @@ import keras
 import psutil
 import pytest
 
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 from tests.kit.processes import all_gone
 
 pytest.importorskip("ray.train", reason="Ray is not installed: make test-ray")
@@ -89,5 +89,5 @@ def test_a_lost_worker_does_not_change_the_weights(
     history, expected = train_alone(tmp_path / "alone", monkeypatch)
     found = keras.saving.load_model(tmp_path / "model.keras")
     for one, other in zip(found.weights, expected.weights, strict=True):
-        close(one, other)
-    close(result.return_value["loss"], history["loss"], 1e-5)
+        assert_close(one, other)
+    assert_close(result.return_value["loss"], history["loss"], 1e-5)

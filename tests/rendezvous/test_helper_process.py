@@ -1,9 +1,13 @@
 """A process beside each rank sends its heartbeat, and serves the store."""
 
 import ctypes
+import dataclasses
 import os
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from keras_towers import settings
@@ -14,7 +18,7 @@ from keras_towers.rendezvous.helper_process import (
 )
 from keras_towers.rendezvous.liveness import State
 from keras_towers.rendezvous.store import Endpoint, Progress
-from tests.kit.processes import wait_until
+from tests.kit.processes import all_gone, wait_until
 
 SIZE = 3
 ANYWHERE = Endpoint("127.0.0.1", 0, "")
@@ -80,3 +84,32 @@ def test_a_port_that_is_taken_is_an_error(helpers):
     helpers.append(serving)
     with pytest.raises(OSError, match="in use"):
         start_store(taken, SIZE)
+
+
+# It starts a heartbeat and a process that keeps the heartbeat's pipe open.
+KILLED = """
+import os, sys, time
+from keras_towers.rendezvous.helper_process import start_heartbeat
+from keras_towers.rendezvous.store import Endpoint
+helper = start_heartbeat(Endpoint(*eval(sys.argv[1])), 1)
+child = os.fork() or time.sleep(60) or os._exit(0)
+print(helper.pid, child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_heartbeat_does_not_outlive_its_rank(helpers):
+    """Even if a child of the rank does, with all files of the rank."""
+    serving, endpoint = start_store(ANYWHERE, SIZE)
+    helpers.append(serving)
+    place = repr(dataclasses.astuple(endpoint))
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, place], stdout=subprocess.PIPE, text=True
+    ) as rank:
+        beating, child = map(int, rank.stdout.readline().split())
+        helper = psutil.Process(beating)
+        rank.kill()
+        try:
+            assert all_gone([helper])
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -5,7 +5,7 @@ import pytest
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import hosts
 from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
-from tests.kit.scripts import variables
+from tests.kit.scripts import parse_variables
 
 pytestmark = pytest.mark.core
 
@@ -72,7 +72,7 @@ MPI_OPERATOR = "the MPI Operator"
 def test_allocation(tmp_path, monkeypatch, environment, text, manager, hosts):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts").write_text(text)
-    found = allocation(variables(environment))
+    found = allocation(parse_variables(environment))
     assert found == (manager, hosts)
 
 

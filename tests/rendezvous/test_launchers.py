@@ -3,29 +3,31 @@
 import pytest
 
 from keras_towers.rendezvous.launchers import detect
-from tests.kit.scripts import variables
+from tests.kit.scripts import parse_variables
 
 pytestmark = pytest.mark.core
 
 
-OPEN_MPI = variables(
+OPEN_MPI = parse_variables(
     "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4"
     " PMIX_RANK=1 PMIX_NAMESPACE=1393950721"
 )
-BATCH_SCRIPT = variables(
+BATCH_SCRIPT = parse_variables(
     "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n[1-2]"
     " SLURM_TASKS_PER_NODE=2(x2)"
 )
-STEP = BATCH_SCRIPT | variables(
+STEP = BATCH_SCRIPT | parse_variables(
     "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2"
     " SLURM_STEP_NODELIST=n[1-2] SLURM_PROCID=3"
 )
-HYDRA = variables("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2")
-TORCHRUN = variables(
+HYDRA = parse_variables(
+    "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2"
+)
+TORCHRUN = parse_variables(
     "RANK=2 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29400"
     " TORCHELASTIC_RUN_ID=none"
 )
-INDEXED = variables("JOB_COMPLETION_INDEX=1")
+INDEXED = parse_variables("JOB_COMPLETION_INDEX=1")
 ALONE = "KERAS_TOWERS_RANK=0 KERAS_TOWERS_SIZE=1"
 KUBERNETES = "Kubernetes (an indexed Job)"
 
@@ -45,13 +47,13 @@ KUBERNETES = "Kubernetes (an indexed Job)"
     ],
 )
 def test_the_launcher(environment, more, found):
-    one = detect(environment | variables(more))
+    one = detect(environment | parse_variables(more))
     assert not one.horovod_reads_variables
     assert found == (
         *(one.name, one.rank, one.size, one.one_machine),
         *(one.address, one.speaks_mpi),
     )
-    ours = variables("HOROVOD_RANK=1 HOROVOD_SIZE=2")
+    ours = parse_variables("HOROVOD_RANK=1 HOROVOD_SIZE=2")
     assert detect(environment | ours).horovod_reads_variables
 
 

@@ -13,10 +13,10 @@ from keras_towers.rendezvous import launchers, meet
 from keras_towers.rendezvous.meet import RendezvousFile
 from keras_towers.rendezvous.store import Endpoint
 from tests.kit.processes import wait_until
-from tests.kit.scripts import variables
+from tests.kit.scripts import parse_variables
 
 MEMBER = launchers.detect(
-    variables(
+    parse_variables(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
     )
 )
@@ -25,7 +25,7 @@ ENDPOINT = Endpoint("127.0.0.1", 9, "secret")
 JOIN = """
 import json, os, sys, time
 from keras_towers.rendezvous import meet
-meet.join()
+meet.join_job()
 kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
 print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
 sys.stdout.flush()
@@ -36,7 +36,7 @@ while not os.path.exists(os.environ["KERAS_TOWERS_RENDEZVOUS_FOLDER"] + "/met"):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(settings.RENDEZVOUS_FOLDER, str(tmp_path))
+    monkeypatch.setenv(settings.ENV_RENDEZVOUS_FOLDER, str(tmp_path))
     return tmp_path / f"keras_towers-{os.getuid()}"
 
 
@@ -45,7 +45,7 @@ def start(folder, tasks):
     """Start a process that Slurm would have made a rank."""
 
     def start(rank, size=2, **more):
-        slurm = variables(
+        slurm = parse_variables(
             "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
             f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
         )
@@ -93,7 +93,7 @@ def test_the_file_is_private(folder):
 )
 def test_what_the_user_has_set(monkeypatch, environment, said):
     monkeypatch.setenv("KERAS_TOWERS_SECRET", "short")
-    for name, value in variables(environment).items():
+    for name, value in parse_variables(environment).items():
         monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
         meet.given_endpoint()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous import store, store_server
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store import SIGNATURE, Progress, path_token, sign
 from keras_towers.rendezvous.store_server import StoreServer, late_ranks
@@ -23,7 +23,7 @@ def server(monkeypatch):
     monkeypatch.setattr(settings, "HOLD_S", 0.5)
     started = StoreServer("127.0.0.1", secret=SECRET)
     port = started.endpoint.port
-    started.begin(place_ranks(["h", "h"]))
+    started.begin_round(place_ranks(["h", "h"]))
     yield SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
         path=f"/{path_token(SECRET)}:{port}",
@@ -57,6 +57,14 @@ def test_requests_without_the_token_are_refused(server):
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"here") == 200
     assert server.values["worker_addresses"] == {"h:0": b"here"}
+
+
+def test_values_that_are_too_large_are_refused(server, monkeypatch):
+    """They are read before it is known who sends them."""
+    monkeypatch.setattr(store_server, "_MAX_BYTES", 10)
+    path = f"{server.path}/worker_addresses/h:0"
+    assert ask(server, "PUT", path, b"x" * 11) == 403
+    assert ask(server, "PUT", path, b"x" * 10) == 200
 
 
 def test_only_values_are_served(server, tmp_path, monkeypatch):
@@ -139,8 +147,8 @@ def test_no_proxy_is_asked(server, monkeypatch):
 
 def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert SECRET not in path_token(SECRET)
-    monkeypatch.setenv(settings.SECRET, SECRET)
-    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
+    monkeypatch.setenv(settings.ENV_SECRET, SECRET)
+    monkeypatch.setenv(settings.ENV_STORE, "127.0.0.1:1")
     monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
     assert store.from_environment()
     # Under Horovod's own launcher, in a rank of ours, and there.
@@ -187,7 +195,7 @@ def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
     server.client.report(3, Progress(6, 5, 1, "step 1"))
     assert server.client.report(2, Progress(6, 5, 1, "step 1"))["late"] == {}
     # Those of a new round report anew.
-    server.here.begin(place_ranks(["h"] * 6))
+    server.here.begin_round(place_ranks(["h"] * 6))
     late = server.client.report(2, Progress(6, 5))["late"]
     assert late == {"rank 3": silent}
 

@@ -7,9 +7,9 @@ import threading
 import tensorflow as tf
 
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import END, Event, Group
+from keras_towers.replicas.named_resources import free, run_flat
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import free, run_flat
+from keras_towers.replicas.replica_group import END, Event, Group
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60
@@ -34,11 +34,11 @@ class Game:
         self._groups = [self.connect(replica) for replica in range(replicas)]
         self.group = self._groups[0]
         self.group.initialize()
-        self.group.calls("begin", self.group.begin)
+        self.group.calls("begin", self.group.start_over)
         self.first = self.group.global_step()
         for replica, group in enumerate(self._groups):
             group.send(Event.STARTED, replica)
-            group.calls("first", lambda r=replica, g=group: g.start(r))
+            group.calls("first", lambda r=replica, g=group: g.start_gradient(r))
         # It waits in a separate thread.
         self.coordinator = self.coordinator_of(
             self.group.run_by(run_flat),
@@ -55,7 +55,7 @@ class Game:
     def apply(self, count, tokens):
         @tf.function(autograph=False)
         def take():
-            return self.group.take(tf.constant(count))
+            return self.group.take_arrivals(tf.constant(count))
 
         @tf.function(autograph=False)
         def advance():
@@ -69,7 +69,7 @@ class Game:
     def start(self, replica):
         """Begin to compute a gradient with the current weights."""
         group = self._groups[replica]
-        group.calls("start", lambda: group.start(replica))
+        group.calls("start", lambda: group.start_gradient(replica))
 
     def push(self, *replicas):
         """Push a gradient of each replica."""
@@ -94,7 +94,9 @@ class Game:
         found, group = [], self._groups[replica]
 
         def wait():
-            found.extend(group.calls("wait", lambda: group.wait(replica)))
+            found.extend(
+                group.calls("wait", lambda: group.wait_for_token(replica))
+            )
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
@@ -107,16 +109,16 @@ class Game:
         """Restart a replica; return how many gradients it had pushed."""
         self._groups[replica] = group = self.connect(replica)
         pushed = group.pushed(replica)
-        group.enter(replica)
+        group.request_tokens(replica)
         return pushed
 
     def settle(self):
         """Wait until all events so far are handled."""
-        self.coordinator.settle(Event.SYNC)
+        self.coordinator.wait_until_handled(Event.SYNC)
 
     def counts(self):
         """Return the counts after all events so far, and the last update."""
-        self.coordinator.settle(Event.FLUSH)
+        self.coordinator.wait_until_handled(Event.FLUSH)
         return self.coordinator.counts
 
     def has_token(self, replica):
@@ -130,7 +132,7 @@ def played(*args, kind=Game, **kwargs):
     try:
         yield game
     finally:
-        game.coordinator.end()
+        game.coordinator.stop()
         free(game.name)
     assert not game.coordinator.is_alive()
     assert not game.errors

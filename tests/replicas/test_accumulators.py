@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import GradientSpec, accumulator
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 
 DEVICE = "/device:CPU:1"
 _numbers = itertools.count()
@@ -40,8 +40,8 @@ class Averaged:
             grad,
         )
 
-    def take(self, count):
-        take = tf.function(self.accumulator.take, autograph=False)
+    def take_average(self, count):
+        take = tf.function(self.accumulator.take_average, autograph=False)
         return take(tf.constant(count))
 
     def begin_anew(self, step):
@@ -76,8 +76,8 @@ def test_gradients_that_are_too_old_are_dropped(sparse):
     def is_average(step):
         averaged.push(bad, step - 1)
         averaged.push(value, step)
-        average = tf.convert_to_tensor(averaged.take(1))
-        close(average, tf.convert_to_tensor(value))
+        average = tf.convert_to_tensor(averaged.take_average(1))
+        assert_close(average, tf.convert_to_tensor(value))
 
     # All gradients that have arrived are averaged, also more than needed.
     averaged.push(value, step=0, number=1)
@@ -96,7 +96,7 @@ def test_every_slice_is_kept():
     averaged = Averaged((5, 2), sparse=True)
     averaged.push(slices([4, 1, 4], [1.0, 2.0, 3.0]), step=0, number=0)
     averaged.push(slices([4, 0], [5.0, 7.0]), step=0, number=1)
-    average = averaged.take(2)
+    average = averaged.take_average(2)
     assert rows_of(average) == [
         (0, 3.5),
         (1, 1.0),
@@ -108,7 +108,7 @@ def test_every_slice_is_kept():
     # Empty gradients count.
     averaged.push(slices([], []), step=1, number=0)
     averaged.push(slices([3], [8.0]), step=1, number=1)
-    assert rows_of(averaged.take(2)) == [(3, 4.0)]
+    assert rows_of(averaged.take_average(2)) == [(3, 4.0)]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -121,12 +121,12 @@ def test_dtypes(dtype, sparse):
         if sparse:
             grad = tf.IndexedSlices(grad, tf.range(5), tf.constant([5, 2]))
         averaged.push(grad, step=0, number=number)
-    average = averaged.take(2)
+    average = averaged.take_average(2)
     assert average.dtype == dtype
     values = average.values if sparse else average
     # Slices of two gradients come one after the other.
     total = tf.cast(values, tf.float64).numpy().sum()
-    close(total / 10, float(tf.cast(60_000.0, dtype)), 1e-6)
+    assert_close(total / 10, float(tf.cast(60_000.0, dtype)), 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.complex64])
@@ -139,6 +139,6 @@ def test_rows_that_cannot_be_numbered_are_refused():
     most = (1 << 29) - 1
     averaged = Averaged((most, 2), sparse=True)
     averaged.push(slices([most - 1], [1.0], (most, 2)), step=0)
-    assert rows_of(averaged.take(1)) == [(most - 1, 1.0)]
+    assert rows_of(averaged.take_average(1)) == [(most - 1, 1.0)]
     with pytest.raises(TowerError, match="divide the weight into several"):
         Averaged((most + 1, 2), sparse=True)

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.group import END, Event
 from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_group import END, Event
 from tests.kit.leaving import Boom
 from tests.replicas.game import SECONDS, Game, played
 
@@ -29,7 +29,7 @@ def test_updates_do_not_wait_for_replicas_that_have_left():
         game.push(0)
         assert game.wait(0) == [2]
         # The end releases replicas.
-        game.group.end(1)
+        game.group.send_end(1)
         assert game.wait(1) == [END]
 
 
@@ -93,8 +93,8 @@ def test_the_wait_for_a_hanging_update_is_limited():
     free = threading.Event()
     game.coordinator._apply = lambda count, tokens: free.wait(60) and []
     game.push(0)
-    wait = functools.partial(game.coordinator.settle, Event.FLUSH)
-    for waits in (wait, game.coordinator.end):
+    wait = functools.partial(game.coordinator.wait_until_handled, Event.FLUSH)
+    for waits in (wait, game.coordinator.stop):
         with pytest.raises(TowerError, match="not applied within 0.5 s"):
             waits()
     free.set()
@@ -114,5 +114,5 @@ def test_an_error_ends_the_coordinator():
     (error,) = game.errors
     assert isinstance(error, Boom)
     # Later waits return at once.
-    game.coordinator.settle(Event.FLUSH)
-    game.coordinator.end()
+    game.coordinator.wait_until_handled(Event.FLUSH)
+    game.coordinator.stop()

@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from keras_towers.replicas import coordinator
-from keras_towers.replicas.asynchronous import threads
+from keras_towers.replicas import coordinator, tower_threads
 
-NAMES = (threads.NAME, coordinator.NAME)
+NAMES = (tower_threads.NAME, coordinator.NAME)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import close, same_history
+from tests.kit.compare import assert_close, assert_same_history
 from tests.kit.training import STEPS, X, Y, fit, linear
 from tests.strategies import async_cases as cases
 
@@ -35,7 +35,7 @@ def test_metrics_are_exact_sums():
     reference.run_eagerly = True
     wanted = weighted(reference)
     with kt.AsyncTowerStrategy(2):
-        same_history(weighted(model), wanted)
+        assert_same_history(weighted(model), wanted)
 
 
 class Slow(keras.metrics.Metric):
@@ -91,7 +91,9 @@ def test_callbacks_see_every_step_and_the_last_exactly():
     assert steps == [*range(14)] * 2
     # One batch in each tower, and one that waits for it.
     assert max(ahead) <= 4
-    same_history(last, {name: values[-1] for name, values in history.items()})
+    assert_same_history(
+        last, {name: values[-1] for name, values in history.items()}
+    )
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
@@ -107,7 +109,7 @@ def test_logs_that_are_no_metrics(eagerly):
     assert history.keys() == {"loss", "this_batch", "double"}
     own = np.array(history["this_batch"])
     assert (own > 0).all()
-    close(2 * own, history["double"])
+    assert_close(2 * own, history["double"])
 
 
 def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
@@ -138,5 +140,5 @@ def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
     for epoch in (0, 1):
         for name in ("mean", "max"):
             value = there[f"epoch_staleness_{name}", epoch]
-            close(value, getattr(seen[epoch], name))
+            assert_close(value, getattr(seen[epoch], name))
         assert ("staleness", epoch) in there

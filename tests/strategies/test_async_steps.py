@@ -1,5 +1,7 @@
 """Asynchronous towers: every batch is one step, and no step is lost."""
 
+import os
+import signal
 import time
 
 import keras
@@ -8,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import all_close, close
-from tests.kit.long import some_of
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ordinary import Originals
+from tests.kit.sampling import sample_of
 from tests.kit.training import BATCH, STEPS, X, fit
 from tests.kit.training import linear as small
 from tests.strategies import async_cases as cases
@@ -67,7 +69,7 @@ def test_a_step_that_changes_within_a_fit():
         fit(model, 3, callbacks=[cases.callback(on_epoch_begin=freeze)])
     assert int(model.optimizer.iterations) == 3 * STEPS
     assert not np.array_equal(before[0][0], before[1][0])
-    all_close(before[1], layer.get_weights(), 0)
+    assert_all_close(before[1], layer.get_weights(), 0)
 
 
 class Draws(cases.Traced):
@@ -139,7 +141,7 @@ def slow_constraint(weight):
 
 @pytest.mark.parametrize(
     "options, constraint",
-    some_of(
+    sample_of(
         [
             ({"gradient_accumulation_steps": 4}, None),
             ({"use_ema": True, "ema_momentum": 0.9}, None),
@@ -161,7 +163,56 @@ def test_optimizers_that_read_and_write_lose_nothing(options, constraint):
     with kt.AsyncTowerStrategy(2, scale_gradient=False):
         model = train(run_eagerly=False)
     assert model.optimizer.iterations == reference.optimizer.iterations
-    all_close(model.weights, reference.weights, 1e-4)
+    assert_all_close(model.weights, reference.weights, 1e-4)
+
+
+@tf.custom_gradient
+def slow_backwards(out):
+    """Takes its time between the loss and the gradients."""
+
+    def wait(gradient):
+        time.sleep(0.01)
+        return gradient
+
+    def backward(upstream):
+        waited = tf.py_function(wait, [upstream], upstream.dtype)
+        return tf.ensure_shape(waited, upstream.shape)
+
+    return tf.identity(out), backward
+
+
+def test_gradients_are_unscaled_as_their_own_loss_was_scaled():
+    """Although each update of another tower changes the scale."""
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=8.0, dynamic_growth_steps=1
+    )
+    model = linear(optimizer)
+    model.compile(optimizer, lambda y, out: slow_backwards(out) * y)
+    kernel = model.layers[0].kernel
+    wanted = kernel.numpy() - 0.5 * 2 * EPOCH
+    with kt.AsyncTowerStrategy(2, scale_gradient=False):
+        fit(model, y=cases.TARGETS, epochs=2)
+    assert int(optimizer.dynamic_scale) == 8 << 2 * STEPS
+    assert_close(kernel, wanted, 1e-5)
+
+
+def test_a_backup_within_an_epoch_has_every_batch_that_was_handed_out(tmp_path):
+    def train(*callbacks):
+        model = linear(keras.optimizers.SGD(0.5))
+        model.compile(model.optimizer, lambda y, out: slow_backwards(out) * y)
+        before = model.layers[0].kernel.numpy()
+        callbacks = [*callbacks, kt.Backup(tmp_path)]
+        with kt.AsyncTowerStrategy(2, scale_gradient=False):
+            fit(model, y=cases.TARGETS, epochs=2, callbacks=callbacks)
+        return model.layers[0].kernel - before
+
+    def end(batch, logs):
+        if batch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        train(cases.callback(on_train_batch_end=end))
+    assert_close(train(), -0.5 * 2 * EPOCH, 1e-5)
 
 
 def test_training_in_a_callback():
@@ -185,4 +236,4 @@ def test_training_in_a_callback():
         fit(model, y=cases.TARGETS, epochs=2, callbacks=[watch])
     originals.assert_back()
     assert steps == [STEPS, STEPS]
-    close(kernel, wanted, 1e-5)
+    assert_close(kernel, wanted, 1e-5)

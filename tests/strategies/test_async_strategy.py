@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
@@ -40,14 +40,16 @@ def test_other_methods_are_exact():
     reference.run_eagerly = True
     wanted = [reference.train_on_batch(X[:9], Y[:9]) for _ in range(2)]
     with kt.AsyncTowerStrategy(2):
-        close([model.train_on_batch(X[:9], Y[:9]) for _ in range(2)], wanted)
-        all_close(model.weights, reference.weights)
+        assert_close(
+            [model.train_on_batch(X[:9], Y[:9]) for _ in range(2)], wanted
+        )
+        assert_all_close(model.weights, reference.weights)
         fit(model)
         inside = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         outputs = model.predict(X, batch_size=BATCH, verbose=0)
     model.run_eagerly = True
-    close(model.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
-    close(model(X), outputs)
+    assert_close(model.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
+    assert_close(model(X), outputs)
     assert int(model.optimizer.iterations) == 2 + STEPS
 
 
@@ -72,9 +74,9 @@ def test_a_model_built_inside_and_a_custom_loop():
 
     with strategy.scope():
         losses = strategy.experimental_local_results(on_replicas(X, Y))
-    close(losses, [step(reference, X, Y) / 2] * 2)
+    assert_close(losses, [step(reference, X, Y) / 2] * 2)
     # Here the towers wait for each other.
-    all_close(model.weights, reference.weights)
+    assert_all_close(model.weights, reference.weights)
     assert int(model.optimizer.iterations) == STEPS + 1
 
 

@@ -13,9 +13,9 @@ from keras_towers.strategies import keras_distribution as distribution_lib
 from tests.exactness import models as m
 from tests.kit.compare import (
     assert_exact,
+    assert_same_history,
+    assert_same_model,
     assert_towers_equal,
-    same_history,
-    same_model,
 )
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, fit, linear
@@ -115,10 +115,10 @@ def test_a_model_stays_on_towers_until_the_distribution_ends():
     set_distribution(None)
     originals.assert_back()
     for mine, wanted in zip(found, history, strict=True):
-        same_history(mine, wanted)
-    same_model(model, reference)
+        assert_same_history(mine, wanted)
+    assert_same_model(model, reference)
     # Each goes on as an ordinary model.
-    same_history(fit(model), fit(reference))
+    assert_same_history(fit(model), fit(reference))
 
 
 def test_a_model_follows_the_distribution():
@@ -144,7 +144,7 @@ def test_a_model_follows_the_distribution():
     keras.utils.clear_session()
     step(model)
     assert_ordinary(model)
-    same_model(model, reference)
+    assert_same_model(model, reference)
 
 
 def test_a_distribution_inside_a_strategy_is_refused():

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
-from tests.kit.long import some_of
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ordinary import assert_ordinary
+from tests.kit.sampling import sample_of
 from tests.kit.training import linear
 from tests.strategies.async_cases import Pieces, callback
 from tests.strategies.before import Before
@@ -79,7 +79,7 @@ CALLS = {
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("name", some_of(CALLS))
+@pytest.mark.parametrize("name", sample_of(CALLS))
 def test_callbacks_get_the_events_of_keras(name):
     def events_of(steps_per_execution):
         model, events = make(), Events()
@@ -151,10 +151,10 @@ def test_weights_and_optimizer_stay_as_they_are():
         assert model.train_on_batch(X, Y) == []
         assert model.train_on_batch(X, Y, return_dict=True) == {}
     was.assert_still()
-    all_close(model.optimizer.variables, state, 0)
+    assert_all_close(model.optimizer.variables, state, 0)
 
 
-@pytest.mark.parametrize("data", some_of(["dataset", Pieces()]))
+@pytest.mark.parametrize("data", sample_of(["dataset", Pieces()]))
 def test_a_model_that_is_not_built_gets_its_weights(tmp_path, data):
     read, at_start = [], []
     data = counted(read) if isinstance(data, str) else data
@@ -172,7 +172,7 @@ def test_a_model_that_is_not_built_gets_its_weights(tmp_path, data):
     assert not read
     assert model.optimizer.built
     model.load_weights(path)
-    all_close(model.get_weights(), at_start, 0)
+    assert_all_close(model.get_weights(), at_start, 0)
     assert_ordinary(model)
     fit(model)
 
@@ -208,7 +208,7 @@ def test_callbacks_may_compute_and_leave():
     was, function = Before(model), model.train_function
 
     def compute(batch, logs):
-        close(model.evaluate(X, Y, verbose=0), wanted)
+        assert_close(model.evaluate(X, Y, verbose=0), wanted)
         assert model.train_on_batch(X, Y) == []
         raise KeyboardInterrupt
 

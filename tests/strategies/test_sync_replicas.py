@@ -12,7 +12,12 @@ import keras_towers as kt
 from keras_towers.errors import TowerError
 from tests.exactness import models as m
 from tests.fit.step.acts import Twice
-from tests.kit.compare import all_close, close, same_history, same_model
+from tests.kit.compare import (
+    assert_all_close,
+    assert_close,
+    assert_same_history,
+    assert_same_model,
+)
 from tests.kit.leaving import Boom
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
@@ -85,7 +90,7 @@ def test_a_step_does_not_change_within_a_fit():
         fit(model, epochs=2, callbacks=[watch])
         model.make_train_function(force=True)
         fit(model)
-    same_model(model, reference)
+    assert_same_model(model, reference)
 
 
 def test_shared_tokens():
@@ -138,7 +143,7 @@ def test_moving_averages(towers):
 
     def check():
         for weight, value in zip(model.weights, wanted, strict=True):
-            close(strategy.average_of(weight), value)
+            assert_close(strategy.average_of(weight), value)
 
     averages = tf.train.ExponentialMovingAverage(0.9)
     strategy = kt.SyncReplicasStrategy(
@@ -176,14 +181,14 @@ def test_fits_of_several_models():
             fit(first, callbacks=[cases.callback(on_train_batch_end=leave)])
         # One of two gradients has come.
         assert int(first.optimizer.iterations) == 0
-        all_close(first.get_weights(), weights, 0)
+        assert_all_close(first.get_weights(), weights, 0)
         first.fit(**small)
-        same_history(second.fit(**small, epochs=2).history, wanted)
+        assert_same_history(second.fit(**small, epochs=2).history, wanted)
         assert strategy.counts.updates == 2 * STEPS
         first.fit(**small)
         assert strategy.counts.updates == STEPS
         for model in (first, second):
-            same_model(model, reference)
+            assert_same_model(model, reference)
     assert strategy.counts.updates == STEPS
     originals.assert_back()
 
@@ -216,7 +221,7 @@ def test_callbacks_that_evaluate_and_train():
     for _ in range(2):
         fit(reference, x=x, y=y)
         reference.train_on_batch(X[:8], Y[:8])
-    all_close(model.weights, reference.weights)
+    assert_all_close(model.weights, reference.weights)
 
 
 def test_blocks_leave_nothing_behind(monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import outcome
+from tests.kit.compare import use_model
 from tests.kit.training import fit, linear
 
 pytestmark = pytest.mark.core
@@ -38,5 +38,5 @@ def test_one_tower_is_plain_keras(towers):
         fit(model, callbacks=[watch])
 
     # It is an ordinary model, with the same variables, afterwards.
-    outcome(linear, act, strategy)
+    use_model(linear, act, strategy)
     assert set(seen) == {not alone}

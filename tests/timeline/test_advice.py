@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step.function import GraphFunction
+from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.timeline.phases import advise
-from tests.kit.traces import timed
+from tests.kit.traces import fit_with_timeline
 from tests.kit.training import STEPS, linear
 
 PHASES = {
@@ -89,7 +89,7 @@ def slow_tower(monkeypatch):
 
 
 def test_a_slow_tower_is_named(path, slow_tower):
-    _, timeline, found = timed(path, linear(), epochs=2)
+    _, timeline, found = fit_with_timeline(path, linear(), epochs=2)
     # Of one of two towers.
     assert timeline.phases["compute"] > 100 / 2
     assert timeline.phases["wait"] > 50 / 2
@@ -109,7 +109,9 @@ class EveryFourth(keras.callbacks.Callback):
 
 
 def test_slow_callbacks_are_named(path, capsys):
-    _, timeline, found = timed(path, epochs=3, callbacks=[EveryFourth()])
+    _, timeline, found = fit_with_timeline(
+        path, epochs=3, callbacks=[EveryFourth()]
+    )
     assert sum(event["dur"] > 199_000 for event in found["callbacks"]) >= 3
     assert timeline.phases["callbacks"] > 30
     assert timeline.advice.startswith("callbacks take")

@@ -12,9 +12,9 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.context import marks
 from keras_towers.timeline import callback as timeline_lib
-from tests.kit.compare import all_close
-from tests.kit.long import some_of
-from tests.kit.traces import by_step, end, timed, written
+from tests.kit.compare import assert_all_close
+from tests.kit.sampling import sample_of
+from tests.kit.traces import by_step, end, fit_with_timeline, read_trace
 from tests.kit.training import STEPS, X, Y, fit, linear
 
 PHASES = ["compute", "wait", "reduction", "update"]
@@ -30,7 +30,7 @@ PHASES = ["compute", "wait", "reduction", "update"]
 )
 def test_every_step_of_every_tower_is_there(path, name, options, updating):
     strategy = kt.strategy(name, towers=2, **options)
-    _, timeline, found = timed(path, strategy=strategy, epochs=2)
+    _, timeline, found = fit_with_timeline(path, strategy=strategy, epochs=2)
     steps, towers = range(2 * STEPS), (1, 2)
     every = list(itertools.product(steps, towers))
     phases = {name: by_step(found.get(name, [])) for name in PHASES}
@@ -72,7 +72,7 @@ IN_COMMON, ALONE = ["step", "callbacks"], ["a tower's step"]
 )
 def test_steps_that_are_not_divided(path, make, phases):
     """Of towers that have no step in common, of one tower, and of none."""
-    _, timeline, found = timed(path, strategy=make(), epochs=2)
+    _, timeline, found = fit_with_timeline(path, strategy=make(), epochs=2)
     assert len(found["step"]) == 2 * STEPS
     assert list(timeline.phases) == phases
     # The rows of towers are behind that of the host.
@@ -85,7 +85,7 @@ def test_steps_that_are_not_divided(path, make, phases):
 
 
 def test_eager_steps_are_not_measured(path):
-    _, timeline, found = timed(path, linear(run_eagerly=True))
+    _, timeline, found = fit_with_timeline(path, linear(run_eagerly=True))
     assert "compute" not in found
     assert "without run_eagerly=True" in timeline.advice
 
@@ -97,7 +97,7 @@ def test_a_long_fit_keeps_its_last_steps(path, monkeypatch):
     timeline = kt.Timeline(path, steps=2)
     with kt.TowerStrategy(2):
         fit(linear(), 3, callbacks=[timeline])
-    found, last = written(path), {3 * STEPS - 2, 3 * STEPS - 1}
+    found, last = read_trace(path), {3 * STEPS - 2, 3 * STEPS - 1}
     for name in ("compute", "reduction", "update", "input"):
         assert {e["args"]["step"] for e in found[name]} == last
     assert timeline.phases["compute"] > 0
@@ -116,7 +116,7 @@ def test_with_a_list_of_callbacks_of_keras(path):
         fit(model, callbacks=listed)
     assert listed.callbacks == before
     assert seen == list(range(STEPS))
-    assert len(written(path)["compute"]) == STEPS * 2
+    assert len(read_trace(path)["compute"]) == STEPS * 2
 
 
 def draws(x):
@@ -126,7 +126,7 @@ def draws(x):
 
 # Marks must not change what TensorFlow's graph optimizer fuses.
 @pytest.mark.optimized
-@pytest.mark.parametrize("each_tower_traces", some_of([True, False]))
+@pytest.mark.parametrize("each_tower_traces", sample_of([True, False]))
 def test_weights_are_the_same_without(path, each_tower_traces):
     def trained(*callbacks):
         keras.backend.clear_session()
@@ -148,8 +148,8 @@ def test_weights_are_the_same_without(path, each_tower_traces):
     weights, history = trained(kt.Timeline(path))
     wanted, expected = trained()
     assert history == expected
-    all_close(weights, wanted, 0)
-    assert len(written(path)["compute"]) == 2 * STEPS * 2
+    assert_all_close(weights, wanted, 0)
+    assert len(read_trace(path)["compute"]) == 2 * STEPS * 2
 
 
 class Fails(keras.callbacks.Callback):
@@ -168,7 +168,7 @@ def test_fits_after_one_that_was_interrupted(path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             fit(model, callbacks=[timeline, Fails()])
         # What there is has been written.
-        assert len(written(path)["compute"]) == 3 * 2
+        assert len(read_trace(path)["compute"]) == 3 * 2
         traces = len(marked)
         assert traces > 0
         fit(model)
@@ -176,7 +176,7 @@ def test_fits_after_one_that_was_interrupted(path, monkeypatch):
         assert len(marked) == traces, "a fit without Timeline has marks"
         fit(model, callbacks=[timeline])
     assert len(marked) > traces
-    assert len(written(path)["compute"]) == STEPS * 2
+    assert len(read_trace(path)["compute"]) == STEPS * 2
 
 
 def test_a_folder_that_is_gone_loses_no_history(tmp_path, caplog, capsys):

@@ -61,7 +61,7 @@ def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
         # It has lost the first one.
         of_rank("a", theirs[1:], first_step=1),
     ]
-    recording.align(ranks)
+    recording.align_clocks(ranks)
     one, other, third = (of.stamps for of in ranks)
     np.testing.assert_array_equal(one, mine[1:])
     np.testing.assert_array_equal(other[[0, 1, 3]], one[[0, 1, 3]])

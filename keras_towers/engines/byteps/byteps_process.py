@@ -14,9 +14,12 @@ from types import ModuleType
 from keras_towers import settings
 from keras_towers.engines.byteps import dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import launchers, tf_config, versions, watch
+from keras_towers.rendezvous import launchers, rank_checks, tf_config, watch
 from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
+from keras_towers.settings import (
+    ENV_BYTEPS_LAUNCHED,
+    ENV_START_TIMEOUT,
+)
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000
@@ -44,7 +47,7 @@ def connect(bps: ModuleType) -> None:
         )
     if _worker is None and member is None:
         tf_config.refuse_unread("BytePS")
-    versions.compare_with_first_rank("BytePS")
+    rank_checks.compare_with_first_rank("BytePS")
     dmlc.set_defaults(_worker)
     with _limit_start(_worker), _coarse_timers():
         bps.init(lazy=False)
@@ -81,12 +84,12 @@ def _limit_start(worker: str | None) -> Iterator[None]:
 
     An exception could not interrupt BytePS's C++ code.
     """
-    limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
+    limit_s = seconds(ENV_START_TIMEOUT, settings.START_TIMEOUT_S)
     text = (
         f"{worker} has waited {limit_s:.0f} s for the scheduler and all "
         "servers and workers. Do they run, reach that address, and have the "
         f"same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each worker "
-        f"another {dmlc.WORKER_ID}? {START_TIMEOUT} sets the seconds."
+        f"another {dmlc.WORKER_ID}? {ENV_START_TIMEOUT} sets the seconds."
     )
     timer = threading.Timer(limit_s, watch.end_process, [text])
     timer.daemon = True
@@ -106,7 +109,7 @@ def _leave_job(bps: ModuleType) -> None:
     after an error in this process, the wait might never end.
     """
     failed = getattr(sys, "last_value", None) is not None
-    if _worker is not None and (BYTEPS_LAUNCHED in os.environ or failed):
+    if _worker is not None and (ENV_BYTEPS_LAUNCHED in os.environ or failed):
         # BytePS's destructors would crash while its threads run. So end the
         # process, with its exit code, before they are called.
         libc = ctypes.CDLL(None)

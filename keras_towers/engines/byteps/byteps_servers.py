@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launching.rank_process import RankProcess
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import is_local, resolve
-from keras_towers.settings import BYTEPS_LAUNCHED
+from keras_towers.settings import ENV_BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import RunningJob
@@ -36,7 +36,7 @@ class Servers:
         # With GPUs, a worker of BytePS is a host, whose processes share memory
         # and use NCCL. Without GPUs each process is a worker.
         self._by_host = byteps_recipe.has_cuda()
-        sizes = {slot.local_size for slot in plan}
+        sizes = {placement.local_size for placement in plan}
         if self._by_host and len(sizes) > 1:
             raise TowerError(
                 "with GPUs, BytePS needs the same number of processes on every "
@@ -76,23 +76,25 @@ class Servers:
             for index, (name, role) in enumerate(roles.items())
         ]
 
-    def environment(self, slot: RankPlacement) -> dict[str, str]:
+    def environment(self, placement: RankPlacement) -> dict[str, str]:
         """The variables of a rank, given its placement."""
-        worker, local_rank, local_size = slot.rank, 0, 1
-        sockets = f"{self._folder}/{slot.rank}"
+        worker, local_rank, local_size = placement.rank, 0, 1
+        sockets = f"{self._folder}/{placement.rank}"
         if self._by_host:
-            worker = slot.cross_rank
-            local_rank, local_size = slot.local_rank, slot.local_size
+            worker = placement.cross_rank
+            local_rank, local_size = placement.local_rank, placement.local_size
             sockets = self._folder
-        local = is_local(slot.hostname)
+        local = is_local(placement.hostname)
         if local:
             os.makedirs(sockets, exist_ok=True)
         return {
             **self._common,
-            BYTEPS_LAUNCHED: "1",
+            ENV_BYTEPS_LAUNCHED: "1",
             dmlc.ROLE: "worker",
             dmlc.WORKER_ID: str(worker),
-            dmlc.NODE_HOST: self._address if local else resolve(slot.hostname),
+            dmlc.NODE_HOST: self._address
+            if local
+            else resolve(placement.hostname),
             dmlc.LOCAL_RANK: str(local_rank),
             dmlc.LOCAL_SIZE: str(local_size),
             **({dmlc.SOCKETS: sockets} if local else {}),

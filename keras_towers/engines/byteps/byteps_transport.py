@@ -31,7 +31,7 @@ from keras_towers import compat
 from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps import byteps_process, byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, store, watch
+from keras_towers.rendezvous import rank_checks, store, watch
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
     MESSAGE_BYTES,
@@ -229,9 +229,10 @@ class BytePSTransport(EngineTransport):
                 raise tf.errors.InvalidArgumentError(
                     None,
                     None,
-                    f"{check.OTHER_STEP}, and do not sum the same tensors: "
-                    f"{check.describe_ranks(listed, '; ')}. Every rank has to "
-                    "run the same model on data of the same kind, and to call "
+                    f"{rank_checks.OTHER_STEP}, and do not sum the same "
+                    f"tensors: {rank_checks.describe_ranks(listed, '; ')}. "
+                    "Every rank has to run the same model on data of the same "
+                    "kind, and to call "
                     "the same methods in the same order.",
                 )
         for name in new:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import tf_variable, variable_key
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
@@ -228,7 +228,7 @@ def _attach(optimizer: Any, reducer: Reducer) -> None:
 
 
 def _refuse_strategies() -> None:
-    strategy, call = tf.distribute.get_strategy(), call_lib.current()
+    strategy, call = tf.distribute.get_strategy(), tower_call.current()
     # In a call of our strategies, TensorFlow sees the strategy of one device.
     name = None if call is None else call.config.name
     if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:

@@ -34,7 +34,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.backup.resuming import FitPosition, ResumingCallback
+from keras_towers.backup import FitPosition, ResumingCallback
 from keras_towers.engines import HOROVOD
 from keras_towers.engines.dropin import tf_variable
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
@@ -171,8 +171,8 @@ class ModelState(VariablesState):
         return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
-        rank_agreement.check_variables(self._transport, variables)
-        super()._broadcast(variables)
+        if not rank_agreement.check_variables(self._transport, variables):
+            super()._broadcast(variables)
 
 
 class State(ModelState, FitPosition):

@@ -26,9 +26,9 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     launchers,
     meet,
+    rank_checks,
     store,
     tf_config,
-    versions,
     watch,
 )
 from keras_towers.rendezvous.rank_environment import is_elastic
@@ -45,9 +45,9 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     if not hvd.is_initialized():
         # Built with MPI, Horovod itself finds ranks that mpirun has started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
-            meet.join()
+            meet.join_job()
         if not _connected:
-            versions.compare_with_first_rank("Horovod")
+            rank_checks.compare_with_first_rank("Horovod")
             meet.take_elastic_rank()
         # Without a rendezvous, Horovod's C++ code would wait and then abort.
         cannot_meet = not (

@@ -102,7 +102,7 @@ def prepare() -> None:
             _configure(cluster)
 
 
-def start(cluster: Cluster) -> Task:
+def start_task(cluster: Cluster) -> Task:
     """Start TensorFlow as a task, unless it has already started as such."""
     if _task is None or _task.cluster != cluster:
         _configure(cluster)
@@ -120,7 +120,7 @@ def start(cluster: Cluster) -> Task:
 def _configure(cluster: Cluster) -> None:
     """Configure TensorFlow as a task, unless it has started."""
     global _task
-    listening.check(cluster.address)
+    listening.check_can_listen(cluster.address)
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return
@@ -134,7 +134,7 @@ def _configure(cluster: Cluster) -> None:
     _task = task
 
 
-def wait_for(task: Task, timeout_s: float) -> None:
+def wait_for_tasks(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
     missing = _other_ranks(task)
     for waited_s in wait_loop(timeout_s, settings.NETWORK_POLL_S):
@@ -189,8 +189,8 @@ _watch: AnswerWatch | None = None
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     """Start this process's task, wait for the other tasks, and watch them."""
     global _watch
-    task = start(cluster)
-    wait_for(task, start_timeout_s)
+    task = start_task(cluster)
+    wait_for_tasks(task, start_timeout_s)
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
         _watch = AnswerWatch(

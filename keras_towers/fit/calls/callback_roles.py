@@ -5,35 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
-import inspect
-import itertools
 import logging
-import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import first_time
+from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import rank_agreement
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.adoption import Adoption, shared_variables
-from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
-from keras_towers.transport import Transport
-
-if TYPE_CHECKING:
-    from keras_towers.fit.calls.call import TowerCall
+from keras_towers.rendezvous.rank_checks import Peers
 
 logger = logging.getLogger("keras_towers")
 
@@ -46,11 +32,8 @@ _COUNTING = (
 _Kind = TypeVar("_Kind")
 ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
-_STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
-# Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.
-_SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
-_CHIEF_ONLY = (
+CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.BackupAndRestore,
     keras.callbacks.TensorBoard,
@@ -58,8 +41,6 @@ _CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.ProgbarLogger,
 )
-# The batch methods of these classes stop no loop and write no weights.
-_HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
 
 
 class _Marked(keras.callbacks.Callback):
@@ -117,10 +98,6 @@ class EveryRank(_Marked):
     """
 
 
-# Attribute of a callback's method that stops no loop and writes no weights.
-NEVER_STOPS = "_never_stops"
-
-
 class ObservesFit(keras.callbacks.Callback):
     """Base of callbacks that observe ``fit`` and its other callbacks."""
 
@@ -138,7 +115,7 @@ class ObservesFit(keras.callbacks.Callback):
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
-    def begin(self, peers: Peers) -> Start:
+    def find_start(self, peers: Peers) -> Start:
         """Return the start of ``fit``, the same on all ranks."""
         raise NotImplementedError
 
@@ -149,20 +126,34 @@ class ResumesFit(keras.callbacks.Callback):
 
 def listed(callbacks: Any) -> list[Any]:
     """Return callbacks, in any form that Keras accepts, as a flat list."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return [c for c in tf.nest.flatten(callbacks) if c is not None]
+    flat = []
+    for callback in tf.nest.flatten(callbacks):
+        if isinstance(callback, compat.CallbackList):
+            flat += listed(callback.callbacks)
+        elif callback is not None:
+            flat.append(callback)
+    return flat
 
 
 def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     """Append a callback to the callbacks of ``fit``."""
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [*listed(callbacks), added]
-    # Copied: the user may use the list again, without the added callback.
-    copied = copy.copy(callbacks)
-    copied.callbacks = [*callbacks.callbacks, added]
-    added.set_params(copied.params)
-    added.set_model(copied.model)
+    if isinstance(callbacks, compat.CallbackList):
+        added.set_params(callbacks.params)
+        # A list may have been created without a model.
+        added.set_model(getattr(callbacks, "model", None))
+    return in_form_of(callbacks, [*listed(callbacks), added])
+
+
+def in_form_of(given: Any, callbacks: list[Any]) -> Any:
+    """Return callbacks of ``fit`` in the form in which it was given others."""
+    if not isinstance(given, compat.CallbackList):
+        return callbacks
+    # Copied: the user may use the list again, with its own callbacks.
+    copied = copy.copy(given)
+    copied.callbacks = callbacks
+    # Keras would call all of them in another thread if those that the list was
+    # created with have nothing to do after a batch.
+    copied._async_train = copied._async_test = copied._async_predict = False
     return copied
 
 
@@ -207,7 +198,7 @@ def observed(
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
     with contextlib.ExitStack() as stack:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
+        if isinstance(callbacks, compat.CallbackList):
             stack.callback(setattr, callbacks, "callbacks", callbacks.callbacks)
             callbacks.callbacks = ordered
         else:
@@ -234,40 +225,7 @@ def warn_of_counters(arguments: dict[str, Any]) -> None:
         )
 
 
-@contextlib.contextmanager
-def adapted(
-    config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
-) -> Iterator[None]:
-    """Keep only this rank's callbacks, and share their effects."""
-    arguments = call.keras_call.arguments
-    # A nested call may be the validation of another one.
-    if call.kind.endswith("_on_batch"):
-        yield
-        return
-    callbacks = arguments.get("callbacks")
-    # Only rank 0 shows a progress bar.
-    if config.peers.rank > 0:
-        arguments["verbose"] = 0
-    with contextlib.ExitStack() as stack:
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = _of_this_rank(config.peers, callbacks, stack)
-        arguments["callbacks"] = callbacks
-        given = listed(callbacks)
-        callers = [c for c in given if not isinstance(c, SyncedCallbacks)]
-        # Validation inside fit runs the callbacks of that fit.
-        if nested and len(callers) < len(given):
-            call.agree = next(c for c in given if c not in callers).agree
-        elif config.transport.size > 1:
-            synced = SyncedCallbacks(
-                config.transport, callers, shared_variables, adoption
-            )
-            arguments["callbacks"] = with_added(callbacks, synced)
-            call.agree = synced.agree
-            stack.enter_context(synced.watching())
-        yield
-
-
-def _of_this_rank(
+def callbacks_of_rank(
     peers: Peers, callbacks: Any, stack: contextlib.ExitStack
 ) -> list[Any]:
     """Return the callbacks that this rank runs.
@@ -276,7 +234,7 @@ def _of_this_rank(
     """
     callbacks_here = []
     for callback in listed(callbacks):
-        chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
+        chief_only = isinstance(callback, (*CHIEF_ONLY, ChiefOnly))
         saves_here = chief_only or isinstance(callback, EveryRank)
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
@@ -308,176 +266,6 @@ def _saving_on_this_rank(method: Callable[..., None]) -> Callable[..., None]:
             method(*args, **kwargs)
 
     return run
-
-
-class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks. Collective."""
-
-    # It runs after all other callbacks, since a callback on any rank may write
-    # weights or stop the loop. If a single rank left the loop, the next step of
-    # the other ranks would wait for it. The ranks agree at an event only if a
-    # callback on one of them acts there.
-
-    def __init__(
-        self,
-        transport: Transport,
-        callbacks: list[Any],
-        variables: Callable[[keras.Model], list[keras.Variable]],
-        adoption: Adoption | None = None,
-    ):
-        super().__init__()
-        self._transport = transport
-        self._callbacks = callbacks
-        self._variables = variables
-        self._adoption = adoption
-        # The variables that callbacks have written, and the last writer's name.
-        self._written: IdentityDict[keras.Variable, str] = IdentityDict()
-        acting = [
-            e for e in _SYNCED_EVENTS if any(_acts(c, e) for c in callbacks)
-        ]
-        if adoption is None:
-            # Each rank validates separately, and maybe only some ranks do.
-            acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
-        ranks = check.gather(transport, acting, "begins to run callbacks")
-        self._events: set[str] = set(itertools.chain(*ranks))
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Record the variables that callbacks write in this block."""
-        with contextlib.ExitStack() as stack:
-            for callback in self._callbacks:
-                run = {
-                    e: self._run for e in _SYNCED_EVENTS if _acts(callback, e)
-                }
-                bound = patches.bind_to(callback, run)
-                stack.enter_context(patches.shadowed(callback, bound))
-            yield
-
-    def _run(
-        self, callback: Any, original: Callable, *args: Any, **kwargs: Any
-    ) -> None:
-        before = [(v, _value(v)) for v in self._variables(self.model)]
-        original(*args, **kwargs)
-        for variable, value in before:
-            if not _is_same(value, _value(variable)):
-                self._written[variable] = type(callback).__name__
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin the step, after all other callbacks."""
-        self._settle("on_train_batch_begin")
-        if self._adoption is not None:
-            self._adoption.begin_steps(self.model)
-
-    def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
-        if event in self._events:
-            self._transport.mark(event)
-            self.agree()
-
-    def agree(self) -> None:
-        """Share the values that callbacks wrote, and their requests to stop."""
-        model = self.model
-        stops = [bool(getattr(model, name, False)) for name in _STOPS]
-        # A callback of rank 0 may have restored the epoch to continue with.
-        first = 0 if self._transport.rank else model._initial_epoch or 0
-        requests = tf.constant([*map(int, stops), first, len(self._written)])
-        *requested, first, written = sum_over_ranks(
-            self._transport, [requests]
-        )[0]
-        model._initial_epoch = int(first) or None
-        for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
-            if stop and not stopped:
-                setattr(model, name, True)
-        if written:
-            self._take_over()
-
-    def _take_over(self) -> None:
-        """Give all ranks the values that callbacks of any rank have written."""
-        variables = self._variables(self.model)
-        written = {
-            str(index): (_digest(variable), self._written[variable])
-            for index, variable in enumerate(variables)
-            if variable in self._written
-        }
-        self._written.clear()
-        ranks = check.gather(
-            self._transport, written, "takes over what callbacks wrote"
-        )
-        apart = self._adoption is not None and self._adoption.ranks_diverge
-        roots: dict[int, list[keras.Variable]] = {}
-        conflict = ""
-        for index in dict.fromkeys(itertools.chain(*ranks)):
-            by_rank = {
-                r: own[index] for r, own in enumerate(ranks) if index in own
-            }
-            differ = len({digest for digest, _ in by_rank.values()}) > 1
-            if len(by_rank) == len(ranks) and (apart or not differ):
-                continue
-            variable = variables[int(index)]
-            roots.setdefault(min(by_rank), []).append(variable)
-            if differ:
-                names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
-                conflict = f"{variable.path} ({', '.join(names)})"
-        if roots and self._adoption is not None:
-            self._adoption.update.gather_slots()
-        for root, taken in roots.items():
-            values = [variable._value for variable in taken]
-            rank_agreement.broadcast(self._transport, values, root)
-        if conflict and self._transport.rank == 0 and first_time(conflict):
-            logger.warning(
-                "callbacks wrote different values into %s on different "
-                "ranks: all ranks continue with the values of the first of "
-                "these ranks.",
-                conflict,
-            )
-
-
-for _event in set(_SYNCED_EVENTS) - set(vars(SyncedCallbacks)):
-    _settled = functools.partialmethod(SyncedCallbacks._settle, _event)
-    setattr(SyncedCallbacks, _event, _settled)
-
-
-def _acts(callback: Any, event: str) -> bool:
-    """Whether a callback may stop a loop or write weights at an event.
-
-    Keras also calls the methods with older names; a callback that does not
-    inherit from Keras's class may lack some.
-    """
-    names = {event, event.replace("train_batch", "batch")}
-    classes = _HARMLESS if "batch" in event else _HARMLESS[:1]
-    harmless = {vars(cls).get(name) for cls in classes for name in names}
-    methods = [
-        inspect.unwrap(getattr(callback, name))
-        for name in names
-        if hasattr(callback, name)
-    ]
-    functions = (getattr(method, "__func__", method) for method in methods)
-    return hasattr(callback, event) and any(
-        function not in harmless and not hasattr(function, NEVER_STOPS)
-        for function in functions
-    )
-
-
-def _value(variable: keras.Variable) -> Any:
-    held = variables_lib.copy_on_tower(variable._value)
-    # The value may be on another rank only.
-    return held.read_value() if hasattr(held, "read_value") else None
-
-
-def _digest(variable: keras.Variable) -> str:
-    value = variable._value.numpy()
-    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
-
-
-def _is_same(before: Any, after: Any) -> bool:
-    if before is None or after is None or before.dtype == tf.string:
-        return True
-    if "CPU" not in before.device:
-        return bool(tf.reduce_all(before == after))
-    # TensorFlow writes into a new buffer while the old one is referenced.
-    first, second = np.asarray(before), np.asarray(after)
-    return (
-        np.shares_memory(first, second) or first.tobytes() == second.tobytes()
-    )
 
 
 @contextlib.contextmanager

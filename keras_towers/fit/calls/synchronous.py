@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import error_notes, rank_agreement
-from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
+from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -29,9 +28,9 @@ class TowerCalls:
         self._step: GlobalStep = GlobalStep(update)
         self.adoption: Adoption = Adoption(self._config, update, keeps)
 
-    def run(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
-        is_outermost = call_lib.current() is None
+        is_outermost = tower_call.current() is None
         resuming = callback_roles.only_one(ResumesFit, keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
@@ -39,7 +38,7 @@ class TowerCalls:
             if resuming is None:
                 return self._start(keras_call, None)
             stack.enter_context(resuming.around())
-            start = resuming.begin(self._config.peers)
+            start = resuming.find_start(self._config.peers)
             keras_call.arguments["initial_epoch"] = start.epoch
             if start.epoch or start.batch:
                 callback_roles.warn_of_counters(keras_call.arguments)
@@ -56,20 +55,21 @@ class TowerCalls:
 
     def _start(self, keras_call: KerasCall, start: Start | None) -> Any:
         kind, model = keras_call.kind, keras_call.model
-        if self.runs_plain_keras and start is None:
+        outer = tower_call.current()
+        # A fit that goes on from a backup has its evaluation on its tower.
+        if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_on_one_device(keras_call)
-        outer = call_lib.current()
         if outer is not None:
-            outer.settle(keras_call.trains)
+            outer.wait_for_steps(keras_call.trains)
             outer.agree()
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
             model, kind
         )
         if outer is None:
-            self._config.transport.mark(f"the beginning of {kind}")
+            self._config.transport.note_wait(f"the beginning of {kind}")
         try:
             config = self._config_of(kind)
             if outer is None and not prepared and config.peers.size > 1:
@@ -82,7 +82,7 @@ class TowerCalls:
                     self.adoption.gather_slots()
                 elif not keras_call.trains:
                     self.adoption.update.end_rounds()
-                call = self.open(keras_call, prepared, start)
+                call = self.make_call(keras_call, prepared, start)
                 with noting_causes(call):
                     return self._run(call)
         except tf.errors.OpError as error:
@@ -94,9 +94,9 @@ class TowerCalls:
             raise self._step.order.difference() from None
         finally:
             if outer is None:
-                self._config.transport.mark("")
+                self._config.transport.note_wait("")
 
-    def open(
+    def make_call(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
@@ -105,7 +105,7 @@ class TowerCalls:
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
         arguments, config = keras_call.arguments, self._config
-        outer = call_lib.current()
+        outer = tower_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):
@@ -113,16 +113,18 @@ class TowerCalls:
 
                 call.order = ShuffleOrder(config.peers, call.start)
                 stack.enter_context(call.order.of_sequences())
-            stack.enter_context(call.opened())
+            stack.enter_context(call.installed())
             if call.kind == "predict_on_batch":
                 call.prepare((arguments["x"],))
             if config.peers.size > 1:
                 stack.enter_context(
-                    callback_roles.adapted(config, self.adoption, call, nested)
+                    callback_effects.adapted(
+                        config, self.adoption, call, nested
+                    )
                 )
             stack.enter_context(callback_roles.on_one_device(arguments))
             stack.enter_context(callback_roles.observed(keras_call, config))
-            result = keras_call.run()
+            result = keras_call.call_keras()
         if _sums_metrics_within(outer, call):
             self.adoption.leave_metrics_to_rank_0(call.model)
         return result
@@ -148,7 +150,7 @@ def run_on_one_device(keras_call: KerasCall) -> Any:
         thread_state.trains_on_one_device.holding(keras_call.trains),
         callback_roles.observed(keras_call),
     ):
-        return keras_call.run()
+        return keras_call.call_keras()
 
 
 @contextlib.contextmanager

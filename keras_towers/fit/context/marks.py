@@ -30,10 +30,11 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Recorder:
-    """Records the steps of one model."""
+    """Records the steps of one model.
 
-    # The ``spans`` are the recorded steps of towers that run independently:
-    # tower, begin and end, in seconds since 1970.
+    The ``spans`` are the recorded steps of towers that run independently:
+    tower, begin and end, in seconds since 1970.
+    """
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0
@@ -70,17 +71,18 @@ class Recorder:
             With several optimizers a tower reaches some points more than once:
             the last time counts.
         """
-        steps = _in_order([marks.take() for marks in self._marks])
+        steps = _in_order([marks.take_times() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
         return self._steps
 
 
 class StepMarks:
-    """The marks in one trace of a step."""
+    """The marks in one trace of a step.
 
-    # Their operations are added at the end of the graph: a random operation
-    # without a seed derives one from the number of operations before it.
+    Their operations are added at the end of the graph: a random operation
+    without a seed derives one from the number of operations before it.
+    """
 
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
@@ -118,7 +120,7 @@ class StepMarks:
             if operation.type in _CALLS:
                 operation._add_control_input(mark)
 
-    def take(self) -> np.ndarray:
+    def take_times(self) -> np.ndarray:
         """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
         times = np.full((count, len(self._devices), len(POINTS)), np.nan)

@@ -18,14 +18,15 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.rendezvous import check
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
     'With batches="split" every rank has to read the same data, and uses its '
     "part of each batch: leave `shard` out, and give shuffles and random "
-    "augmentations the same seed on every rank (keras.utils.set_random_seed). "
+    "augmentations the same seed on every rank (keras.utils.set_random_seed), "
+    "and use no deterministic=False. "
     'Or set batches="each" to let every rank read its own data.'
 )
 # About how many values of a batch, and rows of arrays, a fingerprint covers.
@@ -49,7 +50,7 @@ class ShuffleOrder:
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
         local = compat.global_seed(), state, drawn
-        ranks = check.gather(peers, local, "begins to shuffle")
+        ranks = rank_checks.gather(peers, local, "begins to shuffle")
         seeds, states, draws = zip(*ranks, strict=True)
         self._seed = draws[0] if start is None else start.seed
         self._tensorflow_agrees = len(set(seeds)) == 1 and None not in seeds
@@ -95,23 +96,25 @@ def agree(
         TowerError: the ranks must have the same data, but do not.
     """
     where = f"begins to read the data of {kind}"
-    unseeded = same is not None and _shuffles_unseeded(same)
-    plan = adapter.num_batches, fingerprint_rows(adapter), unseeded
-    plans = check.gather(peers, plan, where)
-    numbers, fingerprints, are_unseeded = map(list, zip(*plans, strict=True))
+    varies = None if same is None else _why_order_varies(same)
+    plan = adapter.num_batches, fingerprint_rows(adapter), varies
+    plans = rank_checks.gather(peers, plan, where)
+    numbers, fingerprints, reasons = map(list, zip(*plans, strict=True))
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise _different(
-            f"numbers of batches differ ({check.describe_ranks(counts)})"
+        raise different_data(
+            f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
         )
-    if any(are_unseeded):
-        raise _different("every rank shuffles it without a seed")
+    for reason in filter(None, reasons):
+        raise different_data(reason)
     if all(fingerprints):
         odd = int(_first_different(tf.constant(fingerprints)))
         if odd:
-            raise _different(f"rank {odd} has different examples than rank 0")
+            raise different_data(
+                f"rank {odd} has different examples than rank 0"
+            )
     return numbers
 
 
@@ -130,7 +133,8 @@ def fingerprint_rows(adapter: Any) -> list[float]:
         return []
 
 
-def _different(why: str) -> TowerError:
+def different_data(why: str) -> TowerError:
+    """Return the error for ranks that were given different data."""
     return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
 
 
@@ -181,7 +185,7 @@ class SameBatches:
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
 
-    def begin(self) -> None:
+    def check_next_batch(self) -> None:
         """Check the next batch."""
         self._due.assign(True)
 
@@ -196,7 +200,7 @@ class SameBatches:
             why = "rank {} has different examples in a batch than rank 0"
             with tf.control_dependencies([self._due.assign(False)]):
                 same = error_notes.assert_for_user(
-                    odd == 0, str(_different(why)), [odd]
+                    odd == 0, str(different_data(why)), [odd]
                 )
             with tf.control_dependencies(same):
                 return tf.identity(odd)
@@ -217,20 +221,24 @@ class EagerDraws:
         self._seed: int | None = None
         self._steps = 0
 
-    def begin_step(self) -> None:
-        """Make the next step draw the same numbers as on all other ranks."""
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Draw the same numbers as on all other ranks in a block."""
         if not self._agreed:
             local = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
-            states = check.gather(self._transport, local, where)
+            states = rank_checks.gather(self._transport, local, where)
             seeds = [seed for seed, _ in states]
             if None in seeds or len(set(seeds)) > 1:
                 self._seed = seeds[0] or states[0][1]
             self._agreed = True
-        if self._seed is not None:
-            # Between steps, ranks may draw different numbers of values.
-            tf.random.set_seed(self._seed + self._steps)
+        if self._seed is None:
+            yield
+            return
+        # Between steps, ranks may draw different numbers of values.
+        with compat.global_seed_of(self._seed + self._steps):
             self._steps += 1
+            yield
 
 
 def gather_batch(batch: Any, transport: Transport) -> Any:
@@ -304,13 +312,20 @@ def read_local_rows(
     )
 
 
-def _shuffles_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Whether each rank would shuffle the dataset differently."""
-    return any(
-        type(part).__name__ == "_ShuffleDataset"
-        and not any(int(getattr(part, name, 1)) for name in ("_seed", "_seed2"))
-        for part in _parts(dataset)
-    )
+def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
+    """Return why each rank would read the dataset in another order, if so."""
+    if dataset.options().deterministic is False:
+        return "its options say deterministic=False"
+    for part in _parts(dataset):
+        kind = type(part).__name__
+        if kind == "_ShuffleDataset" and not any(
+            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
+        ):
+            return "every rank shuffles it without a seed"
+        is_unordered = getattr(part, "_deterministic", None) == "false"
+        if is_unordered or compat.interleaves_in_any_order(part):
+            return "a step of the dataset has deterministic=False"
+    return None
 
 
 def _parts(dataset: Any) -> Iterator[Any]:

@@ -27,6 +27,8 @@ import keras
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
+from keras_towers.rendezvous.liveness import wait_loop
+from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, wait_for
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -43,6 +45,7 @@ _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.saving, "save_weights"),
     (keras.models, "save_model"),
 )
+_REMEDY = "Put saves of one rank into `with kt.save_on_every_rank():`."
 
 _is_once = False
 _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -152,11 +155,11 @@ class _Saves:
                 self._absent.add((rank, path))
                 logger.warning(
                     "rank %d does not save %s again, but rank 0 does, and no "
-                    "longer waits for rank %d. Put saves of one rank into "
-                    "`with kt.save_on_every_rank():`.",
+                    "longer waits for rank %d. %s",
                     rank,
                     path,
                     rank,
+                    _REMEDY,
                 )
 
     def _wait_or_write(
@@ -165,7 +168,18 @@ class _Saves:
         """Wait for rank 0 to write a file, or write it if rank 0 does not."""
         self._board.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
-        while True:
+        limit_s = seconds(
+            settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
+        )
+        for waited_s in wait_loop(limit_s or None, settings.POLL_S):
+            if waited_s:
+                logger.warning(
+                    "rank %d has waited %.0f s for rank 0 to save %s. %s",
+                    self._rank,
+                    waited_s,
+                    path,
+                    _REMEDY,
+                )
             outcome = self._board.get(_key("saved", path, count))
             if outcome is not None:
                 if outcome["error"] is not None:
@@ -180,7 +194,10 @@ class _Saves:
                     since = since or time.monotonic()
                     if time.monotonic() > since + settings.SAVE_OWN_S:
                         return write()
-            time.sleep(settings.POLL_S)
+        raise TowerError(
+            f"rank {self._rank} has waited {limit_s} s for rank 0 to save "
+            f"{path}. {_REMEDY}"
+        )
 
 
 def _key(what: str, path: str, count: int) -> str:

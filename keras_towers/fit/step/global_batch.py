@@ -23,8 +23,10 @@ from keras_towers.fit.data.rank_data import (
     SameBatches,
     gather_batch,
 )
+from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.function import CallMode
+from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
@@ -83,18 +85,24 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
+        self._outside: outside_lib.OutsideVariables | None = None
+        if self.config.transport.size > 1:
+            transport = self.config.transport
+            self._outside = outside_lib.OutsideVariables(transport)
         self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
+        if self._outside is not None:
+            self._outside.send_in_next_step()
         if self.same is not None:
-            self.same.begin()
+            self.same.check_next_batch()
 
     def without_other_processes(self) -> GlobalStep:
         """Return the same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
 
-    def run(
+    def run_step(
         self,
         step: Callable[[Any], Any],
         batch: Any,
@@ -117,11 +125,11 @@ class GlobalStep:
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
             watch.preparing(),
-            self.order.step(),
+            self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
             result = self._run_divided(step, divided, model, kind)
-        result = self.order.end(result)
+        result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
 
@@ -129,7 +137,7 @@ class GlobalStep:
         """Divide a batch over towers, once the previous step has ended."""
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
-        batch = self.order.begin(batch)
+        batch = self.order.begin_step(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
@@ -158,17 +166,22 @@ class GlobalStep:
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
         _warn_of_eager_steps(model.name, self.config.name)
-        transport = self._transport_of(kind)
+        # Each rank computes the step on the global batch, also where it would
+        # train on its own part only: its updates belong to no round.
+        transport = self._ranks_of_batch(kind)
         is_whole = data_lib.is_whole(batch)
         if self.same is not None and is_whole:
             self.same.check(batch)
         whole = data_lib.as_one_batch(self.config, batch)
+        draws: contextlib.AbstractContextManager[None]
+        draws = contextlib.nullcontext()
         if transport.size > 1:
             if not is_whole or self.config.batches == "each":
                 whole = gather_batch(whole, transport)
-            self._eager_draws.begin_step()
+            draws = self._eager_draws.step()
         variables = self.update.variables
         with (
+            draws,
             compat.single_device_mode(),
             thread_state.trains_on_one_device.holding(kind in TRAINING),
             variables.first_copies(),
@@ -237,10 +250,8 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self.order.compare(
-                [*ready.describe_exchanges(), *traced.describe_gradients()]
-            )
-        results = ready.run(
+            self._agree(traced, ready, model)
+        results = ready.add_to_graph(
             common,
             parts,
             self._devices(bool(program.inputs.copies)),
@@ -251,6 +262,29 @@ class GlobalStep:
         for handles_of_towers in copied:
             _copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
+
+    def _agree(
+        self, traced: Trace, ready: TowerProgram, model: keras.Model
+    ) -> None:
+        """Compare the step with those of other ranks; share its variables."""
+        outside = list(
+            map(_capture, outside_lib.outside_variables(traced, model))
+        )
+        constants = Constants()
+        if self.same is not None:
+            # With data of their own, ranks may know other sizes of a batch.
+            constants = constants_of(traced.graph)
+        self.order.compare(
+            [
+                *ready.describe_exchanges(),
+                *traced.describe_gradients(),
+                *outside_lib.describe(outside),
+            ],
+            constants,
+        )
+        if outside and self._outside is not None:
+            take_over = functools.partial(self._outside.take_over, outside)
+            self.order.once_compared(take_over)
 
     def _trace(
         self,
@@ -352,7 +386,11 @@ class GlobalStep:
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
         diverges = self.update.local_sgd is not None and kind in TRAINING
-        if diverges or self._counts_locally(kind):
+        return SingleProcess() if diverges else self._ranks_of_batch(kind)
+
+    def _ranks_of_batch(self, kind: str) -> Transport:
+        """Return the transport to the ranks that have parts of a batch."""
+        if self.config.runs_alone(kind):
             return SingleProcess()
         return self.config.transport
 
@@ -369,7 +407,7 @@ class GlobalStep:
         here = _examples_in(batch)
         if batch.is_counted:
             of_all = batch
-        elif self._counts_locally(kind):
+        elif self.config.runs_alone(kind):
             of_all = batch._replace(total=here, start=0)
         else:
             of_all = self.order.count(batch, here)
@@ -379,13 +417,6 @@ class GlobalStep:
         if local_sgd is not None and kind in TRAINING:
             local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
-
-    def _counts_locally(self, kind: str) -> bool:
-        """Whether only this process's examples count."""
-        # Ranks with their own data predict independently.
-        predicts = kind.startswith("predict")
-        rank_batches = predicts and self.config.batches == "each"
-        return rank_batches or self.config.transport.size == 1
 
 
 def _examples_in(batch: data_lib.TowerBatch) -> Any:

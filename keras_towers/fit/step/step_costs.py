@@ -207,7 +207,7 @@ def _once(program: Program) -> dict[str, float]:
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         if id(operation.source) in undivided:
-            cause = _line_of(operation.source)
+            cause = line_of(operation.source)
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
             counts[cause] += operation.source is not None
@@ -215,7 +215,7 @@ def _once(program: Program) -> dict[str, float]:
     return {line: count / total for line, count in counts.items()}
 
 
-def _line_of(operation: Any) -> str:
+def line_of(operation: Any) -> str:
     """Return the innermost line of the user's code, or the operation's name."""
     for frame in reversed(list(operation.traceback)):
         path = os.path.abspath(frame.filename)

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.step.function import (
+from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
     Uncompilable,
@@ -112,7 +112,7 @@ class TowerProgram:
         self.compiled += 1
         return function
 
-    def run(
+    def add_to_graph(
         self,
         common: Mapping[Tensor, Any],
         parts: Sequence[dict[Tensor, Any]],
@@ -121,7 +121,7 @@ class TowerProgram:
         order: StepOrder,
         update: Callable[[Update, list[list[Any]], list[Any]], None],
     ) -> list[Any]:
-        """Run the program; return its results.
+        """Add the program to this graph; return its results.
 
         Args:
             common: the inputs that all towers share.

@@ -24,7 +24,7 @@ from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import Gradient, owned_by
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -67,7 +67,7 @@ class LocalSGD:
         if optimizer not in self._round_of:
             weights = trained_by(optimizer)
             self._round_of[optimizer] = _Round(weights, self._momentum)
-        self._round_of[optimizer].begin()
+        self._round_of[optimizer].note_weights()
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""
@@ -76,7 +76,7 @@ class LocalSGD:
         done = round_.updates.assign_add(1) >= self._steps
         _act_if(done, lambda: self._average(round_, order))
 
-    def end(self, order: StepOrder) -> None:
+    def end_rounds(self, order: StepOrder) -> None:
         """End all rounds that have begun. Collective, eager."""
         begun = [
             (optimizer.name, round_)
@@ -84,30 +84,33 @@ class LocalSGD:
             if int(round_.updates.numpy())
         ]
         updates_here = [
-            f"{int(round_.updates.numpy())} of {check.without_numbers(name)!r}"
+            f"{int(round_.updates.numpy())} of "
+            f"{rank_checks.without_numbers(name)!r}"
             for name, round_ in begun
         ]
-        ranks = check.gather(self._config.peers, updates_here, "ends a round")
+        ranks = rank_checks.gather(
+            self._config.peers, updates_here, "ends a round"
+        )
         if all(rank == updates_here for rank in ranks):
             for _, round_ in begun:
                 self._average(round_, order)
             return
-        self.forget()
+        self.discard_rounds()
         if self._config.peers.rank == 0:
             logger.warning(
                 "the ranks made different numbers of updates in this round "
                 "(%s), for example after an error, or train_on_batch on some "
-                "ranks only: their weights are not averaged. fit() starts "
-                "with the weights of rank 0.",
-                check.describe_ranks(
+                "ranks only: their weights are not averaged. fit(), evaluate() "
+                "and predict() start with the weights of rank 0.",
+                rank_checks.describe_ranks(
                     [", ".join(rank) or "none" for rank in ranks]
                 ),
             )
 
-    def forget(self) -> None:
+    def discard_rounds(self) -> None:
         """Start over, after an error."""
         for round_ in self._round_of.values():
-            round_.forget()
+            round_.reset()
 
     def _average(self, round_: _Round, order: StepOrder) -> None:
         """Run the outer step on all ranks, with the mean of their changes."""
@@ -134,7 +137,7 @@ class _Round:
             _zeros_like(value) for value in self._values() if momentum
         ]
 
-    def begin(self) -> None:
+    def note_weights(self) -> None:
         def note() -> None:
             for anchor, value in zip(
                 self._anchors, self._values(), strict=True
@@ -168,9 +171,9 @@ class _Round:
                     change = change + momentum * moved
                 value.assign(anchor.read_value() - rate * change)
         variables_lib.copy_to_towers(self._weights)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.updates.assign(0, read_value=False)
         self.shares.assign(0, read_value=False)
 

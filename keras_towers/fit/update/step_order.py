@@ -6,7 +6,7 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -18,8 +18,11 @@ from keras_towers.fit.data.batches import (
     tensors_in,
 )
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import check as check_lib
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
+
+if TYPE_CHECKING:
+    from keras_towers.fit.step.constants import Constants
 
 _HOST = "CPU:0"
 
@@ -38,7 +41,9 @@ class StepOrder:
     def __init__(self, transport: Transport):
         self._transport = transport
         self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
+        # What steps exchange, and their constants.
         self._traced: dict[int, list[str]] = {}
+        self._constants: dict[str, None] = {}
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
@@ -46,7 +51,7 @@ class StepOrder:
         self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
-    def begin(self, batch: TowerBatch) -> TowerBatch:
+    def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
         # Steps of a single process may overlap.
         self.gate = []
@@ -63,7 +68,7 @@ class StepOrder:
         return batch
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def in_turn(self) -> Iterator[None]:
         """Order all operations of a step, even operations without a batch."""
         self._agreement, self._exchanged = None, []
         try:
@@ -79,9 +84,22 @@ class StepOrder:
             self.gate = [before()]
         return self._gate_batch(batch)
 
-    def compare(self, described: Sequence[str]) -> None:
-        """Make exchanges wait for a check that all ranks make the same ones."""
-        self._agreement = self._assert_same_step(described)
+    def compare(self, described: Sequence[str], constants: Constants) -> None:
+        """Make exchanges wait for a check that all ranks make the same ones.
+
+        Args:
+            described: what the ranks exchange, in its order.
+            constants: the constants of the step, which must be the same, too.
+        """
+        self._constants.update(dict.fromkeys(constants.shown))
+        self._agreement = self._assert_same_step(
+            described, constants.digest, constants.about
+        )
+
+    def once_compared(self, act: Callable[[], None]) -> None:
+        """Do something after the check that all ranks do the same."""
+        with tf.control_dependencies(self._agreement):
+            act()
 
     def exchange(
         self,
@@ -98,7 +116,7 @@ class StepOrder:
         self._exchanged += tensors_in(results)
         return results
 
-    def end(self, result: Any) -> Any:
+    def end_step(self, result: Any) -> Any:
         """Allow the next step to begin, and return the result of this step."""
         if self._transport.size == 1:
             return result
@@ -141,7 +159,12 @@ class StepOrder:
         with tf.control_dependencies(agreement):
             return reduction(identity_of(tower_grads))
 
-    def _assert_same_step(self, described: Sequence[str]) -> list[Any]:
+    def _assert_same_step(
+        self,
+        described: Sequence[str],
+        digest: int = 0,
+        about: Sequence[int] = (0, 0, 0),
+    ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
         Ranks trace at different times, so a mismatch is found at run time. The
@@ -149,12 +172,12 @@ class StepOrder:
         """
         if self._transport.size == 1:
             return []
-        kinds = map(check_lib.without_numbers, described)
-        digest = zlib.crc32("\n".join(kinds).encode())
+        kinds = map(rank_checks.without_numbers, described)
+        digest = zlib.crc32("\n".join(kinds).encode(), digest)
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
             where = "compares the steps"
-            if len(set(check_lib.gather(self._transport, digest, where))) > 1:
+            if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return []
         # At the end of the data there is no batch, and the step is cancelled.
@@ -163,39 +186,63 @@ class StepOrder:
             # TensorFlow's constant folding would run an exchange of constants.
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         return [
-            tf.debugging.Assert(self._are_equal(number), [check_lib.OTHER_STEP])
+            tf.debugging.Assert(
+                self._are_equal(number, about), [rank_checks.OTHER_STEP]
+            )
         ]
 
-    def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
-        """Whether all ranks have the same 32-bit number."""
+    def _are_equal(
+        self, number: tf.Tensor, about: Sequence[int] = (0, 0, 0)
+    ) -> tf.Tensor:
+        """Whether all ranks have the same numbers.
+
+        Args:
+            number: a 32-bit number.
+            about: more numbers, which may differ by one.
+        """
         # One sum is faster than a gather, which exchanges sizes first.
+        size = self._transport.size
         half = tf.constant(2**16, tf.int64)
         halves = tf.stack([number // half, tf.math.floormod(number, half)])
-        both = tf.concat([halves, halves**2], 0)
+        numbers = tf.concat([halves, tf.constant(about, tf.int64)], 0)
+        both = tf.concat([numbers, numbers**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
         # The mean of the squares equals the square of the mean only if all
-        # numbers are equal.
-        return tf.reduce_all(sums[2:] * self._transport.size == sums[:2] ** 2)
+        # numbers are equal. Of large numbers, both are modulo 2**64.
+        total, squares = tf.split(sums, 2)
+        allowed = [0, 0, *(size**2 for _ in about)]
+        return tf.reduce_all(abs(squares * size - total**2) <= allowed)
 
     def failed(self, error: Exception) -> bool:
         """Whether a step failed because the ranks differ."""
-        return check_lib.OTHER_STEP in str(error)
+        return rank_checks.OTHER_STEP in str(error)
 
     def difference(self) -> TowerError:
         """Return an error that names the differences. Collective."""
-        lists = check_lib.gather(
-            self._transport, dict(self._traced), "compares the steps"
+        lists, constants = zip(
+            *rank_checks.gather(
+                self._transport,
+                (dict(self._traced), list(self._constants)),
+                "compares the steps",
+            ),
+            strict=True,
         )
+        exchanged = [
+            {tuple(map(rank_checks.without_numbers, of)) for of in own.values()}
+            for own in lists
+        ]
+        if all(own == exchanged[0] for own in exchanged):
+            return TowerError(rank_checks.describe_constants(constants))
         known = set.intersection(*(set(traced) for traced in lists))
         odd = [
             [
-                (check_lib.without_numbers(name), name)
+                (rank_checks.without_numbers(name), name)
                 for digest in traced.keys() - known
                 for name in traced[digest]
             ]
             for traced in lists
         ]
-        return TowerError(check_lib.describe_gradients(odd))
+        return TowerError(rank_checks.describe_gradients(odd))
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:

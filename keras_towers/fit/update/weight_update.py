@@ -110,7 +110,7 @@ class WeightUpdate:
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
         if self.local_sgd is not None:
-            self.local_sgd.end(self.order)
+            self.local_sgd.end_rounds(self.order)
 
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back where it was before."""
@@ -119,7 +119,7 @@ class WeightUpdate:
     def release(self) -> None:
         """Put all variables back that are not restored yet."""
         if self.local_sgd is not None:
-            self.local_sgd.forget()
+            self.local_sgd.discard_rounds()
         self.variables.restore_all()
 
     def apply_in_replica(self, call: UpdateCall) -> None:

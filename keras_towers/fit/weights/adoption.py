@@ -27,7 +27,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous.check import Peers
+from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
@@ -173,22 +173,36 @@ class Adoption:
                     _renew_functions(trainer)
         return bool(moved)
 
-    def synchronize(self, model: keras.Model, peers: Peers) -> None:
-        """Broadcast weights, optimizer state and seeds from rank 0."""
-        if peers.size > 1:
-            rank_agreement.check_variables(peers, shared_variables(model))
-        self.broadcast(model)
+    def synchronize(
+        self, model: keras.Model, peers: Peers, trains: bool
+    ) -> None:
+        """Give all ranks rank 0's weights and seeds. Collective.
+
+        Args:
+            model: the model.
+            peers: the ranks.
+            trains: whether they need the state of its optimizers, too.
+        """
+        if peers.size == 1:
+            return
+        variables = shared_variables(model, optimizers=trains)
+        if trains:
+            self.gather_slots()
+        # Sending takes long on a slow link, and most values agree already.
+        sends = self._config.transport.size > 1
+        if not rank_agreement.check_variables(peers, variables, sends):
+            self._broadcast(variables)
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
         # Eager steps run as on one device, and need the slots of all weights.
-        if not model.run_eagerly:
+        if not runs_eagerly(model):
             self.update.drop_remote_slots()
 
-    @property
-    def ranks_diverge(self) -> bool:
-        """Whether weights may differ between ranks until the next average."""
-        return self.update.local_sgd is not None
+    def ranks_diverge(self, model: keras.Model) -> bool:
+        """Whether a model's ranks train on their own until the next average."""
+        # Each rank runs an eager step on the batch of all ranks.
+        return self.update.local_sgd is not None and not runs_eagerly(model)
 
     def gather_slots(self) -> None:
         """Give every rank the whole optimizer state, and equal weights."""
@@ -197,7 +211,7 @@ class Adoption:
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum the metrics of ranks that train independently. Collective."""
-        if self.ranks_diverge:
+        if self.ranks_diverge(model):
             metrics = [v._value for v in state_lib.collect(model).metrics]
             values = [variable.read_value() for variable in metrics]
             sums = sum_over_ranks(self._config.transport, values)
@@ -209,17 +223,19 @@ class Adoption:
 
         Ranks that train independently sum their metrics again later.
         """
-        if self.ranks_diverge and self._config.peers.rank > 0:
+        if self.ranks_diverge(model) and self._config.peers.rank > 0:
             for variable in state_lib.collect(model).metrics:
                 variable.assign(tf.zeros_like(variable._value))
 
     def broadcast(self, model: keras.Model) -> None:
         """Give all ranks the weights, optimizer state and seeds of rank 0."""
-        transport = self._config.transport
-        if transport.size > 1:
+        if self._config.transport.size > 1:
             self.gather_slots()
-            values = [variable._value for variable in shared_variables(model)]
-            rank_agreement.broadcast(transport, values)
+            self._broadcast(shared_variables(model))
+
+    def _broadcast(self, variables: list[keras.Variable]) -> None:
+        values = [variable._value for variable in variables]
+        rank_agreement.broadcast(self._config.transport, values)
 
     def release(self) -> None:
         """Turn all models into ordinary ones."""
@@ -251,15 +267,30 @@ class Adoption:
         state = state_lib.collect(model)
         with contextlib.ExitStack() as stack:
             for trainer in state_lib.models_in(model):
+                # It is to be claimed and compared again when it is used again.
+                stack.callback(self._models.pop, trainer, None)
                 stack.callback(_unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)
 
 
-def shared_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return all variables that are equal on all ranks: all but metrics."""
+def shared_variables(
+    model: keras.Model, optimizers: bool = True
+) -> list[keras.Variable]:
+    """Return all variables that are equal on all ranks: all but metrics.
+
+    Args:
+        model: the model.
+        optimizers: whether to return those of its optimizers, too.
+    """
     state = state_lib.collect(model)
-    return [*state.seeds, *state.weights, *state.optimizer_variables]
+    of_optimizers = state.optimizer_variables if optimizers else []
+    return [*state.seeds, *state.weights, *of_optimizers]
+
+
+def runs_eagerly(model: keras.Model) -> bool:
+    """Whether a model's steps run without a graph."""
+    return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
 def _compilation(model: keras.Model) -> tuple[Any, ...]:

@@ -21,8 +21,7 @@ from keras_towers.partition.registry import Node, axes, rule, shape_of
 _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (1, 1, ()): """
         MaxPool MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor
-        ResizeBicubic ResizeArea ScaleAndTranslate AdjustContrastv2 AdjustHue
-        AdjustSaturation RGBToHSV HSVToRGB ExtractImagePatches
+        ResizeBicubic ResizeArea ScaleAndTranslate ExtractImagePatches
         ExtractVolumePatches
     """,
     (1, 1, ((0,),)): """
@@ -40,6 +39,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     # The padding of the matrices of diagonals is an input, which may not be 0.
     (-1, 1, ()): """
         Softmax LogSoftmax TopK TopKV2 NthElement MatrixDiagV2 MatrixDiagV3
+        AdjustHue AdjustSaturation RGBToHSV HSVToRGB
     """,
     (-1, 1, ((0,),)): "MatrixDiag FFT IFFT RFFT IRFFT",
     (-2, 1, ()): """
@@ -52,6 +52,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     """,
     (-2, 2, ()): "MatrixSolve MatrixTriangularSolve MatrixSolveLs",
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    (-3, 1, ()): "AdjustContrastv2",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
 }
 # Without images, oneDNN's convolutions return a tensor with the shape of their
@@ -82,6 +83,9 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     require("Solve" not in node.type or ranks[0] == ranks[1])
     batch_axes = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
+    if node.type in ("MatrixDiagV2", "MatrixDiagV3"):
+        # A band of diagonals has another axis.
+        batch_axes = ranks[1] - 2
     labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
     options = [None] * (len(inputs) - count)
     return Factors(
@@ -203,5 +207,7 @@ def _einsum(node: Node, *inputs: Value) -> Factors:
     terms = left.split(",")
     require(not any(len({*term}) < len(term) for term in (*terms, output)))
     require("." not in equation)
-    summed = set(left) - set(output) - {","}
+    # A factor without the axis multiplies the sum, which may not be 0 times
+    # infinity although a tower's term is.
+    summed = set.intersection(*map(set, terms)) - set(output)
     return Factors(terms, [output], [[k] for k in range(len(terms))], summed)

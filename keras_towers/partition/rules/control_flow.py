@@ -23,7 +23,9 @@ from keras_towers.partition.called_functions import (
 )
 from keras_towers.partition.layouts import (
     REPLICATED,
+    ListOf,
     NotDivided,
+    Sharded,
     Value,
     Values,
     local_shape,
@@ -47,13 +49,23 @@ def _inline_call(node: Node, *inputs: Value) -> Values:
     if means is not None:
         return [means]
     # A gradient may have added outputs to the graph after this call.
-    return partitioner.call(graph, inputs)[: node.num_outputs]
+    return partitioner.lay_out_function(graph, inputs)[: node.num_outputs]
 
 
 def _require_towers_differ(partitioner: Partitioner, values: Values) -> None:
     """Refuse to divide work that would be the same on all towers."""
     is_same = all(value.is_replicated for value in values)
     require(not (partitioner.can_exchange and is_same))
+
+
+def _require_known_units(partitioner: Partitioner, values: Values) -> None:
+    """Refuse rows of a unit that only a function knows."""
+    for value in values:
+        layout = value.layout
+        while isinstance(layout, ListOf):
+            layout = layout.element
+        if isinstance(layout, Sharded):
+            require(partitioner.has_unit(layout.unit))
 
 
 # ---- branches ----------------------------------------------------------------
@@ -67,7 +79,9 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
     if isinstance(number, (bool, int)) and index.shape == ():
         # An index that is out of range selects the last branch.
         taken = int(number) if 0 <= number < len(graphs) else -1
-        return partitioner.call(graphs[taken], inputs)[: node.num_outputs]
+        return partitioner.lay_out_function(graphs[taken], inputs)[
+            : node.num_outputs
+        ]
     _require_towers_differ(partitioner, [index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
     return try_with_partial_sums(node, inputs, lay_out)
@@ -89,13 +103,14 @@ def _lay_out_branches(
     outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
         given = [captured_value(partitioner, value) for value in inputs]
-        outputs = branch.call(graph, given)
+        outputs = branch.lay_out_function(graph, given)
         outputs_of_branches.append(outputs[: node.num_outputs])
     results = [
         functools.reduce(join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
     _require_towers_differ(partitioner, results)
+    _require_known_units(partitioner, results)
     functions = []
     for branch, values in zip(branches, outputs_of_branches, strict=True):
         tensors = [
@@ -211,7 +226,7 @@ def _lay_out_round(
         shape = local_shape(like.shape, state.layout)
         tensors.append(Tensor(like.dtype, shape, on_towers=True))
         values.append(_loop_variable(state, tensors[-1], like.shape))
-    return inner, tensors, inner.call(graph, values)
+    return inner, tensors, inner.lay_out_function(graph, values)
 
 
 def _loop_variable(

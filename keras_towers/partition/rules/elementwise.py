@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.division import divide
 from keras_towers.partition.factors import Factors, elementwise
-from keras_towers.partition.layouts import Value, Values, local_shape, require
+from keras_towers.partition.layouts import (
+    NotDivided,
+    Value,
+    Values,
+    local_shape,
+    require,
+)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 
 Linear: TypeAlias = "Sequence[Collection[int]]"
@@ -82,9 +91,9 @@ def _division(node: Node, *inputs: Value) -> Factors:
 def _cast(node: Node, value: Value) -> Factors:
     before, after = node.dtype(0), node.output_dtype()
     # Sums must be rounded once, not each term.
-    is_wider = before.is_floating and after.is_floating
-    is_wider = is_wider and after.size >= before.size
-    return elementwise([value], [[0]] if is_wider else ())
+    is_exact = before.is_floating and after.is_floating
+    is_exact = is_exact and (before == after or before.size < after.size)
+    return elementwise([value], [[0]] if is_exact else ())
 
 
 @axes("Bitcast")
@@ -116,6 +125,38 @@ def _ensure_shape(node: Node, value: Value) -> Factors:
         shape = local_shape(tf.TensorShape(node.attr("shape")), value.layout)
         attributes["shape"] = shape
     return Factors([labels], [labels], [[0]], attributes=attributes)
+
+
+@rule("EnsureShape")
+def _ensure_rows(node: Node, value: Value) -> Values:
+    """Check the number of all towers' rows, too."""
+    layout, _ = value.as_rows()
+    rows = tf.TensorShape(node.attr("shape"))[layout.axis]
+    if rows is not None and rows != layout.size:
+        _assert_rows(node.partitioner, layout.size, rows)
+    return divide(node, [value], _ensure_shape(node, value))
+
+
+def _assert_rows(partitioner: Partitioner, size: Any, rows: int) -> None:
+    """Assert that a global size is a number of rows."""
+    total = partitioner.global_size(size)
+    if total is None or not partitioner.can_exchange:
+        raise NotDivided
+    is_equal = partitioner.op("Equal", [total, rows], ())
+    text = f"{rows} rows are expected by {partitioner.name}, not"
+    (message,) = partitioner.add(
+        "Const",
+        (),
+        {"dtype": tf.string, "value": np.array(text, object)},
+        [(tf.string, tf.TensorShape(()))],
+    )
+    partitioner.add(
+        "Assert",
+        [is_equal, message, total],
+        {"T": [message.dtype, total.dtype]},
+        (),
+        has_effect=True,
+    )
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot")

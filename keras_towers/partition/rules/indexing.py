@@ -261,8 +261,8 @@ def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
     require(not node.attr("batch_dims"))
     # The variable is read once, or each tower reads its own copy.
     variable = partitioner.replicate(handle)
-    least = partitioner.order.use(node, [variable], True)
-    table = partitioner.read(
+    least = partitioner.order.record_use(node, [variable], True)
+    table = partitioner.read_variable(
         variable, node.output_dtype(), UNKNOWN_SHAPE, least
     )
     local = partitioner.op(
@@ -286,13 +286,16 @@ def _scatter_nd(
 ) -> Factors:
     picked, depth = _labels_of_indices(indices)
     trailing = [f"v{a}" for a in range(rows.rank - len(picked))]
+    dtype = node.dtype(1)
+    # Only numbers can be added up.
+    is_number = dtype.is_floating or dtype.is_complex or dtype.is_integer
     # The trailing axes have the global shape that is given.
     labels = [*picked, *[None] * len(trailing)]
     return Factors(
         [[*picked, None], labels, None],
         [[*[None] * depth, *trailing]],
         [[1]],
-        picked,
+        picked if is_number else (),
     )
 
 

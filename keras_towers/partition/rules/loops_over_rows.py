@@ -260,7 +260,7 @@ class _RowLoop:
         def lay_out_round(states: Mapping[int, Value]) -> Any:
             round_ = _RoundPartitioner(self._partitioner, self._unit)
             tensors, values = self._inputs_of_round(round_, starts, states)
-            ends = round_.call(self._body, values)
+            ends = round_.lay_out_function(self._body, values)
             self._check(round_, values, ends)
             after = {
                 i: self._list_in_round(i, common_facts(states[i], ends[i]))

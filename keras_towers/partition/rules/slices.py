@@ -27,7 +27,7 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.sizes import UNKNOWN
-from keras_towers.partition.slice_spans import Span, spans
+from keras_towers.partition.slice_spans import Span, spans, split_sizes
 
 
 def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
@@ -148,7 +148,11 @@ def _split(node: Node, *inputs: Value) -> Values:
     at, reduced = _split_operand(node, inputs)
     (layout, _), count = inputs[at].as_rows(), node.num_outputs
     require(reduced == [layout.axis])
-    sizes = [layout.size // count] * count if at else _entries(inputs[1])
+    sizes = (
+        [layout.size // count] * count
+        if at
+        else split_sizes(_entries(inputs[1]), layout.size)
+    )
     begins = itertools.accumulate(sizes, initial=0)
     return [
         _slice_blocks(node.partitioner, inputs[at], begin, size)

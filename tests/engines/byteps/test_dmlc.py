@@ -6,9 +6,9 @@ import pytest
 
 from keras_towers.engines.byteps import dmlc
 from keras_towers.errors import TowerError
-from tests.kit.scripts import python, variables
+from tests.kit.scripts import parse_variables, run_python
 
-RIGHT = variables(
+RIGHT = parse_variables(
     "DMLC_ROLE=worker DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=1"
     " DMLC_PS_ROOT_URI=127.0.0.1 DMLC_PS_ROOT_PORT=12345"
     " DMLC_NODE_HOST=127.0.0.1"
@@ -91,7 +91,9 @@ ALONE = (
     [(SERVES, "boss", "DMLC_ROLE is 'boss'"), (ALONE, "worker", "")],
 )
 def test_a_process_of_its_own(arguments, role, error, tmp_path):
-    done = python(*arguments, TMPDIR=str(tmp_path), DMLC_ROLE=role, limit_s=60)
+    done = run_python(
+        *arguments, TMPDIR=str(tmp_path), DMLC_ROLE=role, limit_s=60
+    )
     assert done.returncode == bool(error), done.stderr
     assert error in done.stderr
     assert len(done.stderr.splitlines()) == bool(error)

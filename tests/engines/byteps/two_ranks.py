@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
-from tests.kit.compare import close
+from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main
 from tests.processes import exact, over_tensorflow, training  # noqa: F401
 from tests.processes import small as s
@@ -142,7 +142,7 @@ def rows_of_a_table_are_averaged_by_the_drop_in():
     mine = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([RANK, 3]))
     bps.DistributedOptimizer(_sgd()).apply([mine], [table])
     wanted = [[-0.05], [-0.05], [0.0], [-0.1]]
-    close(table, wanted)
+    assert_close(table, wanted)
 
 
 def _sgd():

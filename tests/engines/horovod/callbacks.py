@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers import horovod as hvd
 from tests.engines.horovod import small
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
 
 
@@ -175,7 +175,7 @@ def a_local_layer_keeps_its_own_gradients():
     assert small.difference_between_ranks(made.layers[0].weights) == 0
     assert small.difference_between_ranks(made.layers[1].weights) > 1e-3
     moved = before - made.get_weights()[2]
-    close(moved, 0.1 * own / 2)
+    assert_close(moved, 0.1 * own / 2)
 
 
 @check
@@ -230,7 +230,7 @@ def a_state_is_synced_restored_and_committed():
 
     def is_at(factor, batch):
         assert state.batch == batch
-        all_close(made.get_weights(), [factor * w for w in first], 0)
+        assert_all_close(made.get_weights(), [factor * w for w in first], 0)
 
     is_at(1, 20)
     for ends, factor, batch in ((state.restore, 1, 20), (state.commit, 2, 21)):
@@ -257,7 +257,7 @@ def ranks_of_other_sets_do_not_take_part():
     assert tape.gradient(value, mine) == 2 * mine
     variable = keras.Variable([1.0])
     hvd.DistributedOptimizer(m.momentum(), **of).apply([mine], [variable])
-    close(variable, [0.9 - 0.1 * hvd.rank()])
+    assert_close(variable, [0.9 - 0.1 * hvd.rank()])
     # A fit on some ranks does not wait for the rest.
     if hvd.rank() == 0:
         made = m.mlp()

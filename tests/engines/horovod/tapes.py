@@ -9,7 +9,7 @@ from keras_towers import horovod as hvd
 from keras_towers.engines.horovod.hvd import distributed_gradients
 from tests.engines.horovod import small
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
 
 
@@ -94,7 +94,7 @@ def batch_normalization_is_that_of_the_batches_of_all_ranks():
         given = None if given is None else given[mine]
         for wrap in (lambda function: function, tf.function):
             found = normalized(hvd.SyncBatchNormalization, mine, given, wrap)
-            all_close(found, wanted, 5e-5)
+            assert_all_close(found, wanted, 5e-5)
 
 
 @check
@@ -107,7 +107,7 @@ def ranks_with_less_data_join():
     assert hvd.allgather_object(last) == [last, last]
     # Where rank 1 had nothing more to give, rank 0 had half of its gradient.
     expected = ([-1.5, -8.0], [-1.0, -6.0])[hvd.rank()]
-    close(variable, expected)
+    assert_close(variable, expected)
 
 
 @check

@@ -11,7 +11,7 @@ from keras_towers import TowerError
 from keras_towers import horovod as hvd
 from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 
 OF_KERAS_2 = {"experimental_run_tf_function": False}
 SGD = keras.optimizers.SGD
@@ -44,7 +44,7 @@ def test_trains_as_one_process():
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
     ours = trained(optimizer, run_eagerly=False)
     assert (hvd.rank(), hvd.size(), hvd.local_rank()) == (0, 1, 0)
-    all_close(ours.weights, plain.weights)
+    assert_all_close(ours.weights, plain.weights)
 
 
 def test_the_optimizer_itself_is_returned_with_its_class_and_state():
@@ -56,7 +56,7 @@ def test_the_optimizer_itself_is_returned_with_its_class_and_state():
     assert isinstance(optimizer, SGD)
     assert not isinstance(optimizer, keras.optimizers.Adam)
     assert keras.saving.serialize_keras_object(optimizer) == config
-    all_close(before, optimizer.variables, 0)
+    assert_all_close(before, optimizer.variables, 0)
     trained(optimizer, made)
     assert int(optimizer.iterations) == 8
 
@@ -83,7 +83,7 @@ def test_a_file_does_not_need_this_package(tmp_path, cls, suffix):
     )
     reducer = reducer_of(loaded.optimizer)
     assert reducer.options.compression is hvd.Compression.fp16
-    all_close(optimizer.variables, loaded.optimizer.variables, 0)
+    assert_all_close(optimizer.variables, loaded.optimizer.variables, 0)
     loaded.fit(X, Y, verbose=0)
 
 
@@ -199,7 +199,7 @@ def test_an_infinite_gradient_does_not_affect_the_next_update():
     variable.assign([1.0])
     for grad in (1.0, 2.0):
         optimizer.apply([tf.constant([grad])], [variable])
-    close(variable, [-0.5])
+    assert_close(variable, [-0.5])
 
 
 def test_a_freed_variable_is_not_taken_for_the_next_one():

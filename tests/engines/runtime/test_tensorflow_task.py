@@ -75,11 +75,11 @@ def test_a_port_in_use(context, tasks, monkeypatch):
         tell(monkeypatch, mine)
         assert context.task is None
         with pytest.raises(TowerError, match="is in use by another process"):
-            tensorflow_task.start(mine)
-    assert tensorflow_task.start(mine) is context.task
-    assert tensorflow_task.start(mine) is context.task
+            tensorflow_task.start_task(mine)
+    assert tensorflow_task.start_task(mine) is context.task
+    assert tensorflow_task.start_task(mine) is context.task
     with pytest.raises(TowerError, match="started without knowing that"):
-        tensorflow_task.start(chief)
+        tensorflow_task.start_task(chief)
 
 
 def test_each_rank_that_does_not_answer_is_described(context):

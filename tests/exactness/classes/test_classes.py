@@ -11,7 +11,7 @@ from tests.exactness.classes import groups, listed, optimizer_recipes
 from tests.exactness.classes import loss_recipes as of_losses
 from tests.exactness.classes.layer_recipes import LAYERS
 from tests.exactness.classes.recipes import public
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import on_towers
 
@@ -55,7 +55,7 @@ def _groups():
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipes", "updates"), some_of(_groups(), DRAWN)
+    ("kind", "recipes", "updates"), sample_of(_groups(), DRAWN)
 )
 def test_classes_are_those_of_one_device(kind, recipes, updates):
     make = groups.of_recipes

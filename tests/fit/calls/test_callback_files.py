@@ -7,7 +7,7 @@ import pytest
 
 import keras_towers as kt
 from tests.fit.one_device import trained
-from tests.kit.compare import all_close, assert_exact, close
+from tests.kit.compare import assert_all_close, assert_close, assert_exact
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
@@ -52,7 +52,7 @@ def written(tmp_path_factory):
         )
         # Both had their say: reduced from the second epoch on.
         rate = float(model.optimizer.learning_rate)
-        close(rate, 0.1 * 0.5 * 0.9**2, 1e-6)
+        assert_close(rate, 0.1 * 0.5 * 0.9**2, 1e-6)
         return history
 
     found = assert_exact(linear, act, kt.TowerStrategy(2))
@@ -64,7 +64,7 @@ def test_csv(written):
     with (folder / "log.csv").open() as lines:
         rows = list(csv.DictReader(lines))
     assert [row["epoch"] for row in rows] == ["0", "1"]
-    close([float(row["loss"]) for row in rows], history["loss"], 1e-6)
+    assert_close([float(row["loss"]) for row in rows], history["loss"], 1e-6)
 
 
 def test_model_checkpoint(written):
@@ -82,7 +82,7 @@ def test_model_checkpoint(written):
                 models.append(keras.models.load_model(folder / path.name))
         wanted, found = models
         for a, b in zip(wanted.variables, found.variables, strict=True):
-            close(b.numpy(), a.numpy(), message=path.name)
+            assert_close(b.numpy(), a.numpy(), message=path.name)
 
 
 def test_backup_and_restore(tmp_path):
@@ -110,4 +110,4 @@ def test_backup_and_restore(tmp_path):
         backed_up(model)
     # The first epoch is not run again, and the end is the same.
     assert len(ran) == STEPS
-    all_close(model.weights, trained(EPOCHS).weights, 4e-6)
+    assert_all_close(model.weights, trained(EPOCHS).weights, 4e-6)

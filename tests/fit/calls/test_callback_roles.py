@@ -12,9 +12,9 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.hooks import saving
-from tests.kit.compare import assert_exact, same_model
-from tests.kit.long import long_but
+from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.ordinary import assert_ordinary
+from tests.kit.sampling import long_unless
 from tests.kit.training import STEPS, X, Y, adam, fit, linear
 
 callbacks = keras.callbacks
@@ -63,7 +63,7 @@ def test_logs_and_state_of_every_batch():
 
 @pytest.mark.parametrize(
     "updates, wrapped",
-    long_but(
+    long_unless(
         ("once", True).__eq__,
         [("once", True), ("each", False), ("sharded", False)],
     ),
@@ -116,7 +116,7 @@ def test_callbacks_may_evaluate_train_and_stop(variables_on_towers):
     assert_exact(linear, act, kt.TowerStrategy(2))
     assert not variables_on_towers()
     assert_ordinary(probes[-1], trains_on_towers=True)
-    same_model(probes[-1], probes[0])
+    assert_same_model(probes[-1], probes[0])
 
 
 @pytest.mark.core
@@ -136,7 +136,7 @@ def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks(monkeypatch):
     peers = types.SimpleNamespace(rank=0)
     with contextlib.ExitStack() as stack:
         given = [kt.ChiefOnly(of_rank_0), of_all]
-        found = callback_roles._of_this_rank(peers, given, stack)
+        found = callback_roles.callbacks_of_rank(peers, given, stack)
         assert found == [of_rank_0, of_all]
         for callback in found:
             callback.on_epoch_end(0)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.fit.one_device import trained
-from tests.kit.compare import all_close, same_model
+from tests.kit.compare import assert_all_close, assert_same_model
 from tests.kit.leaving import Boom, interrupt
 from tests.kit.ordinary import Originals
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
@@ -47,7 +47,7 @@ def test_ctrl_c_in_the_middle_of_fit():
         fit(model, callbacks=after_batch(1, interrupt))
     assert int(model.optimizer.iterations) == 2
     fit(model)
-    same_model(model, reference)
+    assert_same_model(model, reference)
 
 
 def test_ctrl_c_at_any_moment():
@@ -66,7 +66,7 @@ def test_ctrl_c_at_any_moment():
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
     reference.fit(batches, steps_per_epoch=steps, verbose=0)
     # Momentum lets rounding grow over the steps.
-    all_close(model.weights, reference.weights, 1e-4 + 1e-5 * steps)
+    assert_all_close(model.weights, reference.weights, 1e-4 + 1e-5 * steps)
 
 
 def test_ctrl_c_while_the_block_is_left(monkeypatch):
@@ -108,7 +108,7 @@ def test_ctrl_c_while_the_step_is_traced():
     assert threading.active_count() <= before
     assert traced
     fit(model)
-    same_model(model, trained(1))
+    assert_same_model(model, trained(1))
 
 
 def test_errors_caught_inside_and_in_the_block_itself():
@@ -127,4 +127,4 @@ def test_errors_caught_inside_and_in_the_block_itself():
     # The same strategy can be entered again.
     with strategy:
         fit(model)
-    same_model(model, trained(3))
+    assert_same_model(model, trained(3))

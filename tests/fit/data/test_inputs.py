@@ -10,10 +10,10 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.long import long_but, some_of
+from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import linear, strategy_of
 
 BATCH = 8
@@ -147,7 +147,7 @@ def test_fit(kind, ahead):
     assert_exact(linear, act, strategy, reference, in_graph=True)
 
 
-@pytest.mark.parametrize("ahead", some_of([False, True]))
+@pytest.mark.parametrize("ahead", sample_of([False, True]))
 def test_several_steps_in_one_and_validation(ahead):
     def act(model):
         data = batches(5) if ahead else unknown_length(5)
@@ -161,7 +161,7 @@ def test_several_steps_in_one_and_validation(ahead):
 
 @pytest.mark.parametrize(
     "source, ahead",
-    some_of([("generator", False), ("PyDataset", True)]),
+    sample_of([("generator", False), ("PyDataset", True)]),
 )
 def test_evaluate_and_predict(source, ahead):
     def act(model):
@@ -195,7 +195,7 @@ def test_on_batch():
     assert_exact(make, act, strategy_of(2))
 
 
-@pytest.mark.parametrize("kind", long_but(SPLIT.__eq__, [EACH, SPLIT]))
+@pytest.mark.parametrize("kind", long_unless(SPLIT.__eq__, [EACH, SPLIT]))
 def test_dataset_that_the_user_distributed(kind):
     # The dataset says what each tower gets, so "each" changes nothing.
     strategy = strategy_of(2, batches=kind)
@@ -286,7 +286,7 @@ def drawn(iterator, epochs, left_out=0):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     "source, steps_per_execution",
-    some_of([("numpy", 4), ("unknown length", 1), ("PyDataset", 4)]),
+    sample_of([("numpy", 4), ("unknown length", 1), ("PyDataset", 4)]),
 )
 def test_skipping_batches_continues_with_the_next_ones(
     source, steps_per_execution

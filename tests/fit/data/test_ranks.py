@@ -78,3 +78,35 @@ def test_other_rows_of_arrays_are_told_apart(made):
 def test_arrays_that_cannot_be_looked_at_are_left_to_their_batches():
     adapter = compat.ArrayDataAdapter(tf.sparse.from_dense(X))
     assert rank_data.fingerprint_rows(adapter) == []
+
+
+RANGE = tf.data.Dataset.range(4)
+
+
+def unordered():
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (RANGE.shuffle(4, seed=1).map(abs, num_parallel_calls=2), None),
+        (RANGE.interleave(lambda _: RANGE, num_parallel_calls=2), None),
+        (RANGE.shuffle(4).batch(2), "without a seed"),
+        (RANGE.with_options(unordered()).batch(2), "options"),
+        *(
+            (unordered_step.batch(2).prefetch(1), "a step")
+            for unordered_step in (
+                RANGE.map(abs, num_parallel_calls=2, deterministic=False),
+                RANGE.interleave(
+                    lambda _: RANGE, num_parallel_calls=2, deterministic=False
+                ),
+            )
+        ),
+    ],
+)
+def test_datasets_whose_order_varies_are_found(dataset, why):
+    found = rank_data._why_order_varies(dataset)
+    assert found is None if why is None else why in found

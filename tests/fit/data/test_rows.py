@@ -8,7 +8,12 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.step.acts import sparse
-from tests.kit.compare import all_close, assert_exact, close, outcome
+from tests.kit.compare import (
+    assert_all_close,
+    assert_close,
+    assert_exact,
+    use_model,
+)
 from tests.kit.training import X, Y
 
 
@@ -101,7 +106,7 @@ def test_other_rows_in_batches_of_towers_own_are_refused():
         kt.TowerStrategy(2, batches="each"),
     ):
         model.fit(data, verbose=0)
-    all_close(model.trainable_weights, before, 0)
+    assert_all_close(model.trainable_weights, before, 0)
     model.fit(data, verbose=0)
 
 
@@ -140,7 +145,7 @@ class OtherLengths(keras.Sequential):
 
 def test_predictions_of_parts_with_other_rows():
     wanted, found = (
-        outcome(
+        use_model(
             lambda: make(OtherLengths),
             lambda model: model.predict(X[:10], batch_size=4, verbose=0),
             strategy,
@@ -151,7 +156,7 @@ def test_predictions_of_parts_with_other_rows():
         if name == "words":
             np.testing.assert_array_equal(found[name], values)
         else:
-            close(found[name], values)
+            assert_close(found[name], values)
 
 
 class Graphs(tf.experimental.BatchableExtensionType):

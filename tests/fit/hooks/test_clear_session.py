@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.one_device import trained
-from tests.kit.compare import close, same_model
+from tests.kit.compare import assert_close, assert_same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, fit, linear
 
@@ -30,20 +30,22 @@ def test_models_from_before_and_after_clear_session_train_exactly(
     with kt.TowerStrategy(2) as towers:
         inside = linear()
         for model in (outside, inside):
-            close(fit(model)["loss"], losses[0])
+            assert_close(fit(model)["loss"], losses[0])
         for _ in range(2):
             keras.utils.clear_session()
             assert tf.distribute.get_strategy() is towers
             assert tf.distribute.in_cross_replica_context()
         after = linear()
         for model in (outside, inside):
-            close(fit(model)["loss"], losses[1])
+            assert_close(fit(model)["loss"], losses[1])
         for wanted in losses:
-            close(fit(after)["loss"], wanted)
-        close(after.predict(X, verbose=0), reference.predict(X, verbose=0))
+            assert_close(fit(after)["loss"], wanted)
+        assert_close(
+            after.predict(X, verbose=0), reference.predict(X, verbose=0)
+        )
     assert not variables_on_towers()
     for model in (outside, inside, after):
-        same_model(model, reference)
+        assert_same_model(model, reference)
         assert_ordinary(model, trains_on_towers=model is not outside)
 
 
@@ -57,5 +59,5 @@ def test_clear_session_between_blocks():
             keras.utils.clear_session()
             raise KeyError("mine")
         keras.utils.clear_session()
-    same_model(model, trained(3))
+    assert_same_model(model, trained(3))
     assert_ordinary(model)

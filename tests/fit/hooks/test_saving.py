@@ -103,6 +103,16 @@ def test_rank_0_writes_again_when_the_others_have_read(monkeypatch):
     assert events == ["read", "written again"]
 
 
+def test_a_save_that_rank_0_never_begins_ends(monkeypatch, caplog):
+    monkeypatch.setattr(settings, "NOTICE_S", 0.1)
+    monkeypatch.setenv(settings.ENV_STALL_SHUTDOWN, "1")
+    written, (first, second) = save_on_two_ranks(in_order(), in_order("mine"))
+    assert written == ([], []) and first is None
+    assert "has waited 1 s for rank 0 to save" in str(second)
+    assert "save_on_every_rank" in str(second)
+    assert "rank 1 has waited 0 s for rank 0 to save" in caplog.text
+
+
 def test_all_ranks_learn_of_a_failure():
     _, (first, second) = save_on_two_ranks(*[in_order("fails")] * 2)
     assert isinstance(first, OSError)

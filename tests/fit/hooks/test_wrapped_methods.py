@@ -8,9 +8,9 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.strategies import keras_distribution
-from tests.kit.compare import assert_exact, assert_same, outcome
-from tests.kit.long import some_of
+from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.ordinary import assert_ordinary
+from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, linear
 
 NAMES = ("fit", "evaluate", "predict")
@@ -40,11 +40,11 @@ def trained(model):
 
 @functools.cache
 def on_one_device():
-    return outcome(functools.partial(linear, run_eagerly=True), trained)
+    return use_model(functools.partial(linear, run_eagerly=True), trained)
 
 
 @pytest.mark.parametrize(
-    "when", some_of(["before", "inside", "between"], part=3)
+    "when", sample_of(["before", "inside", "between"], part=3)
 )
 def test_a_library_that_wraps_all_models(when, monkeypatch):
     wrapped = functools.partial(wrap_class, monkeypatch)
@@ -63,7 +63,7 @@ def test_a_library_that_wraps_all_models(when, monkeypatch):
     wanted = on_one_device()
     if when != "inside":
         wrapped()
-    assert_same(outcome(linear, act, kt.TowerStrategy(2)), wanted)
+    assert_same(use_model(linear, act, kt.TowerStrategy(2)), wanted)
 
 
 def test_methods_that_were_read_before_the_block():

@@ -12,7 +12,7 @@ import keras_towers as kt
 from keras_towers.partition.factors import elementwise
 from keras_towers.partition.registry import AXES
 from tests.exactness import models as m
-from tests.kit.compare import all_close, assert_exact
+from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.training import adam, compiled, fit
 
 COUNT, BATCH = 44, 20
@@ -160,7 +160,7 @@ def test_without_memory_for_one_row_the_error_is_tensorflows():
         fit(model, 1, X, Y, 8)
     # 4 rows of each tower: in 1, 2 and 4 parts.
     assert memory.failures >= 3
-    all_close(model.get_weights(), before, 0)
+    assert_all_close(model.get_weights(), before, 0)
 
 
 def test_several_processes_are_refused():

@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.fit.step.acts import Stepping
-from tests.kit.compare import assert_exact, close
+from tests.kit.compare import assert_close, assert_exact
 from tests.kit.training import compiled, fit
 
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
@@ -165,7 +165,7 @@ def test_losses_in_callbacks_and_in_a_loop_of_ones_own():
         parts = towers.run(lambda: loss(Y, model(X)))
         added = towers.reduce("SUM", parts, axis=None)
         each = towers.experimental_local_results(parts)
-    close(found[0], history["loss"][0])
+    assert_close(found[0], history["loss"][0])
     assert found[1] == found[2] == float(loss(Y, model(X)))
-    close(float(added), found[2])
+    assert_close(float(added), found[2])
     assert len(each) == 2 and float(each[0]) == found[2] / 2

@@ -5,8 +5,8 @@ import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import all_close, assert_exact, outcome
-from tests.kit.long import some_of
+from tests.kit.compare import assert_all_close, assert_exact, use_model
+from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit, stacked
 
 # The last batch has 5 rows: fewer than three towers have parts.
@@ -36,7 +36,7 @@ def used(model):
 
 
 @pytest.mark.parametrize(
-    "towers, parts", some_of([(1, 2), (1, 3), (3, 2), (3, 3)])
+    "towers, parts", sample_of([(1, 2), (1, 3), (3, 2), (3, 3)])
 )
 def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
     strategy = kt.TowerStrategy(towers, micro_batches=parts)
@@ -82,9 +82,11 @@ def test_parts_on_parameter_servers_and_without_averaging():
         return compiled(m.mlp, lambda: keras.optimizers.SGD(rate))
 
     strategy = kt.TowerStrategy(3, micro_batches=2, average=False)
-    found = outcome(at(0.1), lambda model: fit(model, 1, X, Y, BATCH), strategy)
-    wanted = outcome(at(0.3), lambda model: fit(model, 1, X, Y, BATCH))
-    all_close(found.model.weights, wanted.model.weights)
+    found = use_model(
+        at(0.1), lambda model: fit(model, 1, X, Y, BATCH), strategy
+    )
+    wanted = use_model(at(0.3), lambda model: fit(model, 1, X, Y, BATCH))
+    assert_all_close(found.model.weights, wanted.model.weights)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -34,7 +34,7 @@ def test_each_level_is_one_function_that_all_towers_call(devices):
             TowerProgram(program, "called", devices[0]),
             SingleProcess(),
         )
-        return ready.run(
+        return ready.add_to_graph(
             common, parts, devices[:TOWERS], alone, StepOrder(alone), None
         )
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.kit.training import compiled, fit, stacked
 
 X, Y = m.FEATURES[:13], m.LABELS[:13]
@@ -42,7 +42,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", some_of(FORMS, 3))
+@pytest.mark.parametrize("form", sample_of(FORMS, 3))
 def test_any_callable_is_exact(form):
     def make():
         model = compiled()()

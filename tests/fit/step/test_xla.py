@@ -10,8 +10,8 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
-from tests.kit.compare import assert_exact, assert_same, outcome
-from tests.kit.long import some_of
+from tests.kit.compare import assert_exact, assert_same, use_model
+from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 
 # Two batches of 16 rows.
@@ -123,7 +123,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", some_of(CASES))
+@pytest.mark.parametrize("case", sample_of(CASES))
 def test_the_same_as_one_device_with_xla(case, reasons):
     build, optimizer, strategy, act = CASES[case]
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)
@@ -134,7 +134,9 @@ def test_the_same_as_one_device_with_xla(case, reasons):
 
 def test_xla_draws_other_numbers():
     one, other = (
-        outcome(compiled(dropping, adam, jit_compile=xla), trained).values[0][1]
+        use_model(compiled(dropping, adam, jit_compile=xla), trained).values[0][
+            1
+        ]
         for xla in (True, False)
     )
     assert np.abs(one - other).max() > 1e-3
@@ -144,9 +146,9 @@ def test_operations_computed_once_are_not_compiled(reasons):
     make = functools.partial(
         stacked, lambda: [Dense(7, "tanh"), Acts(shown), Dense(3)]
     )
-    found = outcome(make(jit_compile=True), trained, kt.TowerStrategy(2))
+    found = use_model(make(jit_compile=True), trained, kt.TowerStrategy(2))
     assert reasons() == []
-    wanted = outcome(make(jit_compile=False), trained)
+    wanted = use_model(make(jit_compile=False), trained)
     assert_same(found, wanted, ROUNDING)
 
 
@@ -159,12 +161,12 @@ def test_graphs_without_xla_kernels_run_without_xla(reasons):
     make = functools.partial(
         stacked, lambda: [Dense(7, "tanh"), Acts(_strings), Dense(3)]
     )
-    found = outcome(make(jit_compile=True), trained, kt.TowerStrategy(2))
+    found = use_model(make(jit_compile=True), trained, kt.TowerStrategy(2))
     ((level, said),) = reasons()
     assert level == "WARNING"
     assert said.startswith("jit_compile is off for training of 'sequential")
     assert "uses operations XLA does not have: AsString" in said
-    assert_same(found, outcome(make(jit_compile=False), trained))
+    assert_same(found, use_model(make(jit_compile=False), trained))
 
 
 def test_asynchronous_towers_train_without_it(reasons):

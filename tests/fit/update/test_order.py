@@ -9,21 +9,24 @@ from keras_towers.transport import SingleProcess
 
 
 class Played(SingleProcess):
-    """Sums what this rank says once for each number that a rank has."""
+    """Sums what this rank says once for each rank, which has two numbers."""
 
-    def __init__(self, numbers):
+    def __init__(self, numbers, about=None):
         self.size = len(numbers)
-        self._numbers = numbers
+        self._numbers = [tf.constant(number, tf.int64) for number in numbers]
+        self._about = about or [0] * self.size
         self._said = []
         self._others = None
 
     def are_alike(self):
         order = StepOrder(self)
-        for number in self._numbers[1:]:
-            order._are_equal(tf.constant(number, tf.int64))
+        for number, about in zip(
+            self._numbers[1:], self._about[1:], strict=True
+        ):
+            order._are_equal(number, [about])
         said, self._said = self._said, []
         self._others = tf.add_n(said)
-        return bool(order._are_equal(tf.constant(self._numbers[0], tf.int64)))
+        return bool(order._are_equal(self._numbers[0], [self._about[0]]))
 
     def all_reduce(self, tensors, key):
         (mine,) = tensors
@@ -43,6 +46,16 @@ def test_one_sum_tells_whether_all_ranks_have_the_same_number(ranks, number):
         assert not Played([other, *numbers[1:]]).are_alike()
     # Two other numbers may have the first one as their mean.
     assert not Played([number, number ^ 3, number ^ 5]).are_alike()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 64])
+@pytest.mark.parametrize("number", [0, -1, 2**20, 2**40])
+def test_numbers_may_be_about_the_same(ranks, number):
+    numbers = [7] * ranks
+    near = [number + rank % 2 for rank in range(ranks)]
+    assert Played(numbers, near).are_alike()
+    for far in (number + 3 * ranks, number - 3 * ranks):
+        assert not Played(numbers, [*near[:-1], far]).are_alike()
 
 
 class Counting(SingleProcess):
@@ -66,10 +79,10 @@ def test_no_exchange_begins_without_a_batch():
 
     @tf.function
     def step():
-        batch = order.begin(TowerBatch((next(data),)))
-        with order.step():
+        batch = order.begin_step(TowerBatch((next(data),)))
+        with order.in_turn():
             order.reduce(["w"], [list(batch.pieces)], lambda rows: rows)
-        return order.end(batch.pieces)
+        return order.end_step(batch.pieces)
 
     step()
     with pytest.raises(tf.errors.OutOfRangeError):

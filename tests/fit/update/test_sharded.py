@@ -13,7 +13,7 @@ from tests.exactness import models as m
 from tests.exactness.contract import assert_contract
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both
-from tests.kit.compare import all_close, assert_exact, same_model
+from tests.kit.compare import assert_all_close, assert_exact, assert_same_model
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, fit
 
@@ -144,7 +144,7 @@ def test_in_turns_with_other_blocks_and_one_device():
     with kt.TowerStrategy(2, updates="sharded"):
         fit(found)
     fit(wanted, epochs=4)
-    same_model(found, wanted)
+    assert_same_model(found, wanted)
 
 
 def test_one_tower_does_not_shard(caplog):
@@ -170,5 +170,5 @@ def test_running_out_of_memory_when_leaving_keeps_the_model_whole(
         monkeypatch.setattr(tower_variables, "copy_to_device", no_room)
     monkeypatch.undo()
     assert model._distribute_strategy is None
-    all_close(all_variables(model), state)
+    assert_all_close(all_variables(model), state)
     fit(model)

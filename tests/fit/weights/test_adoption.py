@@ -11,15 +11,15 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import (
+    assert_close,
     assert_exact,
     assert_same,
-    close,
-    outcome,
-    same_history,
-    same_model,
+    assert_same_history,
+    assert_same_model,
+    use_model,
 )
-from tests.kit.long import some_of
 from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, fit, linear
 
 
@@ -66,8 +66,8 @@ def test_state_is_carried_over_both_ways(variables_on_towers):
             assert bool(on_towers) == has_copies
             originals.assert_back()
         assert_ordinary(model)
-        same_history(found, wanted, 1e-5)
-    same_model(model, reference, 2e-5)
+        assert_same_history(found, wanted, 1e-5)
+    assert_same_model(model, reference, 2e-5)
 
 
 def test_references_that_the_user_held_stay_alive():
@@ -80,7 +80,7 @@ def test_references_that_the_user_held_stay_alive():
             fit(model)
             seen.append(float(through_reference()))
             kernel = model.layers[0].kernel.numpy()
-            close(seen[-1], (kernel**2).sum(), 1e-5)
+            assert_close(seen[-1], (kernel**2).sum(), 1e-5)
     assert len(set(seen)) == 3
 
 
@@ -92,7 +92,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(METHODS, part=4))
+@pytest.mark.parametrize("name", sample_of(METHODS, part=4))
 def test_each_method_may_be_the_first(name):
     """It adopts the model, and is no obstacle to the rest."""
     method = METHODS[name]
@@ -105,11 +105,11 @@ def test_each_method_may_be_the_first(name):
             assert not model.optimizer.built
         return result, fit(model)
 
-    wanted = outcome(lambda: linear(run_eagerly=True), act)
-    found = outcome(linear, act, kt.TowerStrategy(2))
+    wanted = use_model(lambda: linear(run_eagerly=True), act)
+    found = use_model(linear, act, kt.TowerStrategy(2))
     assert_same(found, wanted)
     # Functions that were traced on towers are not used outside.
-    close(method(found.model), method(wanted.model), 1e-5)
+    assert_close(method(found.model), method(wanted.model), 1e-5)
 
 
 def test_frozen_model_evaluates_and_trains_nothing():
@@ -155,6 +155,17 @@ def test_models_that_share_layers_in_turn():
     both = assert_exact(make, act, kt.TowerStrategy(2)).model
     for part in both.parts:
         assert_ordinary(part)
+
+
+def test_a_model_goes_from_its_strategy_to_another_and_back():
+    with kt.TowerStrategy(2) as own:
+        model = linear()
+    placed = []
+    for block in (contextlib.nullcontext(), kt.TowerStrategy(4)) * 2:
+        with block:
+            model.train_on_batch(X[:8], Y[:8])
+            placed.append(model.distribute_strategy is own)
+    assert placed == [True, False, True, False]
 
 
 def test_a_model_of_another_strategy_is_refused_and_unharmed():

@@ -9,9 +9,14 @@ import keras_towers as kt
 from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.fit.one_device import trained, two_layers
-from tests.kit.compare import all_close, assert_exact, close, same_model
-from tests.kit.long import long_but
+from tests.kit.compare import (
+    assert_all_close,
+    assert_close,
+    assert_exact,
+    assert_same_model,
+)
 from tests.kit.ordinary import assert_ordinary
+from tests.kit.sampling import long_unless
 from tests.kit.training import X, Y, adam, fit, linear
 
 
@@ -43,7 +48,7 @@ def test_a_model_built_in_a_block_trains_on_its_towers_after_it(
         "fit of model 'mine' runs on the strategy under which it was created "
         f"or compiled: {strategy!r}"
     ]
-    same_model(model, trained(1 if make is _built else 2))
+    assert_same_model(model, trained(1 if make is _built else 2))
 
 
 def test_a_model_compiled_in_a_block_trains_on_its_towers_after_it():
@@ -52,7 +57,7 @@ def test_a_model_compiled_in_a_block_trains_on_its_towers_after_it():
         model.compile(m.momentum(), m.cross_entropy())
     fit(model)
     assert model._distribute_strategy is strategy
-    same_model(model, trained(1))
+    assert_same_model(model, trained(1))
 
 
 def test_a_model_of_parts_that_were_made_in_a_block_is_ordinary():
@@ -81,7 +86,7 @@ def test_another_block_may_train_what_was_built_inside():
     assert_ordinary(model, trains_on_towers=True)
     fit(model)
     assert contract.owner_of(model) is first
-    same_model(model, trained(4))
+    assert_same_model(model, trained(4))
     assert kt.verify(model, X, Y).difference < 1e-4
     assert_ordinary(model, trains_on_towers=True)
 
@@ -107,12 +112,12 @@ def test_built_inside_the_scope_stays_on_the_towers(tmp_path):
     with strategy.scope():
         model = linear()
     assert not tf.distribute.has_strategy()
-    tf.nest.map_structure(close, act(model), wanted)
+    tf.nest.map_structure(assert_close, act(model), wanted)
     assert model.distribute_strategy is strategy
-    same_model(model, reference)
+    assert_same_model(model, reference)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    close(loaded.predict(X, verbose=0), reference.predict(X, verbose=0))
+    assert_close(loaded.predict(X, verbose=0), reference.predict(X, verbose=0))
 
 
 def test_models_of_two_scopes():
@@ -131,7 +136,7 @@ def test_models_of_two_scopes():
     assert outside.distribute_strategy is strategies[1]
     for model in (made, outside):
         fit(model)
-        same_model(model, trained(2))
+        assert_same_model(model, trained(2))
 
 
 def test_a_block_takes_a_model_of_a_scope():
@@ -139,7 +144,7 @@ def test_a_block_takes_a_model_of_a_scope():
         model = linear()
     with kt.TowerStrategy(2):
         fit(model)
-    same_model(model, trained(1))
+    assert_same_model(model, trained(1))
 
 
 def test_compiled_again_inside(variables_on_towers):
@@ -164,10 +169,12 @@ def test_compiled_again_inside(variables_on_towers):
 
     assert_exact(make, act, kt.TowerStrategy(2))
     assert not variables_on_towers()
-    all_close(olds[0].variables, olds[1].variables)
+    assert_all_close(olds[0].variables, olds[1].variables)
 
 
-@pytest.mark.parametrize("updates", long_but("once".__eq__, ["once", "each"]))
+@pytest.mark.parametrize(
+    "updates", long_unless("once".__eq__, ["once", "each"])
+)
 def test_layers_frozen_and_added_between_fits(updates):
     def compiled_again(model):
         model.compile(adam(), m.cross_entropy(), run_eagerly=model.run_eagerly)
@@ -193,7 +200,7 @@ def test_layers_frozen_and_added_between_fits(updates):
 
 
 @pytest.mark.parametrize(
-    "updates", long_but("sharded".__eq__, ["once", "each", "sharded"])
+    "updates", long_unless("sharded".__eq__, ["once", "each", "sharded"])
 )
 def test_values_written_inside_reach_every_tower(updates, tmp_path):
     """``set_weights``, ``load_weights``, ``assign``, learning rate, metrics."""

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.one_device import trained
-from tests.kit.compare import all_close, close, same_model
-from tests.kit.long import some_of
+from tests.kit.compare import assert_all_close, assert_close, assert_same_model
 from tests.kit.ordinary import all_variables, assert_ordinary
+from tests.kit.sampling import sample_of
 from tests.kit.training import X, adam, fit, linear
 
 
@@ -53,7 +53,7 @@ def _deep_copy(model, folder):
 
 
 def assert_equal_variables(one, other):
-    all_close(one.variables, other.variables)
+    assert_all_close(one.variables, other.variables)
 
 
 # Functions that copy a model with its optimizer; they return a function
@@ -61,7 +61,7 @@ def assert_equal_variables(one, other):
 COPIES = [_keras_file, _checkpoint, _pickled, _deep_copy]
 
 
-@pytest.mark.parametrize("updates", some_of(["once", "sharded"]))
+@pytest.mark.parametrize("updates", sample_of(["once", "sharded"]))
 def test_copies_made_inside_and_after(updates, tmp_path):
     """Both have the same state, and are models of their own."""
     model = build()
@@ -94,8 +94,8 @@ def test_copies_made_inside_and_after(updates, tmp_path):
     for one in (*on_one_device, model):
         one.run_eagerly = True
     losses = [fit(twin)["loss"] for twin in on_one_device]
-    all_close(all_variables(model), state, 0)
-    close(losses, len(losses) * [fit(model)["loss"]])
+    assert_all_close(all_variables(model), state, 0)
+    assert_close(losses, len(losses) * [fit(model)["loss"]])
 
 
 def test_loaded_inside_goes_on_and_is_ordinary_after(
@@ -109,9 +109,9 @@ def test_loaded_inside_goes_on_and_is_ordinary_after(
     for one in (model, untouched):
         assert_ordinary(one, trains_on_towers=True)
     assert not variables_on_towers()
-    same_model(model, trained(2))
+    assert_same_model(model, trained(2))
     fit(untouched)
-    same_model(untouched, trained(2))
+    assert_same_model(untouched, trained(2))
 
 
 def test_export_inside_and_after(tmp_path):
@@ -122,24 +122,24 @@ def test_export_inside_and_after(tmp_path):
         wanted = model.predict(X, verbose=0)
         assert np.isfinite(fit(model)["loss"][-1])
     served = tf.saved_model.load(tmp_path / "inside")
-    close(served.serve(X).numpy(), wanted, 1e-5)
+    assert_close(served.serve(X).numpy(), wanted, 1e-5)
     # One copy of every weight, not one for each tower.
     assert len(served.variables) == len(model.variables)
     model.export(tmp_path / "after", verbose=False)
     wanted = model.predict(X, verbose=0)
     served = tf.saved_model.load(tmp_path / "after")
-    close(served.serve(X).numpy(), wanted, 1e-5)
+    assert_close(served.serve(X).numpy(), wanted, 1e-5)
     with kt.TowerStrategy(2) as towers:
         loaded = tf.saved_model.load(tmp_path / "after")
-        close(tf.function(loaded.serve)(X), wanted, 1e-5)
-        close(towers.run(loaded.serve, (X,)).values[1], wanted, 1e-5)
+        assert_close(tf.function(loaded.serve)(X), wanted, 1e-5)
+        assert_close(towers.run(loaded.serve, (X,)).values[1], wanted, 1e-5)
         signature = loaded.signatures["serving_default"]
         (output,) = signature(tf.constant(X)).values()
-        close(output, wanted, 1e-5)
-    close(loaded.serve(X), wanted, 1e-5)
+        assert_close(output, wanted, 1e-5)
+    assert_close(loaded.serve(X), wanted, 1e-5)
 
 
-@pytest.mark.parametrize("updates", some_of(["each", "sharded"]))
+@pytest.mark.parametrize("updates", sample_of(["each", "sharded"]))
 def test_checkpoint_of_plain_training_restored_inside(updates, tmp_path):
     model = linear()
     path = _both(trained(1)).write(str(tmp_path / "plain"))
@@ -153,4 +153,4 @@ def test_checkpoint_of_plain_training_restored_inside(updates, tmp_path):
             np.testing.assert_array_equal(variable.numpy(), value)
         # All towers have what was restored, not only the first.
         fit(model)
-    same_model(model, trained(2))
+    assert_same_model(model, trained(2))

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.kit.compare import all_close, close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.training import linear, strategy_of
 
 # The last batch, of 3, leaves a tower without examples.
@@ -60,6 +60,6 @@ def test_each_tower_normalizes_with_its_own_rows(prefetch):
     with strategy_of(TOWERS, prefetch, batch_norm="tower"):
         options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
         history = model.fit(X, Y, **options).history
-        all_close(model.get_weights(), wanted, 1e-5)
-    close(history["loss"], [loss], 1e-5)
-    all_close(model.weights, wanted, 1e-5)
+        assert_all_close(model.get_weights(), wanted, 1e-5)
+    assert_close(history["loss"], [loss], 1e-5)
+    assert_all_close(model.weights, wanted, 1e-5)

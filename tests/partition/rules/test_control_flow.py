@@ -10,18 +10,18 @@ from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import (
     FEW,
-    check,
     check_divided,
-    kinds,
-    once,
-    part,
-    rows,
-    same,
+    check_on_towers,
+    computed_once,
+    exchange_counts,
+    partial_sum,
+    replicated,
+    sharded,
     with_gradients,
 )
 
 _check = functools.partial(check_divided, towers=FEW)
-_WAY = same(1, dtype="bool")
+_WAY = replicated(1, dtype="bool")
 
 
 # ---- branches ----------------------------------------------------------------
@@ -40,24 +40,24 @@ def _rows_or_zeros(x):
 _BRANCHES = {
     "gradients": (
         with_gradients(lambda way, *given: tf.cond(way[0], *_branches(*given))),
-        (rows(-1, 3), same(3, 2)),
+        (sharded(-1, 3), replicated(3, 2)),
         {"gather": 2, "sum": 1},
     ),
     "rows, or what all have": (
         lambda way, x: tf.cond(way[0], *_rows_or_zeros(x)),
-        (rows(-1, 3),),
+        (sharded(-1, 3),),
         {"gather": 1},
     ),
     "a part of a sum, or what all have": (
         lambda way, x, y: tf.cond(
             way[0], lambda: tf.reduce_sum(x, 0), lambda: y
         ),
-        (rows(-1, 3), same(3)),
+        (sharded(-1, 3), replicated(3)),
         {"sum": 1},
     ),
     "a sum of which the whole is needed": (
         lambda way, x, y: tf.cond(way[0], lambda: x * tf.exp(y), lambda: x),
-        (rows(-1, 3), part(3)),
+        (sharded(-1, 3), partial_sum(3)),
         {"sum": 1, "gather": 1},
     ),
 }
@@ -68,7 +68,7 @@ _BRANCHES = {
 def test_each_branch_is_divided(name, seed):
     function, given, exchanges = _BRANCHES[name]
     program = _check(function, _WAY, *given, seed=seed)
-    assert kinds(program) == exchanges
+    assert exchange_counts(program) == exchanges
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,7 +79,11 @@ def test_switch_case_chooses_one_of_several(seed):
             [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y],
         )
 
-    given = same(1, dtype="int32", low=-1, high=3), rows(-1, 3), rows(-1, 3)
+    given = (
+        replicated(1, dtype="int32", low=-1, high=3),
+        sharded(-1, 3),
+        sharded(-1, 3),
+    )
     _check(with_gradients(choose), *given, seed=seed)
 
 
@@ -88,9 +92,9 @@ def test_a_choice_by_the_batch_is_the_same_for_all_towers(seed):
     def choose(x):
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
 
-    program = check(choose, rows(-1, 3), towers=FEW, seed=seed)
-    assert set(once(program)) <= {"Greater"}
-    assert kinds(program) == {"sum": 1, "gather": 1}
+    program = check_on_towers(choose, sharded(-1, 3), towers=FEW, seed=seed)
+    assert set(computed_once(program)) <= {"Greater"}
+    assert exchange_counts(program) == {"sum": 1, "gather": 1}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -98,9 +102,9 @@ def test_a_branch_of_rows_and_partial_sums_is_computed_once(seed):
     def choose(way, x, y):
         return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
 
-    given = _WAY, rows(-1, 3), part(1, 3)
-    program = check(choose, *given, towers=((2, 0, 0),), seed=seed)
-    assert "StatelessIf" in once(program)
+    given = _WAY, sharded(-1, 3), partial_sum(1, 3)
+    program = check_on_towers(choose, *given, towers=((2, 0, 0),), seed=seed)
+    assert "StatelessIf" in computed_once(program)
 
 
 def test_a_branch_that_is_known_takes_the_place_of_the_choice():
@@ -109,7 +113,7 @@ def test_a_branch_that_is_known_takes_the_place_of_the_choice():
             tf.constant(True) & (tf.rank(x) > 1), lambda: x, lambda: -x
         )
 
-    program = _check(choose, rows(-1, 3))
+    program = _check(choose, sharded(-1, 3))
     assert not any("If" in o.type for o in program.operations)
 
 
@@ -134,10 +138,10 @@ def _powers(x, w):
 
 
 def test_loops_carry_rows_and_their_gradients():
-    program = _check(_powers, rows(-1, 2), same(2, 2))
-    assert kinds(program) == {"gather": 1}
-    program = _check(with_gradients(_powers), rows(-1, 2), same(2, 2))
-    assert kinds(program) == {"gather": 2, "sum": 1}
+    program = _check(_powers, sharded(-1, 2), replicated(2, 2))
+    assert exchange_counts(program) == {"gather": 1}
+    program = _check(with_gradients(_powers), sharded(-1, 2), replicated(2, 2))
+    assert exchange_counts(program) == {"gather": 2, "sum": 1}
     assert program.levels == 1
 
 
@@ -148,14 +152,14 @@ def test_loops_carry_second_derivatives():
             y = tf.reduce_sum(_powers(x, w))
         return tape.gradient(y, x)
 
-    given = rows(-1, 2), same(2, 2)
-    check(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
+    given = sharded(-1, 2), replicated(2, 2)
+    check_on_towers(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
 
 
 def test_loops_carry_other_axes_and_blocks_of_rows():
-    _check(with_gradients(_powers), rows(2, -1, 2), same(2, 2, 2))
-    _check(with_gradients(_powers), rows(-1, 2, rows=2), same(2, 2))
-    _check(_powers, rows(-1, 2, blocks=2, rows=3), same(2, 2))
+    _check(with_gradients(_powers), sharded(2, -1, 2), replicated(2, 2, 2))
+    _check(with_gradients(_powers), sharded(-1, 2, rows=2), replicated(2, 2))
+    _check(_powers, sharded(-1, 2, blocks=2, rows=3), replicated(2, 2))
 
 
 def _zeros(x):
@@ -205,34 +209,34 @@ def _of_loops(x, w):
 _DIVIDED = {
     "zeros": (
         lambda x: _loop(3, lambda i, y: y + x, (_zeros(x),)),
-        rows(-1, 2),
+        sharded(-1, 2),
     ),
     "sums": (
         lambda x, y: _loop(3, lambda i, s: s + tf.reduce_sum(x, 0), (y,)),
-        rows(-1, 2),
-        same(2),
+        sharded(-1, 2),
+        replicated(2),
     ),
     "factors": (
         lambda x, y: _loop(2, lambda i, z: z * tf.exp(y), (x,)),
-        rows(-1, 2),
-        part(2),
+        sharded(-1, 2),
+        partial_sum(2),
     ),
-    "late": (with_gradients(_twice_as_late), rows(-1, 2)),
-    "wider": (_wider, rows(-1, 2)),
-    "the number of examples": (_divided_by_the_number, rows(-1, 2)),
+    "late": (with_gradients(_twice_as_late), sharded(-1, 2)),
+    "wider": (_wider, sharded(-1, 2)),
+    "the number of examples": (_divided_by_the_number, sharded(-1, 2)),
     "as often as there are examples": (
         with_gradients(
             lambda x: _loop(tf.shape(x)[0], lambda i, y: y * 0.5 + x, (x,))
         ),
-        rows(-1, 2),
+        sharded(-1, 2),
     ),
     "no rounds": (
         with_gradients(lambda x, n: _loop(n[0], lambda i, y: y + x, (x,))),
-        rows(-1, 2),
-        same(1, dtype="int32", low=0, high=0),
+        sharded(-1, 2),
+        replicated(1, dtype="int32", low=0, high=0),
     ),
-    "draws": (_noisy, rows(-1, 2)),
-    "loops": (with_gradients(_of_loops), rows(-1, 2), same(2, 2)),
+    "draws": (_noisy, sharded(-1, 2)),
+    "loops": (with_gradients(_of_loops), sharded(-1, 2), replicated(2, 2)),
 }
 
 
@@ -240,7 +244,7 @@ _DIVIDED = {
 def test_loops_are_divided(name):
     function, *given = _DIVIDED[name]
     program = _check(function, *given, tolerance=1e-4)
-    assert kinds(program)["sum"] <= 1
+    assert exchange_counts(program)["sum"] <= 1
 
 
 def _by_another_axis(x):
@@ -273,8 +277,41 @@ def _examples_mixed(x):
     [_by_another_axis, _longer, _until_the_batch_is_small, _examples_mixed],
 )
 def test_loops_are_computed_once(function):
-    program = check(function, rows(-1, 2), towers=FEW)
-    assert "StatelessWhile" in once(program)
+    program = check_on_towers(function, sharded(-1, 2), towers=FEW)
+    assert "StatelessWhile" in computed_once(program)
+
+
+def _pairs(x, mask):
+    return tf.reshape(tf.boolean_mask(x, mask), [-1, 2])
+
+
+def _masked_in_a_loop(x):
+    mask = x[:, 0] > 0
+    each = lambda i, y: y + tf.reduce_sum(_pairs(x, mask))  # noqa: E731
+    return _loop(3, each, (0.0,)), _pairs(x, mask)
+
+
+def _masked_in_branches(x):
+    mask, way = x[:, 0] > 0, tf.reduce_sum(x) > 0
+    total = tf.cond(
+        way,
+        lambda: tf.reduce_sum(_pairs(x, mask)),
+        lambda: tf.reduce_sum(_pairs(-x, mask)),
+    )
+    return total, _pairs(x, mask)
+
+
+def _masked_by_branches(x):
+    mask, way = x[:, 0] > 0, tf.reduce_sum(x) > 0
+    kept = tf.cond(way, lambda: _pairs(x, mask), lambda: _pairs(-x, mask))
+    return 2 * kept, _pairs(x, mask)
+
+
+@pytest.mark.parametrize(
+    "function", [_masked_in_a_loop, _masked_in_branches, _masked_by_branches]
+)
+def test_a_function_counts_the_rows_that_it_finds(function):
+    check_on_towers(function, sharded(-1, 4), towers=FEW)
 
 
 def _scanned(x, w):
@@ -290,10 +327,12 @@ def _scanned(x, w):
 
 
 def test_loops_carry_lists_of_rows():
-    program = _check(_scanned, rows(3, -1, 2), same(2, 2))
-    assert kinds(program) == {"gather": 1}
-    program = _check(with_gradients(_scanned), rows(3, -1, 2), same(2, 2))
-    assert kinds(program) == {"gather": 2, "sum": 1}
+    program = _check(_scanned, sharded(3, -1, 2), replicated(2, 2))
+    assert exchange_counts(program) == {"gather": 1}
+    program = _check(
+        with_gradients(_scanned), sharded(3, -1, 2), replicated(2, 2)
+    )
+    assert exchange_counts(program) == {"gather": 2, "sum": 1}
 
 
 def test_gradients_of_a_list_that_all_have():
@@ -301,8 +340,8 @@ def test_gradients_of_a_list_that_all_have():
         weights = tf.TensorArray(tf.float32, 3).unstack(v)
         return _loop(3, lambda i, y: tf.tanh(y * weights.read(i)), (x,))
 
-    program = _check(with_gradients(weighted), rows(-1, 2), same(3, 2))
-    assert kinds(program) == {"gather": 2, "sum": 1}
+    program = _check(with_gradients(weighted), sharded(-1, 2), replicated(3, 2))
+    assert exchange_counts(program) == {"gather": 2, "sum": 1}
 
 
 # ---- effects -----------------------------------------------------------------
@@ -332,10 +371,10 @@ def test_side_effects_in_branches_and_loops_happen_once(function):
         calls.append(x.shape)
         return x
 
-    check(
+    check_on_towers(
         lambda way, x: function(way, x, note),
         _WAY,
-        rows(-1, 3),
+        sharded(-1, 3),
         towers=((3, 0, 2),),
     )
     # One device, which is looked at as well, and all towers together.
@@ -361,7 +400,7 @@ def test_a_loop_reads_between_the_writes_around_it():
         again = read()
     graph.inputs = [handle, x]
     program = partition_graph(graph, [REPLICATED, Sharded(0)], [y, again])
-    assert not once(program)
+    assert not computed_once(program)
     first, last = [
         o.level for o in program.operations if o.type == "AssignVariableOp"
     ]

@@ -5,8 +5,14 @@ import random
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.partition.kit import Refused, check, part, rows, same
+from tests.kit.sampling import sample_of
+from tests.partition.kit import (
+    OneDeviceFails,
+    check_on_towers,
+    partial_sum,
+    replicated,
+    sharded,
+)
 
 _ROUNDS = 3
 
@@ -144,16 +150,22 @@ def _alike(a, b):
     return a.shape.as_list() == b.shape.as_list()
 
 
-@pytest.mark.parametrize("seed", some_of(range(12), 4))
+@pytest.mark.parametrize("seed", sample_of(range(12), 4))
 def test_random_programs(seed):
-    given = same(1, dtype="bool"), rows(-1, 2), rows(-1, 2), same(2), part(2)
+    given = (
+        replicated(1, dtype="bool"),
+        sharded(-1, 2),
+        sharded(-1, 2),
+        replicated(2),
+        partial_sum(2),
+    )
     try:
-        check(
+        check_on_towers(
             _Program(seed),
             *given,
             towers=((3, 0, 2), (0, 1, 0)),
             seed=seed,
             tolerance=2e-3,
         )
-    except Refused as error:
+    except OneDeviceFails as error:
         pytest.skip(str(error))

@@ -3,32 +3,39 @@
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import check, check_divided, kinds, part, rows, same
-from tests.partition.rules.cases.case import raw
+from tests.partition.kit import (
+    check_divided,
+    check_on_towers,
+    exchange_counts,
+    partial_sum,
+    replicated,
+    sharded,
+)
+from tests.partition.rules.cases.case import raw_op
 
 _FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
 _FLOATS = {"element_dtype": tf.float32}
-_reserved = raw("TensorListReserve", **_FLOATS)
-_empty = raw("EmptyTensorList", max_num_elements=-1, **_FLOATS)
-_set = raw("TensorListSetItem")
-_push = raw("TensorListPushBack")
-_pop = raw("TensorListPopBack", **_FLOATS)
-_get = raw("TensorListGetItem", **_FLOATS)
-_stack = raw("TensorListStack", **_FLOATS)
-_picked = raw("TensorListGather", **_FLOATS)
-_resized = raw("TensorListResize")
-_length = raw("TensorListLength")
-_shape = raw("TensorListElementShape", shape_type=tf.int32)
+_reserved = raw_op("TensorListReserve", **_FLOATS)
+_empty = raw_op("EmptyTensorList", max_num_elements=-1, **_FLOATS)
+_set = raw_op("TensorListSetItem")
+_push = raw_op("TensorListPushBack")
+_pop = raw_op("TensorListPopBack", **_FLOATS)
+_get = raw_op("TensorListGetItem", **_FLOATS)
+_stack = raw_op("TensorListStack", **_FLOATS)
+_picked = raw_op("TensorListGather", **_FLOATS)
+_resized = raw_op("TensorListResize")
+_length = raw_op("TensorListLength")
+_shape = raw_op("TensorListElementShape", shape_type=tf.int32)
 
 
 def _list(x, shape=None):
     shape = [-1] * (x.shape.rank - 1) if shape is None else shape
-    return raw("TensorListFromTensor")(x, tf.constant(shape, tf.int32))
+    return raw_op("TensorListFromTensor")(x, tf.constant(shape, tf.int32))
 
 
 def _joined(items, shape):
     no_sizes = tf.constant([], tf.int64)
-    return raw("TensorListConcatV2", **_FLOATS)(items, shape, no_sizes)[:2]
+    return raw_op("TensorListConcatV2", **_FLOATS)(items, shape, no_sizes)[:2]
 
 
 def _size(x):
@@ -82,7 +89,7 @@ def _added(x, y):
 
 
 def _scattered(x, at):
-    items = raw("TensorListScatterV2")(x, at, [-1, 2], 4)
+    items = raw_op("TensorListScatterV2")(x, at, [-1, 2], 4)
     return _get(items, at[0], -1), _get(items, at[1], -1)
 
 
@@ -97,22 +104,22 @@ def _measured(x):
     )
 
 
-_STEPS = rows(2, -1, 2)
-_PLACES = same(2, dtype="int32", low=0, high=1)
+_STEPS = sharded(2, -1, 2)
+_PLACES = replicated(2, dtype="int32", low=0, high=1)
 _DIVIDED = {
     "apart": (_taken_apart, _STEPS),
-    "again": (_set_again, _STEPS, rows(-1, 2)),
-    "filled": (_filled, rows(-1, 2), rows(-1, 2)),
-    "unset": (_unset, rows(-1, 2)),
-    "never set": (_never_set, rows(-1, 2)),
-    "zeros": (_rows_among_zeros, rows(-1, 2)),
-    "added": (_added, rows(-1, 2), _STEPS),
+    "again": (_set_again, _STEPS, sharded(-1, 2)),
+    "filled": (_filled, sharded(-1, 2), sharded(-1, 2)),
+    "unset": (_unset, sharded(-1, 2)),
+    "never set": (_never_set, sharded(-1, 2)),
+    "zeros": (_rows_among_zeros, sharded(-1, 2)),
+    "added": (_added, sharded(-1, 2), _STEPS),
     "picked": (lambda x, at: _picked(_list(x), at, [-1, 2]), _STEPS, _PLACES),
     "resized": (
         lambda x: _stack(_resized(_list(x), 4), [_size(x[0]), 2]),
         _STEPS,
     ),
-    "joined": (lambda x: _joined(_list(x), [-1, -1, 2]), rows(2, 3, -1, 2)),
+    "joined": (lambda x: _joined(_list(x), [-1, -1, 2]), sharded(2, 3, -1, 2)),
     "scattered": (lambda x: _scattered(x, tf.constant([3, 1])), _STEPS),
     "measured": (_measured, _STEPS),
 }
@@ -128,11 +135,11 @@ def test_lists_of_rows_are_divided(name):
 def test_other_axes_and_blocks_of_rows():
     check_divided(
         lambda x: _stack(_push(_list(x), x[0] * 2), -1),
-        rows(2, 3, -1),
+        sharded(2, 3, -1),
         towers=_FEW,
     )
     for place in ({"blocks": 2}, {"rows": 3}, {"blocks": 2, "rows": 2}):
-        check_divided(_taken_apart, rows(2, -1, 2, **place), towers=_FEW)
+        check_divided(_taken_apart, sharded(2, -1, 2, **place), towers=_FEW)
 
 
 def test_lists_of_partial_sums_stay_partial():
@@ -143,8 +150,10 @@ def test_lists_of_partial_sums_stay_partial():
         items, last = _pop(items, -1)
         return _stack(items, -1), last, _get(items, 1, -1), _length(items)
 
-    program = check(parts, rows(-1), part(2, 2), same(2), towers=_FEW)
-    assert set(kinds(program)) <= {"sum", "first"}
+    program = check_on_towers(
+        parts, sharded(-1), partial_sum(2, 2), replicated(2), towers=_FEW
+    )
+    assert set(exchange_counts(program)) <= {"sum", "first"}
 
 
 def test_sums_over_elements_are_partial():
@@ -153,8 +162,8 @@ def test_sums_over_elements_are_partial():
         items = _push(items, tf.reduce_sum(x, 0))
         return tf.reduce_sum(_stack(items, -1), 0)
 
-    program = check_divided(total, rows(-1, 2), same(2), towers=_FEW)
-    assert kinds(program) == {"sum": 1}
+    program = check_divided(total, sharded(-1, 2), replicated(2), towers=_FEW)
+    assert exchange_counts(program) == {"sum": 1}
 
 
 def test_each_tower_has_its_own_elements():
@@ -162,23 +171,23 @@ def test_each_tower_has_its_own_elements():
         items = _list(x, [2])
         return _stack(items, [2]), _length(items), _shape(items)
 
-    program = check_divided(back, rows(-1, 2), towers=_FEW)
-    assert kinds(program) == {"gather": 1}
+    program = check_divided(back, sharded(-1, 2), towers=_FEW)
+    assert exchange_counts(program) == {"gather": 1}
 
 
 def test_lists_of_lists():
     def nested(x):
         lists, shape = {"element_dtype": tf.variant}, tf.constant([], tf.int32)
-        outer = raw("EmptyTensorList", **lists)(shape, -1)
+        outer = raw_op("EmptyTensorList", **lists)(shape, -1)
         outer = _push(outer, _list(x))
         outer = _push(outer, _push(_empty([-1, 2]), x[0]))
-        inner = raw("TensorListGetItem", **lists)(outer, 0, shape)
+        inner = raw_op("TensorListGetItem", **lists)(outer, 0, shape)
         return _stack(inner, -1)
 
     check_divided(nested, _STEPS, towers=_FEW)
 
 
-@pytest.mark.parametrize("given", [same(2, 3), part(2, 3)])
+@pytest.mark.parametrize("given", [replicated(2, 3), partial_sum(2, 3)])
 def test_lists_as_long_as_the_batch(given):
     def lists(x, y):
         n = _size(y)
@@ -191,7 +200,7 @@ def test_lists_as_long_as_the_batch(given):
             _length(_reserved([2, 3], n)),
         )
 
-    check(lists, given, rows(-1))
+    check_on_towers(lists, given, sharded(-1))
 
 
 # ---- computed once -----------------------------------------------------------
@@ -213,7 +222,7 @@ def _sorted(x):
     )
 
 
-_EXAMPLES = rows(-1, 2)
+_EXAMPLES = sharded(-1, 2)
 _ONCE = {
     "a place by the batch": (
         lambda x: _get(_list(x), tf.cast(tf.reduce_sum(x) > 0, tf.int32), -1),
@@ -241,4 +250,4 @@ _ONCE = {
 @pytest.mark.parametrize("name", _ONCE)
 def test_lists_without_a_rule_are_those_of_one_device(name):
     for seed in range(2):
-        check(*_ONCE[name], seed=seed)
+        check_on_towers(*_ONCE[name], seed=seed)

@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     FEW,
-    check,
     check_divided,
-    kinds,
-    once,
-    part,
-    rows,
-    same,
+    check_on_towers,
+    computed_once,
+    exchange_counts,
+    partial_sum,
+    replicated,
+    sharded,
     with_gradients,
 )
 
@@ -106,34 +106,34 @@ def _summed(x):
 _CASES = {
     "one": (
         lambda x: tf.map_fn(lambda e: tf.nn.softmax(e) * tf.reduce_sum(e), x),
-        rows(-1, 3),
+        sharded(-1, 3),
     ),
-    "two": (_two, rows(-1, 2, 3), rows(-1, 3, 2)),
+    "two": (_two, sharded(-1, 2, 3), sharded(-1, 3, 2)),
     "weights": (
         lambda x, w: tf.map_fn(lambda e: tf.linalg.matvec(w, tf.tanh(e)), x),
-        rows(-1, 3),
-        same(2, 3),
+        sharded(-1, 3),
+        replicated(2, 3),
     ),
-    "numbers": (_numbered, rows(-1, 3), same(2, 3)),
-    "branches": (_chosen, rows(-1, 3)),
-    "loops": (_with_loop, rows(-1, 3)),
-    "nested": (_nested, rows(-1, 4)),
-    "keras.ops.map": (_by_keras, rows(-1, 3)),
-    "sum": (_summed, rows(-1, 3)),
+    "numbers": (_numbered, sharded(-1, 3), replicated(2, 3)),
+    "branches": (_chosen, sharded(-1, 3)),
+    "loops": (_with_loop, sharded(-1, 3)),
+    "nested": (_nested, sharded(-1, 4)),
+    "keras.ops.map": (_by_keras, sharded(-1, 3)),
+    "sum": (_summed, sharded(-1, 3)),
     "what all need": (
         lambda x: tf.map_fn(lambda e: e * tf.reduce_sum(tf.exp(x), 0), x),
-        rows(-1, 3),
+        sharded(-1, 3),
     ),
 }
 
 
-@pytest.mark.parametrize("name", some_of(_CASES, 4))
+@pytest.mark.parametrize("name", sample_of(_CASES, 4))
 def test_each_tower_loops_over_its_own_examples(name):
     function, *given = _CASES[name]
-    program = check(with_gradients(function), *given, towers=FEW)
+    program = check_on_towers(with_gradients(function), *given, towers=FEW)
     # keras.ops.map looks at the first example, whose values nobody needs.
-    assert set(once(program)) <= {"StridedSlice"}
-    assert kinds(program)["gather"] <= 4
+    assert set(computed_once(program)) <= {"StridedSlice"}
+    assert exchange_counts(program)["gather"] <= 4
 
 
 def test_numbers_of_examples_and_draws_are_those_of_one_device():
@@ -143,7 +143,7 @@ def test_numbers_of_examples_and_draws_are_those_of_one_device():
 
     check_divided(
         lambda x: tf.map_fn(each, x, fn_output_signature=tf.int64),
-        rows(-1, 3),
+        sharded(-1, 3),
     )
 
 
@@ -154,9 +154,9 @@ def test_the_initial_value_of_a_sum_counts_once():
 
         return _rounds(x, each, y, 5)
 
-    for given in (same(3), part(3)):
-        program = check_divided(add, rows(-1, 3), given)
-        assert kinds(program)["sum"] == 2
+    for given in (replicated(3), partial_sum(3)):
+        program = check_divided(add, sharded(-1, 3), given)
+        assert exchange_counts(program)["sum"] == 2
 
 
 def test_a_list_that_is_doubled_in_each_round_is_divided():
@@ -165,7 +165,7 @@ def test_a_list_that_is_doubled_in_each_round_is_divided():
         (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
         return tf.raw_ops.TensorListStack(input_handle=found, **_FLOAT)
 
-    check_divided(doubled, rows(-1, 3))
+    check_divided(doubled, sharded(-1, 3))
 
 
 # ---- what goes from one example to the next is computed once -----------------
@@ -311,10 +311,10 @@ _MEET = {
 
 @pytest.mark.parametrize("name", _MEET)
 def test_loops_that_carry_values_between_examples_are_computed_once(name):
-    program = check(_MEET[name], rows(-1, 3))
-    assert {"StatelessWhile", "While"} & set(once(program))
+    program = check_on_towers(_MEET[name], sharded(-1, 3))
+    assert {"StatelessWhile", "While"} & set(computed_once(program))
     if name != "not all":
-        check(with_gradients(_MEET[name]), rows(-1, 3), towers=FEW)
+        check_on_towers(with_gradients(_MEET[name]), sharded(-1, 3), towers=FEW)
 
 
 def test_effects_are_those_of_one_device():
@@ -328,7 +328,9 @@ def test_effects_are_those_of_one_device():
         found = tf.numpy_function(note, [e], tf.float32)
         return tf.ensure_shape(found, (2,)) * 2
 
-    check(lambda x: tf.map_fn(each, x), rows(-1, 2), towers=((3, 0, 2),))
+    check_on_towers(
+        lambda x: tf.map_fn(each, x), sharded(-1, 2), towers=((3, 0, 2),)
+    )
     # One device, which is looked at as well, and all towers together.
     assert sorted(calls) == sorted(calls[:5] * 3)
 
@@ -343,4 +345,4 @@ def test_examples_that_make_elements_of_unlike_shapes():
         found = tf.TensorArray(tf.float32, tf.shape(x)[0], infer_shape=False)
         return _rounds(x, each, found)[0].concat()
 
-    check(total, rows(-1, 2), towers=((3, 0, 2), (1, 4)))
+    check_on_towers(total, sharded(-1, 2), towers=((3, 0, 2), (1, 4)))

@@ -8,19 +8,19 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     Input,
-    check,
     check_divided,
-    rows,
+    check_on_towers,
+    sharded,
     with_gradients,
 )
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
-_Y = rows(-1, 3)
-_LENGTHS = rows(-1, dtype="int32", low=0, high=3)
+_Y = sharded(-1, 3)
+_LENGTHS = sharded(-1, dtype="int32", low=0, high=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _on_ragged(function):
     return step
 
 
-@pytest.mark.parametrize("name", some_of(_STEPS, 3))
+@pytest.mark.parametrize("name", sample_of(_STEPS, 3))
 def test_ragged_rows(name):
     step = with_gradients(_on_ragged(_STEPS[name]))
     check_divided(step, *_RAGGED, _Y, towers=TOWERS)
@@ -113,7 +113,7 @@ def test_ragged_rows_that_are_filled_up(name):
 
 @pytest.mark.parametrize("name", _ONCE)
 def test_ragged_rows_without_a_rule(name):
-    check(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
+    check_on_towers(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
 
 
 _REPEATS = {
@@ -145,4 +145,4 @@ def test_a_mask_that_only_looks_like_a_repeat():
         )
         return found, others
 
-    check(step, _LENGTHS, _Y, towers=TOWERS)
+    check_on_towers(step, _LENGTHS, _Y, towers=TOWERS)

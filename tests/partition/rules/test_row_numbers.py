@@ -3,15 +3,15 @@
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.partition.kit import check, check_divided, rows
+from tests.kit.sampling import sample_of
+from tests.partition.kit import check_divided, check_on_towers, sharded
 
 # Towers that a mask leaves nothing, and batches of a single example.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
 DRAWN = 4
-_X = rows(-1, 4, 3)
-_Y = rows(-1, 3)
-_CLASS = rows(-1, dtype="int32", low=0, high=2)
+_X = sharded(-1, 4, 3)
+_Y = sharded(-1, 3)
+_CLASS = sharded(-1, dtype="int32", low=0, high=2)
 
 
 def _size(t, dtype=tf.int32):
@@ -124,7 +124,7 @@ def _in_all(t):
     return tf.reduce_sum(t) / tf.cast(tf.shape(t)[0] + 1, tf.float32)
 
 
-@pytest.mark.parametrize("name", some_of([*_EXAMPLES, *_MASKED], DRAWN))
+@pytest.mark.parametrize("name", sample_of([*_EXAMPLES, *_MASKED], DRAWN))
 def test_towers_pick_their_own_rows(name):
     function = {**_EXAMPLES, **_MASKED}[name]
     for seed in range(2):
@@ -265,10 +265,12 @@ _HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_HOSTILE, DRAWN))
+@pytest.mark.parametrize("name", sample_of(_HOSTILE, DRAWN))
 def test_indices_that_may_reach_other_examples_are_exact(name):
     for seed in range(2):
-        check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
+        check_on_towers(
+            _HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed
+        )
 
 
 def _best(y):
@@ -290,7 +292,7 @@ def _one_and_some(x, y, c):
 def test_a_single_row_that_is_repeated(function):
     for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all):
         step = _training(function, reduce)
-        check(step, _X, _Y, _CLASS, towers=((3, 2), (4, 0, 3)))
+        check_on_towers(step, _X, _Y, _CLASS, towers=((3, 2), (4, 0, 3)))
 
 
 def test_a_single_example_that_is_repeated():
@@ -299,4 +301,4 @@ def test_a_single_example_that_is_repeated():
     def step(y, c):
         return tf.broadcast_to(y, [tf.reduce_max(c) + 2, 3])
 
-    check(step, _Y, _CLASS, towers=((0, 1, 0), (1,)))
+    check_on_towers(step, _Y, _CLASS, towers=((0, 1, 0), (1,)))

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
-from tests.kit.long import some_of
-from tests.partition.kit import TOWERS, Input, Refused, check
+from tests.kit.sampling import sample_of
+from tests.partition.kit import TOWERS, Input, OneDeviceFails, check_on_towers
 from tests.partition.rules.cases import (
     elementwise,
     images,
@@ -23,7 +23,7 @@ from tests.partition.rules.cases import (
     reductions,
     shapes,
 )
-from tests.partition.rules.cases.case import SIZES, broadcast
+from tests.partition.rules.cases.case import SIZES, draw_broadcast_axes
 
 DRAWN = 12
 _FAMILIES = (elementwise, images, matrices, moves, parts, picks)
@@ -53,7 +53,7 @@ def _drawn(case, letter, plain):
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     every = [arg.axes for arg in case.args]
     if case.broadcast and not plain:
-        every = broadcast(len(every), generator)
+        every = draw_broadcast_axes(len(every), generator)
     number = 0 if plain else generator.integers(len(_PLACES))
     return [
         _given(arg, axes, letter, _PLACES[number], generator)
@@ -65,7 +65,7 @@ def _letters(case):
     return sorted({a for arg in case.args for a in arg.axes if a.islower()})
 
 
-@pytest.mark.parametrize("case", some_of(_CASES, DRAWN), ids=str)
+@pytest.mark.parametrize("case", sample_of(_CASES, DRAWN), ids=str)
 def test_towers_compute_what_one_device_does(case):
     for letter in ("", *_letters(case)):
         for plain in (True, False):
@@ -73,8 +73,8 @@ def test_towers_compute_what_one_device_does(case):
             if all(g.layout == REPLICATED for g in given):
                 continue
             # There is nothing to compare if one device fails, too.
-            with contextlib.suppress(Refused):
-                check(_compared(case), *given, towers=TOWERS)
+            with contextlib.suppress(OneDeviceFails):
+                check_on_towers(_compared(case), *given, towers=TOWERS)
 
 
 def _compared(case):

@@ -3,22 +3,22 @@
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
-    check,
     check_divided,
-    kinds,
-    once,
-    part,
-    rows,
-    same,
+    check_on_towers,
+    computed_once,
+    exchange_counts,
+    partial_sum,
+    replicated,
+    sharded,
     with_gradients,
 )
 
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
-_Y = rows(-1, 3)
-_CLASS = rows(-1, dtype="int32", low=-1, high=4)
-_PAIRS = rows(-1, 2, dtype="int32", low=0, high=3)
+_Y = sharded(-1, 3)
+_CLASS = sharded(-1, dtype="int32", low=-1, high=4)
+_PAIRS = sharded(-1, 2, dtype="int32", low=0, high=3)
 
 
 def _centroids(y, c, p):
@@ -56,23 +56,23 @@ _EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_SUMS, 3))
+@pytest.mark.parametrize("name", sample_of(_SUMS, 3))
 def test_sums_of_segments_are_divided(name):
     for seed in range(2):
         given = _Y, _CLASS, _PAIRS
         step = with_gradients(_SUMS[name])
-        program = check(step, *given, towers=TOWERS, seed=seed)
-        assert set(once(program)) <= _CHECKS, once(program)
+        program = check_on_towers(step, *given, towers=TOWERS, seed=seed)
+        assert set(computed_once(program)) <= _CHECKS, computed_once(program)
 
 
 @pytest.mark.parametrize("name", _EXTREMES)
 def test_extremes_of_segments_are_those_of_all_towers(name):
     given = _Y, _CLASS, _PAIRS
     program = check_divided(_EXTREMES[name], *given, towers=TOWERS)
-    assert kinds(program) == {"gather": 1}
+    assert exchange_counts(program) == {"gather": 1}
     for seed in range(2):
         step = with_gradients(_EXTREMES[name])
-        check(step, *given, towers=TOWERS, seed=seed)
+        check_on_towers(step, *given, towers=TOWERS, seed=seed)
 
 
 def test_segments_of_partial_sums():
@@ -82,8 +82,10 @@ def test_segments_of_partial_sums():
             tf.scatter_nd([[1], [0], [1], [3]], v, [4, 3]),
         )
 
-    program = check(step, rows(-1), part(4, 3), towers=TOWERS)
-    assert kinds(program)["sum"] == 2
+    program = check_on_towers(
+        step, sharded(-1), partial_sum(4, 3), towers=TOWERS
+    )
+    assert exchange_counts(program)["sum"] == 2
 
 
 def test_gradients_of_embeddings_are_summed_by_words():
@@ -92,6 +94,6 @@ def test_gradients_of_embeddings_are_summed_by_words():
         (slices,) = tf.gradients(loss, [table])
         return loss, tf.convert_to_tensor(slices)
 
-    given = rows(-1, 5, dtype="int32", low=0, high=8), same(9, 4)
+    given = sharded(-1, 5, dtype="int32", low=0, high=8), replicated(9, 4)
     program = check_divided(step, *given, towers=TOWERS)
-    assert kinds(program) == {"sum": 2}
+    assert exchange_counts(program) == {"sum": 2}

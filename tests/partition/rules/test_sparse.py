@@ -9,18 +9,18 @@ import tensorflow as tf
 from keras_towers.partition.layouts import Sharded, SparseIndices, SparseShape
 from tests.partition.kit import (
     Input,
-    check,
     check_divided,
-    once,
-    rows,
-    same,
+    check_on_towers,
+    computed_once,
+    replicated,
+    sharded,
     with_gradients,
 )
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
-_Y = rows(-1, 4)
-_TABLE = same(6, 4)
+_Y = sharded(-1, 4)
+_TABLE = replicated(6, 4)
 _WIDTH = 6
 
 
@@ -93,9 +93,9 @@ def test_sparse_rows_that_are_put_in_order():
         grads = tf.gradients(loss, entries)
         return found.indices, grads, tf.sparse.reduce_sum(found, 1)
 
-    program = check(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
-    assert "SparseReorder" not in once(program)
-    assert once(program)["SparseReduceSum"] == 1
+    program = check_on_towers(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
+    assert "SparseReorder" not in computed_once(program)
+    assert computed_once(program)["SparseReduceSum"] == 1
 
 
 def test_two_sparse_inputs_that_have_other_entries():
@@ -112,7 +112,7 @@ def test_two_sparse_inputs_that_have_other_entries():
             entries * others,
         )
 
-    check(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
+    check_on_towers(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
 
 
 def test_sparse_indices_of_another_number_of_rows():
@@ -129,7 +129,7 @@ def test_sparse_indices_of_another_number_of_rows():
             tf.sparse.to_dense(tf.sparse.transpose(more)),
         )
 
-    check(step, *_sparse(), _Y, towers=TOWERS)
+    check_on_towers(step, *_sparse(), _Y, towers=TOWERS)
 
 
 def test_the_same_value_for_all_entries():

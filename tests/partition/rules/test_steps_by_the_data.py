@@ -5,19 +5,23 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
+from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     Input,
-    check,
     check_divided,
-    kinds,
-    once,
-    rows,
+    check_on_towers,
+    computed_once,
+    exchange_counts,
+    sharded,
     with_gradients,
 )
 
 TOWERS = ((5, 2), (2, 0, 3), (0, 1, 0), (1, 1, 4))
-_GIVEN = (rows(-1, 4, 3), rows(-1, 3), rows(-1, dtype="int32", low=0, high=2))
+_GIVEN = (
+    sharded(-1, 4, 3),
+    sharded(-1, 3),
+    sharded(-1, dtype="int32", low=0, high=2),
+)
 
 
 def _size(t, dtype=tf.int32):
@@ -84,7 +88,7 @@ _STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(_STEPS, 4))
+@pytest.mark.parametrize("name", sample_of(_STEPS, 4))
 def test_steps_by_the_data(name):
     for seed in range(2):
         check_divided(_STEPS[name], *_GIVEN, towers=TOWERS, seed=seed)
@@ -96,9 +100,9 @@ def test_a_masked_mean_exchanges_sums_only():
         (gradient,) = tf.gradients(loss, y)
         return loss, tf.reduce_sum(gradient, 0)
 
-    program = check(step, *_GIVEN, towers=TOWERS)
-    assert kinds(program) == {"sum": 3}
-    assert not once(program)
+    program = check_on_towers(step, *_GIVEN, towers=TOWERS)
+    assert exchange_counts(program) == {"sum": 3}
+    assert not computed_once(program)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +115,7 @@ class _OfSix(Input):
         return tf.TensorSpec(sizes, self.dtype)
 
 
-@pytest.mark.parametrize("name", some_of(_STEPS, 4))
+@pytest.mark.parametrize("name", sample_of(_STEPS, 4))
 def test_batches_of_a_known_size(name):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)

@@ -26,7 +26,7 @@ from keras_towers.engines import HOROVOD as _ENGINE
 _horovod = _ENGINE.import_module()
 
 # ``as`` marks names that this module exports.
-from keras_towers.engines.horovod.hvd import callbacks as callbacks
+from keras_towers.engines.dropin import callbacks as callbacks
 from keras_towers.engines.horovod.hvd import elastic as elastic
 from keras_towers.engines.horovod.hvd.distributed_gradients import (
     DistributedGradientTape as DistributedGradientTape,

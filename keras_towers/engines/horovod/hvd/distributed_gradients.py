@@ -32,7 +32,7 @@ from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.reduction import divide
-from keras_towers.rendezvous import check, watch
+from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import next_key
 
@@ -266,7 +266,7 @@ def _distributed_tape(base: Any) -> type:
 
 
 @functools.cache
-def _reducer(options: Options, key: str) -> GradientReducer:
+def _reducer(options: ReductionOptions, key: str) -> GradientReducer:
     """The reducer of all tapes that one line of an eager loop creates."""
     return GradientReducer(options, key)
 
@@ -274,7 +274,7 @@ def _reducer(options: Options, key: str) -> GradientReducer:
 class _DistributedTape(_GradientTape):
     """Mixin for a tape whose gradients are reduced over the ranks."""
 
-    _options: Options
+    _options: ReductionOptions
     _local_keys: set[IdentityKey[Any]]
 
     def register_local_source(self, source: Any) -> None:
@@ -311,7 +311,9 @@ class _DistributedTape(_GradientTape):
         return pairs
 
 
-def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
+def _checked_options(
+    num_groups: int, groups: Any, **arguments: Any
+) -> ReductionOptions:
     """Convert a user's arguments to options, or raise ``TowerError``."""
     if not hvd.is_initialized():
         raise TowerError(
@@ -330,7 +332,7 @@ def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
             f"groups is {groups!r}: give a number of groups, or a list of "
             "lists of variables."
         )
-    options = Options(groups=groups, **arguments)
+    options = ReductionOptions(groups=groups, **arguments)
     _check_op(options.op)
     check_compression(options.compression, "hvd")
     factor = options.gradient_predivide_factor
@@ -380,8 +382,8 @@ _ABOVE_DIGESTS = 2**32 + 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a reduction; see ``DistributedOptimizer``.
+class ReductionOptions:
+    """ReductionOptions of a reduction; see ``DistributedOptimizer``.
 
     Attributes:
         groups: a number of groups, or the keys of each group's variables.
@@ -416,7 +418,7 @@ class GradientReducer(Reducer):
     module = "hvd"
     _numbers = itertools.count()
 
-    def __init__(self, options: Options, key: str | None = None):
+    def __init__(self, options: ReductionOptions, key: str | None = None):
         super().__init__(options.sparse_as_dense)
         self.options = options
         self.all_ranks = options.process_set.process_set_id == 0
@@ -524,7 +526,7 @@ class GradientReducer(Reducer):
             )
 
             def describe_difference() -> str:
-                return check.describe_gradients(
+                return rank_checks.describe_gradients(
                     hvd.allgather_object(
                         described,
                         name=name,
@@ -639,7 +641,7 @@ def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
     name = _name(variable)
-    path = check.without_numbers(getattr(variable, "path", None) or name)
+    path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
     return f"{index} {name} {kind}", f"{path} {kind}"
 
 

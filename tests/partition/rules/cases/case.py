@@ -1,4 +1,13 @@
-"""Cases: an operation, and what its inputs are."""
+"""Cases of one operation each, whose inputs are described by letters.
+
+This line makes two cases, of the operations ``MatMul`` and ``BatchMatMulV2``::
+
+    cases_of("ab, bc:float64", "MatMul BatchMatMulV2", {"transpose_a": False})
+
+The first input has the axes a and b, the second b and c; ``SIZES`` has the size
+of each letter. ``test_rules.py`` runs each case once for each letter, along
+which it divides the rows, and once with layouts without rows.
+"""
 
 import dataclasses
 import inspect
@@ -51,14 +60,14 @@ class Arg:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An operation, and what its inputs are.
+    """An operation and its inputs.
 
     Attributes:
-        name: the type of the operation, and what tells its cases apart.
-        function: does it.
+        name: the type of the operation, and a note if it has several cases.
+        function: runs the operation on tensors.
         args: its inputs.
-        broadcast: whether other axes are drawn for each layout: any that are
-            broadcast to each other.
+        broadcast: whether the test draws other axes, which are broadcast to
+            each other.
     """
 
     name: str
@@ -70,41 +79,41 @@ class Case:
         return self.name
 
 
-def cases(args, of, given=None, low=None, high=None, **options):
+def cases_of(args, operations, attributes=None, low=None, high=None, **options):
     """Return cases that differ in their operations only.
 
     Args:
-        args: the axes of each argument, or a dash for a single number, with
-            what its entries are: ``ab, -, a:whole``.
-        of: types of operations; or what does them by the names of the cases: a
-            function, or what ``raw`` takes.
-        given: what ``raw`` takes of all of them.
-        low: the least entry of numbers.
-        high: the largest.
-        **options: other attributes of the cases.
+        args: the axes of each argument, or a dash for a single number, with the
+            kind of its entries: ``ab, -, a:whole``.
+        operations: types of operations, ``"Sum Mean"``; or a dict from names of
+            cases to functions, or to attributes: ``{"Sum-1": {"axis": 1}}``.
+        attributes: the attributes of all operations of a text.
+        low: the smallest entry of numbers.
+        high: the largest entry.
+        **options: other attributes of ``Case``.
     """
-    if isinstance(of, str):
-        of = dict.fromkeys(of.split(), given or {})
+    if isinstance(operations, str):
+        operations = dict.fromkeys(operations.split(), attributes or {})
     args = [_argument(arg.strip(), low, high) for arg in args.split(",")]
     found = []
-    for name, function in of.items():
+    for name, function in operations.items():
         if not callable(function):
-            function = raw(name.partition("-")[0], **function)
+            function = raw_op(name.partition("-")[0], **function)
         found.append(Case(name, function, args, **options))
     return found
 
 
-def broadcast(count, generator):
+def draw_broadcast_axes(count, generator):
     """Draw the axes of arguments that are broadcast to each other."""
     rank = int(generator.integers(5))
-    whole = "abcd"[:rank]
-    found = []
+    all_axes = "abcd"[:rank]
+    drawn = []
     for _ in range(count):
-        own = whole[int(generator.integers(rank + 1)) if rank else 0 :]
-        own = whole if generator.random() < 0.6 else own
-        wide = ("1" if generator.random() < 0.15 else axis for axis in own)
-        found.append("".join(wide))
-    return found
+        axes = all_axes[int(generator.integers(rank + 1)) if rank else 0 :]
+        axes = all_axes if generator.random() < 0.6 else axes
+        sizes = ("1" if generator.random() < 0.15 else axis for axis in axes)
+        drawn.append("".join(sizes))
+    return drawn
 
 
 def _argument(described, low, high):
@@ -114,32 +123,35 @@ def _argument(described, low, high):
     return Arg(axes.strip("-"), **{**_ENTRIES[entries], **ends})
 
 
-def raw(name, **given):
-    """Return an operation as a function of its inputs.
+def raw_op(name, **fixed):
+    """Return an operation of ``tf.raw_ops`` as a function of its inputs.
 
     Args:
         name: its type.
-        **given: attributes, and inputs that are not arguments of the function,
-            or functions of its arguments that return them.
+        **fixed: its attributes, and inputs that the function does not take: a
+            value, or a function of the other inputs that returns it.
     """
     operation = getattr(tf.raw_ops, name)
     parameters = inspect.signature(operation).parameters.values()
-    left = [p.name for p in parameters if p.default is p.empty]
-    taken = [key for key in left if key not in given]
+    required = [p.name for p in parameters if p.default is p.empty]
+    free = [key for key in required if key not in fixed]
 
     def apply(*values):
-        own = {k: v(*values) if callable(v) else v for k, v in given.items()}
-        # Other arguments are there for their sizes.
-        return operation(**own, **dict(zip(taken, values, strict=False)))
+        known = {k: v(*values) if callable(v) else v for k, v in fixed.items()}
+        # Further values are there for their sizes only.
+        return operation(**known, **dict(zip(free, values, strict=False)))
 
     return apply
 
 
-def gradient(function):
-    """Return the gradient of a function, given that of its result."""
+def gradient_of(function):
+    """Return the function that computes the gradient of a function.
+
+    It takes the input, and the gradient of the result.
+    """
     return lambda x, dy: tf.gradients(function(x), [x], [dy])
 
 
-def size(x, axis=0):
+def axis_size(x, axis=0):
     """Return the size of an axis, when the step runs."""
     return tf.shape(x)[axis]

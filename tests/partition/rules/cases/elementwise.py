@@ -4,28 +4,28 @@ import functools
 
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import cases
+from tests.partition.rules.cases.case import cases_of
 
-_one = functools.partial(cases, "ab", broadcast=True)
-_two = functools.partial(cases, "ab, ab", broadcast=True)
-_text = functools.partial(cases, "ab:string", broadcast=True)
-_complex = functools.partial(cases, "ab:complex64")
+_one = functools.partial(cases_of, "ab", broadcast=True)
+_two = functools.partial(cases_of, "ab, ab", broadcast=True)
+_text = functools.partial(cases_of, "ab:string", broadcast=True)
+_complex = functools.partial(cases_of, "ab:complex64")
 _base64, _as_string = tf.io.encode_base64, tf.strings.as_string
 _UTF = {"input_encoding": "UTF-8", "output_encoding": "UTF-16-BE"}
 
 
 def _whole(args, names, high=9):
     options = {"low": 1, "high": high, "broadcast": True}
-    return cases(f"{args}", names, **options)
+    return cases_of(f"{args}", names, **options)
 
 
 def _gradients(names, low=-1, high=1):
-    return cases("ab, ab", names, low=low, high=high)
+    return cases_of("ab, ab", names, low=low, high=high)
 
 
 def _cast(entries, to, low=None, high=None):
     of = {f"Cast-{entries}-{to}": lambda x: tf.cast(x, to)}
-    return cases(f"ab:{entries}", of, low=low, high=high)
+    return cases_of(f"ab:{entries}", of, low=low, high=high)
 
 
 _NUMBERS = [
@@ -49,11 +49,11 @@ _NUMBERS = [
     *_two("FloorDiv FloorMod Igamma Igammac", low=0.3, high=2),
     *_two("Polygamma", low=1, high=1),
     *_two("Zeta", low=1.5, high=2),
-    *cases("ab, ab", "ApproximateEqual Complex"),
-    *cases("ab, -, -", "ClipByValue"),
-    *cases("ab, ab, ab", "Betainc", low=0.1),
+    *cases_of("ab, ab", "ApproximateEqual Complex"),
+    *cases_of("ab, -, -", "ClipByValue"),
+    *cases_of("ab, ab, ab", "Betainc", low=0.1),
     *_complex("ComplexAbs Angle Real Imag Conj"),
-    *cases(
+    *cases_of(
         "ab",
         {
             f"Pow-{e}": lambda x, e=e: x**e
@@ -62,7 +62,7 @@ _NUMBERS = [
         low=0.1,
         high=2,
     ),
-    *cases(
+    *cases_of(
         "ab",
         {
             f"Maximum-{c}": lambda x, c=c: tf.maximum(x, c)
@@ -77,9 +77,9 @@ _OF_NO_NUMBERS = [
     *_whole("ab:whole, ab:whole", "FloorDiv FloorMod Mod Div"),
     *_whole("ab:whole, ab:whole", "TruncateDiv TruncateMod"),
     *_whole("ab:whole", "Invert PopulationCount Square Abs Neg"),
-    *cases("ab:whole", "Relu", low=-3),
-    *cases("ab:bool", "LogicalNot", broadcast=True),
-    *cases("ab:bool, ab:bool", "LogicalAnd LogicalOr", broadcast=True),
+    *cases_of("ab:whole", "Relu", low=-3),
+    *cases_of("ab:bool", "LogicalNot", broadcast=True),
+    *cases_of("ab:bool, ab:bool", "LogicalAnd LogicalOr", broadcast=True),
     *_text("StringLower StringUpper StringStrip StringLength EncodeBase64"),
     *_text("StaticRegexReplace RegexReplace", {"pattern": "a", "rewrite": "b"}),
     *_text("StaticRegexFullMatch RegexFullMatch", {"pattern": "a.*"}),
@@ -88,7 +88,7 @@ _OF_NO_NUMBERS = [
     *_text("UnicodeTranscode", _UTF),
     *_text("Substr", {"pos": 0, "len": 1}),
     *_text({"DecodeBase64": lambda x: tf.io.decode_base64(_base64(x))}),
-    *cases(
+    *cases_of(
         "ab:string, ab:string",
         {"StringJoin": lambda x, y: tf.strings.join([x, y])},
     ),
@@ -102,31 +102,31 @@ _GRADIENTS = [
     *_gradients("ReciprocalGrad InvGrad", 0.2, 0.9),
 ]
 _BIASES = [
-    *cases("abc, c", "BiasAdd BiasAddV1"),
-    *cases(
+    *cases_of("abc, c", "BiasAdd BiasAddV1"),
+    *cases_of(
         "abc, b", {"BiasAdd-first": lambda x, b: tf.nn.bias_add(x, b, "NC...")}
     ),
 ]
 _CHOICES = [
-    *cases("ab:bool, ab, ab", "SelectV2", broadcast=True),
-    *cases("ab:bool, ab:whole, ab:whole", "SelectV2", broadcast=True),
-    *cases("ab:bool, ab, ab", "Select"),
-    *cases("a:bool, ab, ab", {"Select-rows": {}}),
+    *cases_of("ab:bool, ab, ab", "SelectV2", broadcast=True),
+    *cases_of("ab:bool, ab:whole, ab:whole", "SelectV2", broadcast=True),
+    *cases_of("ab:bool, ab, ab", "Select"),
+    *cases_of("a:bool, ab, ab", {"Select-rows": {}}),
 ]
 _SAME = [
-    *cases("ab", "CheckNumerics", {"message": "?"}),
-    *cases("ab", "CheckNumericsV2", {"message": "?"}),
-    *cases(
+    *cases_of("ab", "CheckNumerics", {"message": "?"}),
+    *cases_of("ab", "CheckNumericsV2", {"message": "?"}),
+    *cases_of(
         "ab", "PlaceholderWithDefault EnsureShape", {"shape": lambda x: x.shape}
     ),
-    *cases(
+    *cases_of(
         "ab, ab",
         {
             "IdentityN": lambda x, y: tf.identity_n([x, y]),
             "AddN": lambda x, y: tf.add_n([x, y, x]),
         },
     ),
-    *cases(
+    *cases_of(
         "ab, ab",
         {
             "AccumulateNV2": lambda x, y: tf.raw_ops.AccumulateNV2(
@@ -134,8 +134,8 @@ _SAME = [
             )
         },
     ),
-    *cases("ab", "Bitcast", {"type": tf.int32}),
-    *cases("ab:float64", {"Bitcast-halves": {"type": tf.int32}}),
+    *cases_of("ab", "Bitcast", {"type": tf.int32}),
+    *cases_of("ab:float64", {"Bitcast-halves": {"type": tf.int32}}),
     *(*_cast("", "float64"), *_cast("", "int32", -9, 9), *_cast("", "bool")),
     *(*_cast("whole", "float32"), *_cast("bool", "float32")),
     *(*_cast("whole", "int64", -5), *_cast("whole", "uint8", -200, 200)),

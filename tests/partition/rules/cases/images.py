@@ -3,7 +3,12 @@
 import numpy as np
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import cases, gradient, raw, size
+from tests.partition.rules.cases.case import (
+    axis_size,
+    cases_of,
+    gradient_of,
+    raw_op,
+)
 
 _ONE, _ONES = [1] * 4, [1] * 5
 _SAME = {"strides": _ONE, "padding": "SAME"}
@@ -17,7 +22,7 @@ _BOXES = {"max_output_size": 2, "iou_threshold": 0.5, "score_threshold": 0.1}
 
 
 def _to_input(*sizes):
-    return {"input_sizes": lambda w, dy: [size(dy), *sizes]}
+    return {"input_sizes": lambda w, dy: [axis_size(dy), *sizes]}
 
 
 def _twice(function):
@@ -28,38 +33,38 @@ def _twice(function):
     return apply
 
 
-def _gradients(args, names, given, of=gradient, end="Grad"):
+def _gradients(args, names, given, gradient=gradient_of, end="Grad"):
     """The gradients of operations."""
-    every = {f"{n}{end}": of(raw(n, **given)) for n in names.split()}
-    return cases(args, every)
+    every = {f"{n}{end}": gradient(raw_op(n, **given)) for n in names.split()}
+    return cases_of(args, every)
 
 
 _CONVOLUTIONS = [
-    *cases("acce, bbed", "Conv2D", _SAME),
-    *cases("accce, bbbed", "Conv3D", _SAME_3D),
-    *cases("acce, bbed", "DepthwiseConv2dNative", _SAME),
-    *cases("bbed, accd", "Conv2DBackpropInput", _to_input(4, 4, 5) | _SAME),
-    *cases(
+    *cases_of("acce, bbed", "Conv2D", _SAME),
+    *cases_of("accce, bbbed", "Conv3D", _SAME_3D),
+    *cases_of("acce, bbed", "DepthwiseConv2dNative", _SAME),
+    *cases_of("bbed, accd", "Conv2DBackpropInput", _to_input(4, 4, 5) | _SAME),
+    *cases_of(
         "bbbed, acccd",
         "Conv3DBackpropInputV2",
         _to_input(4, 4, 4, 5) | _SAME_3D,
     ),
-    *cases(
+    *cases_of(
         "bbe1, acce",
         "DepthwiseConv2dNativeBackpropInput",
         _to_input(4, 4, 5) | _SAME,
     ),
-    *cases(
+    *cases_of(
         "acce, accd",
         "Conv2DBackpropFilter",
         {"filter_sizes": [3, 3, 5, 2], **_SAME},
     ),
-    *cases(
+    *cases_of(
         "accce, acccd",
         "Conv3DBackpropFilterV2",
         {"filter_sizes": [3, 3, 3, 5, 2], **_SAME_3D},
     ),
-    *cases(
+    *cases_of(
         "acce, acce",
         "DepthwiseConv2dNativeBackpropFilter",
         {"filter_sizes": [3, 3, 5, 1], **_SAME},
@@ -67,44 +72,47 @@ _CONVOLUTIONS = [
 ]
 _RESIZED = "ResizeBilinear ResizeNearestNeighbor ResizeBicubic"
 _WINDOWS = [
-    *cases("acce", "MaxPool MaxPoolV2 AvgPool", _WINDOW),
-    *cases("accce", "MaxPool3D AvgPool3D", _CUBE),
+    *cases_of("acce", "MaxPool MaxPoolV2 AvgPool", _WINDOW),
+    *cases_of("accce", "MaxPool3D AvgPool3D", _CUBE),
     # OneDNN does not check that their sizes match.
     *_gradients("aCCe, aDDe", "MaxPool AvgPool", _WINDOW),
     *_gradients("aCCCe, aDDDe", "MaxPool3D AvgPool3D", _CUBE),
     *_gradients("aCCe, aDDe, aCCe", "MaxPool", _WINDOW, _twice, "GradGrad"),
     *_gradients("aCCCe, aDDDe, aCCCe", "MaxPool3D", _CUBE, _twice, "GradGrad"),
-    *cases("acce", f"{_RESIZED} ResizeArea", {"size": [5, 7]}),
-    *cases("acce", "ScaleAndTranslate", {"size": [5, 7], **_LANCZOS}),
+    *cases_of("acce", f"{_RESIZED} ResizeArea", {"size": [5, 7]}),
+    *cases_of("acce", "ScaleAndTranslate", {"size": [5, 7], **_LANCZOS}),
     *_gradients("acce, ahhe", _RESIZED, {"size": [8, 8]}),
     *_gradients(
         "acce, ahhe", "ScaleAndTranslate", {"size": [8, 8], **_LANCZOS}
     ),
-    *cases("acce", "LRN"),
-    *cases(
+    *cases_of("acce", "LRN"),
+    *cases_of(
         "acce",
         "Dilation2D",
         {"filter": np.ones([2, 2, 5], "float32"), "rates": _ONE, **_SAME},
     ),
-    *cases("acce", "SpaceToDepth", {"block_size": 2}),
-    *cases("acck", "DepthToSpace", {"block_size": 2}),
-    *cases(
+    *cases_of("acce", "SpaceToDepth", {"block_size": 2}),
+    *cases_of("acck", "DepthToSpace", {"block_size": 2}),
+    *cases_of(
         "acce", "ExtractImagePatches", {"ksizes": _HALF, "rates": _ONE, **_SAME}
     ),
-    *cases("accce", "ExtractVolumePatches", {"ksizes": _HALF_3D, **_SAME_3D}),
+    *cases_of(
+        "accce", "ExtractVolumePatches", {"ksizes": _HALF_3D, **_SAME_3D}
+    ),
 ]
 _PIXELS = [
-    *cases("accb", "AdjustContrastv2", {"contrast_factor": 0.5}),
-    *cases("accb", "AdjustHue", {"delta": 0.2}, low=0),
-    *cases("accb", "AdjustSaturation", {"scale": 0.2}, low=0),
-    *cases("accb", "RGBToHSV HSVToRGB", low=0),
-    *cases("acce, e, e, e, e", "FusedBatchNorm", {"is_training": False}),
-    *cases(
+    *cases_of("accb", "AdjustContrastv2", {"contrast_factor": 0.5}),
+    *cases_of("acb", {"AdjustContrastv2-one": {"contrast_factor": 0.5}}),
+    *cases_of("accb", "AdjustHue", {"delta": 0.2}, low=0),
+    *cases_of("accb", "AdjustSaturation", {"scale": 0.2}, low=0),
+    *cases_of("accb", "RGBToHSV HSVToRGB", low=0),
+    *cases_of("acce, e, e, e, e", "FusedBatchNorm", {"is_training": False}),
+    *cases_of(
         ", ".join(f"{axes}" for axes in ("acce", *"eeee")),
         "FusedBatchNormV2 FusedBatchNormV3",
         {"is_training": False},
     ),
-    *cases(
+    *cases_of(
         "acce",
         {
             "FusedBatchNormV3-training": lambda x: (
@@ -112,12 +120,12 @@ _PIXELS = [
             )
         },
     ),
-    *cases("acce, ah", "ImageProjectiveTransformV2", _WARPED),
-    *cases(
+    *cases_of("acce, ah", "ImageProjectiveTransformV2", _WARPED),
+    *cases_of(
         "acce, ah", "ImageProjectiveTransformV3", {"fill_value": 0.0, **_WARPED}
     ),
-    *cases("acce, ah, -", {"ImageProjectiveTransformV3-filled": _WARPED}),
-    *cases(
+    *cases_of("acce, ah, -", {"ImageProjectiveTransformV3-filled": _WARPED}),
+    *cases_of(
         "bc, b",
         {
             "NonMaxSuppressionV3": _BOXES,
@@ -126,7 +134,7 @@ _PIXELS = [
         },
         low=0,
     ),
-    *cases(
+    *cases_of(
         "cdb",
         "CTCLoss",
         {
@@ -144,8 +152,10 @@ def _there_and_back(x):
 
 
 _BLOCKS = [
-    *cases("acb", "SpaceToBatchND", {"block_shape": [2], "paddings": [[1, 1]]}),
-    *cases(
+    *cases_of(
+        "acb", "SpaceToBatchND", {"block_shape": [2], "paddings": [[1, 1]]}
+    ),
+    *cases_of(
         "acb",
         {
             "BatchToSpaceND": _there_and_back,

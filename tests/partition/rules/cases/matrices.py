@@ -2,9 +2,10 @@
 
 import functools
 
+import numpy as np
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import cases
+from tests.partition.rules.cases.case import cases_of
 
 _DIAGONALS = {"k": 0, "num_rows": -1, "num_cols": -1}
 
@@ -13,25 +14,32 @@ def _invertible(function):
     return lambda x: function(tf.matmul(x, x, transpose_b=True) + tf.eye(2))
 
 
-_square = functools.partial(cases, "bdd")
-_any = functools.partial(cases, "bcd")
+_square = functools.partial(cases_of, "bdd")
+_any = functools.partial(cases_of, "bcd")
 _MATRICES = [
-    *cases("abc", {"MatrixBandPart": {"num_lower": 0, "num_upper": 1}}),
-    *cases("abc", "MatrixDiag"),
-    *cases("abc", "MatrixDiagPart"),
-    *cases("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
-    *cases("abc, -", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
-    *cases("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
-    *cases("abc", {"MatrixDiagPartV3-zero": tf.linalg.diag_part}),
-    *cases("abc, ab", "MatrixSetDiag"),
-    *cases("abc, ab", "MatrixSetDiagV2 MatrixSetDiagV3", {"k": 0}),
-    *cases("abc:complex64", "FFT IFFT"),
-    *cases("abc:complex64", "FFT2D IFFT2D"),
-    *cases("abcd:complex64", "FFT3D IFFT3D"),
-    *cases("abc", "RFFT", {"fft_length": [4]}),
-    *cases("abb:complex64", "IRFFT", {"fft_length": [4]}),
-    *cases("acc", "RFFT2D", {"fft_length": [4, 4]}),
-    *cases("acb:complex64", "IRFFT2D", {"fft_length": [4, 4]}),
+    *cases_of("abc", {"MatrixBandPart": {"num_lower": 0, "num_upper": 1}}),
+    *cases_of("abc", "MatrixDiag"),
+    *cases_of("abc", "MatrixDiagPart"),
+    *cases_of("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
+    *cases_of("abc, -", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
+    *cases_of("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
+    *cases_of(
+        "adc, -",
+        {
+            "MatrixDiagV2-band": {**_DIAGONALS, "k": [0, 1]},
+            "MatrixDiagV3-band": {**_DIAGONALS, "k": [0, 1]},
+        },
+    ),
+    *cases_of("abc", {"MatrixDiagPartV3-zero": tf.linalg.diag_part}),
+    *cases_of("abc, ab", "MatrixSetDiag"),
+    *cases_of("abc, ab", "MatrixSetDiagV2 MatrixSetDiagV3", {"k": 0}),
+    *cases_of("abc:complex64", "FFT IFFT"),
+    *cases_of("abc:complex64", "FFT2D IFFT2D"),
+    *cases_of("abcd:complex64", "FFT3D IFFT3D"),
+    *cases_of("abc", "RFFT", {"fft_length": [4]}),
+    *cases_of("abb:complex64", "IRFFT", {"fft_length": [4]}),
+    *cases_of("acc", "RFFT2D", {"fft_length": [4, 4]}),
+    *cases_of("acb:complex64", "IRFFT2D", {"fft_length": [4, 4]}),
     *_any({"Qr": tf.linalg.qr, "Svd": tf.linalg.svd}),
     *_square(
         {
@@ -46,11 +54,11 @@ _MATRICES = [
             "MatrixSquareRoot": _invertible(tf.linalg.sqrtm),
         }
     ),
-    *cases(
+    *cases_of(
         "add, adb",
         {"MatrixSolve": lambda a, b: tf.linalg.solve(a + 3 * tf.eye(2), b)},
     ),
-    *cases(
+    *cases_of(
         "bdd, bdc",
         {
             "MatrixTriangularSolve": lambda a, b: tf.linalg.triangular_solve(
@@ -66,22 +74,22 @@ def _einsum(equation):
         return tf.einsum(equation, *values)
 
     args = equation.split("->")[0].replace(",", ", ")
-    return cases(args, {f"Einsum-{equation}": apply})
+    return cases_of(args, {f"Einsum-{equation}": apply})
 
 
 _FLIPPED = {"transpose_a": True, "transpose_b": True}
 _PRODUCTS = [
-    *cases("ab, bc", "MatMul"),
-    *cases("ab:whole, bc:whole", "MatMul"),
-    *cases("ba, cb", {"MatMul-transposed": _FLIPPED}),
-    *cases(
+    *cases_of("ab, bc", "MatMul"),
+    *cases_of("ab:whole, bc:whole", "MatMul"),
+    *cases_of("ba, cb", {"MatMul-transposed": _FLIPPED}),
+    *cases_of(
         "ab", {"MatMul-itself": lambda a: tf.matmul(a, a, transpose_b=True)}
     ),
-    *cases("dab, dbc", "BatchMatMul BatchMatMulV2"),
-    *cases("dab, dbc", "BatchMatMulV3", {"Tout": tf.float32}),
-    *cases("dab, 1bc", {"BatchMatMulV2-wide": {}}),
-    *cases("edab, bc", {"BatchMatMulV2-less": {}}),
-    *cases(
+    *cases_of("dab, dbc", "BatchMatMul BatchMatMulV2"),
+    *cases_of("dab, dbc", "BatchMatMulV3", {"Tout": tf.float32}),
+    *cases_of("dab, 1bc", {"BatchMatMulV2-wide": {}}),
+    *cases_of("edab, bc", {"BatchMatMulV2-less": {}}),
+    *cases_of(
         "dba:complex64, dbc:complex64",
         {"BatchMatMulV2-adjoint": {"adj_x": True}},
     ),
@@ -89,11 +97,20 @@ _PRODUCTS = [
     *(*_einsum("abc,acd->abd"), *_einsum("ab,ac->abc")),
     *(*_einsum("ab,ab->a"), *_einsum("ab->b")),
     *_einsum("abc->cab"),
-    *cases(
+    # On a tower without rows, 0 times infinity is NaN.
+    *cases_of(
+        "ab",
+        {
+            "Einsum-factor": lambda a: tf.einsum(
+                "ab,c->c", a + 2, tf.constant([np.inf, 1.0])
+            )
+        },
+    ),
+    *cases_of(
         "dab, bc",
         {"Einsum-dots": lambda a, b: tf.einsum("...b,bc->...c", a, b)},
     ),
-    *cases(
+    *cases_of(
         "aab, bc",
         {"Einsum-diagonal": lambda a, b: tf.einsum("aab,bc->ac", a, b)},
     ),

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import cases, gradient, size
+from tests.partition.rules.cases.case import axis_size, cases_of, gradient_of
 
 
 def _again(x):
@@ -26,7 +26,7 @@ def _cropped_rows(x):
 
 def _slices(layouts, functions, type="StridedSlice", **options):
     named = {f"{type}-{note}": f for note, f in functions.items()}
-    return cases(layouts, named, **options)
+    return cases_of(layouts, named, **options)
 
 
 def _put_back(layouts, functions, **options):
@@ -48,7 +48,7 @@ _SLICES = [
         {"new": lambda x: x[:, None, ..., 1:], "dots": lambda x: x[..., 0]},
     ),
     *_slices("acb", {"all": lambda x: x[:]}),
-    *_slices("ab", {"own end": lambda x: x[: size(x)]}),
+    *_slices("ab", {"own end": lambda x: x[: axis_size(x)]}),
     *_slices("acb", {"first": lambda x: x[0], "last": lambda x: x[-1]}),
     *_slices("acb", {"reversed": lambda x: x[::-1]}),
     *_slices("ecb", {"some": lambda x: x[:2], "without": lambda x: x[1:]}),
@@ -57,16 +57,18 @@ _SLICES = [
     *_slices(
         "ab",
         {
-            "half": lambda x: _blocks(x, x + 1.0)[: size(x)],
-            "end": lambda x: _blocks(x, x + 1.0)[-size(x) :],
-            "middle": lambda x: _blocks(x, x + 1.0, x)[size(x) : 2 * size(x)],
+            "half": lambda x: _blocks(x, x + 1.0)[: axis_size(x)],
+            "end": lambda x: _blocks(x, x + 1.0)[-axis_size(x) :],
+            "middle": lambda x: _blocks(x, x + 1.0, x)[
+                axis_size(x) : 2 * axis_size(x)
+            ],
             "of each": lambda x: _again(x)[1::2],
         },
     ),
     *_slices(
         "ab",
         {
-            "far": lambda x: x[size(x) : 3 * size(x)],
+            "far": lambda x: x[axis_size(x) : 3 * axis_size(x)],
             "of pairs": lambda x: _again(x)[::4],
             "of each but": lambda x: _again(x)[2::2],
             "of blocks": lambda x: _blocks(x, x)[::2],
@@ -75,9 +77,9 @@ _SLICES = [
     *_slices(
         "e, ab",
         {
-            "by n": lambda c, x: c[: size(x)],
-            "at n": lambda c, x: _blocks(c, c, c)[size(x)],
-            "from n": lambda c, x: _blocks(c, c, c)[size(x) - 1 :],
+            "by n": lambda c, x: c[: axis_size(x)],
+            "at n": lambda c, x: _blocks(c, c, c)[axis_size(x)],
+            "from n": lambda c, x: _blocks(c, c, c)[axis_size(x) - 1 :],
         },
     ),
 ]
@@ -85,23 +87,27 @@ _GRADIENTS = [
     *_put_back(
         "acb", {"somewhere": lambda x: tf.gradients(_cropped(x) ** 2, x)[0]}
     ),
-    *_put_back("acb, adb", {"other": gradient(lambda x: x[:, 1:3])}),
-    *_put_back("acb, ab", {"dropped": gradient(lambda x: x[:, 1])}),
-    *_put_back("ac, a1c", {"new": gradient(lambda x: x[:, None])}),
-    *_put_back("acb, ac", {"dots": gradient(lambda x: x[..., 0])}),
-    *_put_back("acb, cb", {"first": gradient(lambda x: x[0])}),
-    *_put_back("ab, ab", {"of each": gradient(lambda x: _again(x)[1::2])}),
+    *_put_back("acb, adb", {"other": gradient_of(lambda x: x[:, 1:3])}),
+    *_put_back("acb, ab", {"dropped": gradient_of(lambda x: x[:, 1])}),
+    *_put_back("ac, a1c", {"new": gradient_of(lambda x: x[:, None])}),
+    *_put_back("acb, ac", {"dots": gradient_of(lambda x: x[..., 0])}),
+    *_put_back("acb, cb", {"first": gradient_of(lambda x: x[0])}),
+    *_put_back("ab, ab", {"of each": gradient_of(lambda x: _again(x)[1::2])}),
     *_put_back(
-        "ab, ab", {"half": gradient(lambda x: _blocks(x, x)[: size(x)])}
+        "ab, ab", {"half": gradient_of(lambda x: _blocks(x, x)[: axis_size(x)])}
     ),
     *_put_back(
         "e, ab",
-        {"at n": lambda c, x: tf.gradients(_blocks(c, c, c)[size(x)], [c])},
+        {
+            "at n": lambda c, x: tf.gradients(
+                _blocks(c, c, c)[axis_size(x)], [c]
+            )
+        },
     ),
 ]
 _WIDTHS = [[0, 0], [1, 2], [0, 0]]
 _PARTS = [
-    *cases(
+    *cases_of(
         "acb",
         {
             "Slice-other": lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
@@ -113,39 +119,39 @@ _PARTS = [
             "SplitV": lambda x: tf.split(x, [1, 3], 1),
         },
     ),
-    *cases("acb, -", "PadV2", {"paddings": _WIDTHS}),
-    *cases(
+    *cases_of("acb, -", "PadV2", {"paddings": _WIDTHS}),
+    *cases_of(
         "aeb",
         "MirrorPadGrad",
         {"paddings": [[0, 0], [1, 1], [0, 0]], "mode": "REFLECT"},
     ),
-    *cases("ec", {"Slice-some": {"begin": [0, 1], "size": [2, 2]}}),
-    *cases(
+    *cases_of("ec", {"Slice-some": {"begin": [0, 1], "size": [2, 2]}}),
+    *cases_of(
         "ac",
         {
-            "Slice-own": lambda x: tf.slice(x, [0, 1], [size(x), 2]),
+            "Slice-own": lambda x: tf.slice(x, [0, 1], [axis_size(x), 2]),
             "Slice-half": lambda x: tf.slice(
-                _blocks(x, x), [size(x), 0], [size(x), 2]
+                _blocks(x, x), [axis_size(x), 0], [axis_size(x), 2]
             ),
-            "Pad-blocks": lambda x: tf.pad(x, [[size(x), 0], [0, 0]]),
+            "Pad-blocks": lambda x: tf.pad(x, [[axis_size(x), 0], [0, 0]]),
         },
     ),
-    *cases("ac", {"Pad-own": {"paddings": [[1, 0], [1, 2]]}}),
-    *cases(
+    *cases_of("ac", {"Pad-own": {"paddings": [[1, 0], [1, 2]]}}),
+    *cases_of(
         "e, ab",
         {
             "Slice-at n": lambda c, x: tf.slice(
-                _blocks(c, c, c), [size(x)], [1]
+                _blocks(c, c, c), [axis_size(x)], [1]
             ),
-            "Pad-by n": lambda c, x: tf.pad(c, [[size(x), 0]]),
+            "Pad-by n": lambda c, x: tf.pad(c, [[axis_size(x), 0]]),
         },
     ),
-    *cases(
+    *cases_of(
         "ab",
         {
             "Split-own": lambda x: tf.split(_blocks(x, x + 1.0), 2, 0),
             "SplitV-own": lambda x: tf.split(
-                _blocks(x, x, x), [size(x), 2 * size(x)], 0
+                _blocks(x, x, x), [axis_size(x), 2 * axis_size(x)], 0
             ),
         },
     ),

@@ -2,14 +2,14 @@
 
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import SIZES, cases, size
+from tests.partition.rules.cases.case import SIZES, axis_size, cases_of
 
 
 def _gather(values, places, axis, batch):
     def apply(x, i):
         return tf.gather(x, i, axis=axis, batch_dims=batch)
 
-    return cases(
+    return cases_of(
         f"{values}, {places or '-'}:whole",
         {f"GatherV2-{values},{places},{axis},{batch}": apply},
         high=SIZES[values[axis]] - 1,
@@ -28,27 +28,35 @@ CASES = [
     *_gather("ab", "a", 1, 1),
     *_gather("dab", "dac", 2, 2),
     *_gather("abe", "", 1, 0),
-    *cases("bc, ae:whole", "Gather", high=2),
-    *cases("ddc, ead:whole", "GatherNd", high=1),
-    *cases("ddd, ed:whole", {"GatherNd-one": {}}, high=1),
-    *cases("abc, a:whole", "UnsortedSegmentSum", {"num_segments": 4}),
-    *cases("abc, ab:whole", "UnsortedSegmentSum", {"num_segments": 4}),
-    *cases(
+    *cases_of("bc, ae:whole", "Gather", high=2),
+    *cases_of("ddc, ead:whole", "GatherNd", high=1),
+    *cases_of("ddd, ed:whole", {"GatherNd-one": {}}, high=1),
+    *cases_of("abc, a:whole", "UnsortedSegmentSum", {"num_segments": 4}),
+    *cases_of("abc, ab:whole", "UnsortedSegmentSum", {"num_segments": 4}),
+    *cases_of(
         "ec, e:whole",
-        {"UnsortedSegmentSum-each": {"num_segments": lambda x, i: size(x)}},
+        {
+            "UnsortedSegmentSum-each": {
+                "num_segments": lambda x, i: axis_size(x)
+            }
+        },
         high=1,
     ),
-    *cases("bc", "SegmentSum", {"segment_ids": [0, 0, 1]}),
-    *cases(
+    *cases_of("bc", "SegmentSum", {"segment_ids": [0, 0, 1]}),
+    *cases_of(
         "ac, a:whole",
         {"SegmentSum-sorted": lambda x, i: tf.math.segment_sum(x, tf.sort(i))},
         high=2,
     ),
-    *cases(
+    *cases_of(
         "a:whole, ab",
         {"ScatterNd": lambda i, x: tf.scatter_nd(i[:, None], x, [4, 3])},
     ),
-    *cases(
+    *cases_of(
+        "a:whole, a:bool",
+        {"ScatterNd-bool": lambda i, x: tf.scatter_nd(i[:, None], x, [4])},
+    ),
+    *cases_of(
         "cb, a:whole, ab",
         {
             "TensorScatterAdd": lambda t, i, x: tf.tensor_scatter_nd_add(
@@ -59,11 +67,11 @@ CASES = [
             ),
         },
     ),
-    *cases("cb, ab", _ADDING, {"indices": [[1], [1]]}),
-    *cases("cb, ab", _WRITING, {"indices": [[0], [2]]}),
-    *cases("cdeb, aeb", _WRITING, {"indices": [[0, 1], [2, 0]]}),
-    *cases("a:whole, a", "Bincount", {"size": 4}),
-    *cases(
+    *cases_of("cb, ab", _ADDING, {"indices": [[1], [1]]}),
+    *cases_of("cb, ab", _WRITING, {"indices": [[0], [2]]}),
+    *cases_of("cdeb, aeb", _WRITING, {"indices": [[0, 1], [2, 0]]}),
+    *cases_of("a:whole, a", "Bincount", {"size": 4}),
+    *cases_of(
         "a:whole",
         {
             "DenseBincount-counts": lambda i: tf.math.bincount(
@@ -71,11 +79,11 @@ CASES = [
             )
         },
     ),
-    *cases("a:whole, a", "DenseBincount", _COUNTED),
-    *cases("a:whole, a", "DenseBincount", _ASKED),
-    *cases("ab:whole, ab", "DenseBincount", _COUNTED),
-    *cases("ab:whole, ab", "DenseBincount", _ASKED),
-    *cases(
+    *cases_of("a:whole, a", "DenseBincount", _COUNTED),
+    *cases_of("a:whole, a", "DenseBincount", _ASKED),
+    *cases_of("ab:whole, ab", "DenseBincount", _COUNTED),
+    *cases_of("ab:whole, ab", "DenseBincount", _ASKED),
+    *cases_of(
         "ab:whole",
         "DenseBincount",
         {"weights": lambda i: tf.zeros([0]), **_COUNTED},

@@ -2,13 +2,13 @@
 
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import cases
+from tests.partition.rules.cases.case import cases_of
 
 
 def _over(names, axes, entries="", keep=False):
     given = {"axis": axes, "keep_dims": keep}
     named = {f"{name}-{axes}{keep}": given for name in names.split()}
-    return cases(f"abc:{entries}", named)
+    return cases_of(f"abc:{entries}", named)
 
 
 _EVERY = "Sum Mean Max Min Prod EuclideanNorm"
@@ -18,23 +18,23 @@ CASES = [
     *(*_over("All Any", [0], "bool"), *_over("All Any", [0, -1], "bool")),
     *_over("Sum Mean Max", [0, 2], "whole"),
     *_over("Sum", []),
-    *cases("-", {"Sum-0": {"axis": []}}),
-    *cases("abc", "ArgMax ArgMin", {"dimension": 1}),
-    *cases("abc", "BiasAddGrad"),
-    *cases("abc", {"BiasAddGrad-first": {"data_format": "NCHW"}}),
-    *cases("ab", "L2Loss"),
-    *cases("abc", "Cumsum Cumprod CumulativeLogsumexp", {"axis": 1}),
-    *cases("abc", "Softmax LogSoftmax"),
-    *cases("abc", "TopKV2", {"k": 2}),
-    *cases("ab", "NthElement", {"n": 1}),
-    *cases("ab, ab", "SoftmaxCrossEntropyWithLogits"),
-    *cases("ab, 1b", {"SoftmaxCrossEntropyWithLogits-1b": {}}),
-    *cases("ab, a:whole", "SparseSoftmaxCrossEntropyWithLogits", high=2),
-    *cases("ab, a:whole", "InTopKV2 InTopK", {"k": 2}, high=2),
-    *cases(
+    *cases_of("-", {"Sum-0": {"axis": []}}),
+    *cases_of("abc", "ArgMax ArgMin", {"dimension": 1}),
+    *cases_of("abc", "BiasAddGrad"),
+    *cases_of("abc", {"BiasAddGrad-first": {"data_format": "NCHW"}}),
+    *cases_of("ab", "L2Loss"),
+    *cases_of("abc", "Cumsum Cumprod CumulativeLogsumexp", {"axis": 1}),
+    *cases_of("abc", "Softmax LogSoftmax"),
+    *cases_of("abc", "TopKV2", {"k": 2}),
+    *cases_of("ab", "NthElement", {"n": 1}),
+    *cases_of("ab, ab", "SoftmaxCrossEntropyWithLogits"),
+    *cases_of("ab, 1b", {"SoftmaxCrossEntropyWithLogits-1b": {}}),
+    *cases_of("ab, a:whole", "SparseSoftmaxCrossEntropyWithLogits", high=2),
+    *cases_of("ab, a:whole", "InTopKV2 InTopK", {"k": 2}, high=2),
+    *cases_of(
         "ab", "HistogramFixedWidth", {"value_range": [-1.0, 1.0], "nbins": 5}
     ),
-    *cases(
+    *cases_of(
         "b",
         {
             "InvertPermutation": {

@@ -2,26 +2,28 @@
 
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import cases, size
+from tests.partition.rules.cases.case import axis_size, cases_of
 
 
 def _as_many(k=1):
-    return {"Tile-n": {"multiples": lambda x, y: [k * size(y), 2]}}
+    return {"Tile-n": {"multiples": lambda x, y: [k * axis_size(y), 2]}}
 
 
 _REPEATS = [
-    *cases("abc", "Tile", {"multiples": [2, 1, 3]}),
-    *cases("ab, ed", _as_many()),
-    *cases("1b, ed", _as_many()),
-    *cases("ab, ed", _as_many(2)),
-    *cases("ab", "BroadcastTo", {"shape": lambda x: [2, size(x), 3]}),
-    *cases("b, ed", {"BroadcastTo-n": {"shape": lambda x, y: [size(y), 3]}}),
-    *cases(
+    *cases_of("abc", "Tile", {"multiples": [2, 1, 3]}),
+    *cases_of("ab, ed", _as_many()),
+    *cases_of("1b, ed", _as_many()),
+    *cases_of("ab, ed", _as_many(2)),
+    *cases_of("ab", "BroadcastTo", {"shape": lambda x: [2, axis_size(x), 3]}),
+    *cases_of(
+        "b, ed", {"BroadcastTo-n": {"shape": lambda x, y: [axis_size(y), 3]}}
+    ),
+    *cases_of(
         "1b, eb", {"BroadcastTo-other": {"shape": lambda x, y: tf.shape(y)}}
     ),
-    *cases("-, ed", "Fill", {"dims": lambda x, y: [size(y), 3]}),
-    *cases("-", {"Fill-same": {"dims": [2, 3]}}),
-    *cases(
+    *cases_of("-, ed", "Fill", {"dims": lambda x, y: [axis_size(y), 3]}),
+    *cases_of("-", {"Fill-same": {"dims": [2, 3]}}),
+    *cases_of(
         "ab",
         {
             "Empty": lambda x: (
@@ -30,25 +32,29 @@ _REPEATS = [
             )
         },
     ),
-    *cases("ab", "ZerosLike OnesLike"),
-    *cases("ab:whole", {"OneHot": lambda x: tf.one_hot(x, 4)}),
-    *cases("ab:whole, -", "OneHot", {"depth": 4, "off_value": 0.0, "axis": 0}),
-    *cases("a:whole, e", {"OneHot-each": lambda x, y: tf.one_hot(x, size(y))}),
-    *cases("ab", {"Range": lambda x: tf.range(size(x))}),
-    *cases("-", "LinSpace", {"stop": lambda x: x + 1.0, "num": 5}),
+    *cases_of("ab", "ZerosLike OnesLike"),
+    *cases_of("ab:whole", {"OneHot": lambda x: tf.one_hot(x, 4)}),
+    *cases_of(
+        "ab:whole, -", "OneHot", {"depth": 4, "off_value": 0.0, "axis": 0}
+    ),
+    *cases_of(
+        "a:whole, e", {"OneHot-each": lambda x, y: tf.one_hot(x, axis_size(y))}
+    ),
+    *cases_of("ab", {"Range": lambda x: tf.range(axis_size(x))}),
+    *cases_of("-", "LinSpace", {"stop": lambda x: x + 1.0, "num": 5}),
 ]
 _SHAPES = [
-    *cases("ab", "Shape", broadcast=True),
-    *cases("ab", {"Shape-one": size}),
-    *cases("ab, bc", {"ShapeN": lambda x, y: tf.shape_n([x, y])}),
-    *cases("abc", "Size Rank"),
-    *cases(
+    *cases_of("ab", "Shape", broadcast=True),
+    *cases_of("ab", {"Shape-one": axis_size}),
+    *cases_of("ab, bc", {"ShapeN": lambda x, y: tf.shape_n([x, y])}),
+    *cases_of("abc", "Size Rank"),
+    *cases_of(
         "ab, ab",
         "BroadcastArgs",
         {"s0": lambda x, y: tf.shape(x), "s1": lambda x, y: tf.shape(y)},
         broadcast=True,
     ),
-    *cases(
+    *cases_of(
         "ab",
         {
             "BroadcastArgs-then": lambda x: tf.ones(
@@ -56,7 +62,7 @@ _SHAPES = [
             )
         },
     ),
-    *cases(
+    *cases_of(
         "ab, ab",
         {
             "ConcatOffset": lambda x, y: tf.raw_ops.ConcatOffset(

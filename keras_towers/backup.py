@@ -1,0 +1,383 @@
+"""Training that resumes where an earlier run stopped, and ``kt.Backup``.
+
+``ResumingCallback`` saves positions of ``fit`` and resumes from them. A
+``FitPosition`` decides where: that of ``Backup`` is a file.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.fit import contract
+from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls.callback_effects import NEVER_STOPS
+from keras_towers.fit.calls.callback_roles import ResumesFit
+from keras_towers.fit.contract import Start
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.system import handle_signals, make_writable
+from keras_towers.transport import Transport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_NAME = "backup{}.npz"
+_FACTS = ("epoch", "batch", "seed", "epochs", "history")
+# The number of finished calls of fit with a backup in each folder.
+_ended: collections.Counter[Path] = collections.Counter()
+
+
+class FitPosition:
+    """A position of ``fit`` in its epochs, with the weights at that point.
+
+    Attributes:
+        outlives_process: whether it is still available after the process ends.
+            SIGTERM and SIGUSR1 then end ``fit`` after the next batch, with exit
+            code 75.
+    """
+
+    epoch: int
+    batch: int
+    seed: int
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    metrics: list[np.ndarray]
+    outlives_process: bool = False
+
+    def commit(self) -> None:
+        """Save the position, and the state of the model."""
+        raise NotImplementedError
+
+
+class ResumingCallback(ResumesFit):
+    """Saves the position of ``fit``, and makes ``fit`` resume from there."""
+
+    def __init__(self, position: FitPosition, every: int | None):
+        super().__init__()
+        if every is not None and every < 1:
+            raise TowerError(f"every={every} batches: give 1 or more.")
+        self.position = position
+        self._every = every
+        self._skipped = 0
+        self._signals: list[int] = []
+
+    def find_start(self, peers: Peers) -> Start:
+        position = self.position
+        return Start(position.epoch, position.batch, position.seed)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        self._signals.clear()
+        numbers = _SIGNALS if self.position.outlives_process else ()
+        with handle_signals(
+            numbers, lambda number, _: self._signals.append(number)
+        ):
+            yield
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._skipped = self.position.batch
+        if self.position.batch and self._counts_for_all():
+            saved = self.position.metrics
+            for variable, value in zip(self._metrics(), saved, strict=True):
+                variable.assign(value)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        done = self._skipped + batch + 1
+        if done == self.params.get("steps"):
+            return  # The epoch's end is next.
+        ends = self._should_end()
+        due = self._every and done - self.position.batch >= self._every
+        if ends or due:
+            call = tower_call.current()
+            if call is not None:
+                # Asynchronous towers may still train on earlier batches.
+                call.wait_for_steps(trains=True)
+            self.position.batch = done
+            self.position.metrics = self._gather_metrics()
+            self.position.commit()
+        if ends:
+            self._end(f"after batch {done} of epoch {self.position.epoch + 1}")
+
+    setattr(on_train_batch_end, NEVER_STOPS, True)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        position = self.position
+        position.epoch, position.batch, position.metrics = epoch + 1, 0, []
+        position.epochs = [*position.epochs, epoch]
+        position.history = {
+            name: [*position.history.get(name, []), value]
+            for name, value in (logs or {}).items()
+        }
+        position.commit()
+        if self._should_end():
+            self._end(f"after epoch {epoch + 1}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        history = self.model.history or keras.callbacks.History()
+        history.epoch = list(self.position.epochs)
+        history.history = {k: list(v) for k, v in self.position.history.items()}
+        self.model.history = history
+
+    def _metrics(self) -> list[keras.Variable]:
+        return state_lib.collect(self.model).metrics
+
+    def _ranks_train_separately(self) -> bool:
+        """Whether each rank counts its own examples, as with ``sync_every``."""
+        adoption = _adoption()
+        return adoption is not None and adoption.ranks_diverge(self.model)
+
+    def _counts_for_all(self) -> bool:
+        """Whether this rank continues with the metrics of all ranks."""
+        transport = _transport()
+        first = transport is None or transport.rank == 0
+        return first or not self._ranks_train_separately()
+
+    def _gather_metrics(self) -> list[np.ndarray]:
+        """Return the metrics of all ranks, and gather the model (collective).
+
+        With ``sync_every``, ranks end their round and continue with rank 0's
+        optimizer, as they do after reading the backup.
+        """
+        adoption = _adoption()
+        if adoption is not None:
+            adoption.gather_slots()
+        local = [v.numpy() for v in self._metrics()]
+        if adoption is None or not self._ranks_train_separately():
+            return local
+        adoption.broadcast(self.model)
+        adoption.sum_metrics(self.model)
+        total = [v.numpy() for v in self._metrics()]
+        for variable, value in zip(self._metrics(), local, strict=True):
+            variable.assign(value)
+        return total
+
+    def _should_end(self) -> bool:
+        """Whether any rank has received a signal."""
+        if not self.position.outlives_process:
+            return False
+        signals = len(self._signals)
+        transport = _transport()
+        if transport is not None:
+            transport.note_wait("the end of a batch")
+            (total,) = sum_over_ranks(transport, [tf.constant(signals)])
+            signals = int(total)
+        return signals > 0
+
+    def _end(self, where: str) -> None:
+        transport = _transport()
+        if transport is not None:
+            # The launcher ends all ranks as soon as one has ended.
+            rank_checks.gather(transport, None, "waits for rank 0 to commit")
+        logger.warning(
+            "fit of model %r ends %s, because of a signal. Start it again to "
+            "resume from there; the exit code is %d.",
+            self.model.name,
+            where,
+            EXIT_AGAIN,
+        )
+        raise SystemExit(EXIT_AGAIN)
+
+
+def _adoption() -> Adoption | None:
+    """The adoption of the current strategy's models, if there is one."""
+    strategy = contract.active_strategy()
+    return None if strategy is None else strategy._components.adoption
+
+
+def _transport() -> Transport | None:
+    """The transport to other ranks; None if there are none."""
+    strategy = contract.active_strategy()
+    if strategy is None:
+        return None
+    transport = strategy._components.config.transport
+    return transport if transport.size > 1 else None
+
+
+class Backup(ResumingCallback):
+    """Backs up training, ends it cleanly on a signal, and resumes it.
+
+    For jobs that may be stopped and restarted: Slurm's ``--requeue``,
+    Kubernetes, spot machines. At every epoch's end, after every ``every``
+    batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
+    optimizer's state, random states, metrics and the position in the data.
+    After a signal all ranks end after the current batch, with exit code 75. The
+    same script, started again, resumes after that batch: weights and
+    ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
+    is deleted.
+
+    A script that calls ``fit`` several times can use one folder: each call has
+    its own file. Calls that had ended run again.
+
+    ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
+    and ignores signals.
+
+    Args:
+        folder: where to write; every process that may become rank 0 needs
+            access.
+        every: batches between two backups; None: one at every epoch's end.
+        delete: whether to delete the backup when ``fit`` has ended.
+
+    Raises:
+        TowerError: ``every`` is not positive; ``fit`` runs outside of a
+            strategy's block; ``folder`` cannot be written to when ``fit``
+            begins; or the backup is another model's.
+
+    Example:
+        >>> with kt.TowerStrategy():
+        ...     model.fit(x, y, epochs=90, callbacks=[kt.Backup("backup")])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int | None = None,
+        delete: bool = True,
+    ):
+        self._file = BackupFile(Path(folder))
+        super().__init__(self._file, every)
+        self._delete = delete
+
+    def find_start(self, peers: Peers) -> Start:
+        self._file.read(peers)
+        return super().find_start(peers)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if contract.active_strategy() is None:
+            raise TowerError(
+                "Backup works inside a strategy's block only, because plain "
+                "Keras cannot resume in the middle of an epoch: use `with "
+                "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
+            )
+        self._file.attach(self.model)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        super().on_train_end(logs)
+        _ended[self._file.folder] += 1
+        if self._delete and self._file.writes:
+            self._file.path.unlink(missing_ok=True)
+
+
+class BackupFile(FitPosition):
+    """Position of ``fit`` and state of a model, in a NumPy file of rank 0."""
+
+    outlives_process = True
+
+    def __init__(self, folder: Path):
+        self.folder: Path = folder.absolute()
+        self.path: Path = self.folder
+        self.writes: bool = False
+        self._variables: list[keras.Variable] = []
+        self._values: list[np.ndarray] | None = None
+        self._shapes: list[str] = []
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """The position, without weights and metrics."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+    def read(self, peers: Peers) -> None:
+        """Read the file; without a file, begin with the first epoch."""
+        self.writes = peers.rank == 0
+        if self.writes:
+            make_writable(self.folder, "give Backup another one.")
+        # Number the calls of fit: a restarted script repeats them in order.
+        number = _ended[self.folder]
+        self.path = self.folder / _NAME.format(f"-{number}" if number else "")
+        self.epoch = self.batch = 0
+        self.seed = compat.global_seed() or random.SystemRandom().getrandbits(
+            31
+        )
+        self.epochs, self.history, self.metrics = [], {}, []
+        self._values = None
+        if self.path.exists():
+            self._load()
+        if peers.size > 1:
+            values = self._facts, self.metrics
+            of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
+            facts, self.metrics = of_rank_0
+            vars(self).update(facts)
+
+    def _load(self) -> None:
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                encoded, *arrays = file.values()
+                facts = json.loads(str(encoded))
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise TowerError(
+                f"{self.path} is not a backup of keras_towers, or damaged "
+                f"({error}): delete it to train from the beginning."
+            ) from error
+        self._shapes = facts.pop("variables")
+        count = len(self._shapes)
+        self._values, self.metrics = arrays[:count], arrays[count:]
+        vars(self).update(facts)
+
+    def attach(self, model: keras.Model) -> None:
+        """Restore a model from the file, and write its state from now on."""
+        state = state_lib.collect(model)
+        self._variables = [
+            *state.seeds,
+            *state.weights,
+            *state.optimizer_variables,
+        ]
+        if self._values is None:
+            return
+        if self._shapes != _shapes(self._variables):
+            raise TowerError(
+                f"{self.path} is the backup of another model, or of one that "
+                f"was compiled differently from {model.name!r}: use another "
+                "folder, or delete it."
+            )
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+        self._values = None
+
+    def commit(self) -> None:
+        # The old file is replaced only once the new one is complete.
+        if not self.writes:
+            return
+        values = [_numpy(v) for v in self._variables]
+        facts = {**self._facts, "variables": _shapes(self._variables)}
+        encoded = np.array(json.dumps(facts, default=float))
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez(
+                    file, encoded, *values, *self.metrics, allow_pickle=False
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _numpy(variable: keras.Variable) -> np.ndarray:
+    value = np.asarray(variable)
+    # NumPy's files do not support bfloat16.
+    return value.astype("float32") if value.dtype.kind == "V" else value
+
+
+def _shapes(variables: Sequence[keras.Variable]) -> list[str]:
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]

@@ -1,1 +1,0 @@
-"""Training that resumes where an earlier run stopped."""

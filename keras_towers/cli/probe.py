@@ -1,0 +1,106 @@
+"""Reports TensorFlow's and Keras's state as JSON, in a separate process.
+
+An import that crashes then does not crash the doctor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from typing import Any
+
+from keras_towers import _imports, settings
+from keras_towers.errors import TowerError
+from keras_towers.system import NoAnswer, ask_python, cpu, usable_cores
+
+
+def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
+    """Run this module in a fresh process; return facts, or an ``"error"``."""
+    environment = {
+        "KERAS_BACKEND": "tensorflow",
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    try:
+        return ask_python(["-m", __name__], timeout_s, environment)
+    except NoAnswer as error:
+        return {"error": str(error)}
+
+
+def machine_facts(timeout_s: float) -> dict[str, Any]:
+    """Return the facts that put measurements in context, or raise an error."""
+    _imports.check_tensorflow()
+    state = tensorflow_state(timeout_s)
+    error = state.get("error") or state.get("keras_error")
+    if error:
+        raise TowerError(f"cannot start: {error}")
+    return {
+        "tensorflow": state["tensorflow"],
+        "keras": state["keras"],
+        **{name: _version(name) for name in ("horovod", "torch", "jax")},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": cpu().get("model name", platform.machine()),
+        "cores": usable_cores(),
+        "gpus": state["gpus"],
+    }
+
+
+def describe_machine(facts: dict[str, Any]) -> str:
+    """Describe the machine of a measurement, for a caption."""
+    versions = ", ".join(
+        f"{name} {facts[name.lower()]}"
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
+        if facts.get(name.lower())
+    )
+    devices = ", ".join(facts["gpus"]) or "no GPU"
+    cores = f"{facts['processor']}, {facts['cores']} cores"
+    return f"{cores}, {devices}; {versions}"
+
+
+def _version(module: str) -> str | None:
+    return next(iter(_imports.packages(module).values()), None)
+
+
+def _facts() -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "packages": {
+            "TensorFlow": _imports.packages("tensorflow"),
+            "Keras": _imports.packages("keras"),
+        },
+        "backend": os.environ.get("KERAS_BACKEND", "tensorflow"),
+    }
+    try:
+        import tensorflow as tf
+    except Exception as error:
+        return {**facts, "error": _short(error)}
+    facts["tensorflow"] = tf.__version__
+    facts["built_with_cuda"] = tf.test.is_built_with_cuda()
+    facts["gpus"] = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    try:
+        import keras
+    except Exception as error:
+        facts["keras_error"] = _short(error)
+        return facts
+    facts["keras"] = keras.__version__
+    facts["backend"] = keras.backend.backend()
+    try:
+        from keras_towers import compat
+    except Exception as error:
+        facts["compat_error"] = _short(error)
+    else:
+        facts["tested_versions"] = compat.TESTED_VERSIONS
+    return facts
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(_facts()))

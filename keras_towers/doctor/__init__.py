@@ -1,1 +1,0 @@
-"""The packages installed on a machine, and whether they work together."""

@@ -1,0 +1,262 @@
+"""The effects of callbacks, which are made the same on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers._notices import first_time
+from keras_towers.fit import rank_agreement
+from keras_towers.fit.calls.callback_roles import (
+    ALL_EVENTS,
+    CHIEF_ONLY,
+    callbacks_of_rank,
+    in_form_of,
+    listed,
+    with_added,
+)
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.adoption import Adoption, shared_variables
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import rank_checks
+from keras_towers.transport import Transport
+
+if TYPE_CHECKING:
+    from keras_towers.fit.calls.tower_call import TowerCall
+
+logger = logging.getLogger("keras_towers")
+
+_STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
+# Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.
+_SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
+# The batch methods of these classes stop no loop and write no weights.
+_HARMLESS = (keras.callbacks.Callback, *CHIEF_ONLY)
+# Ranks with their own data predict different numbers of batches.
+_AFTER_PREDICT = {"on_predict_batch.*": "on_predict_end"}
+
+# Attribute of a callback's method that stops no loop and writes no weights.
+NEVER_STOPS = "_never_stops"
+
+
+@contextlib.contextmanager
+def adapted(
+    config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
+) -> Iterator[None]:
+    """Keep only this rank's callbacks, and share their effects."""
+    arguments = call.keras_call.arguments
+    if call.kind.endswith("_on_batch"):
+        yield
+        return
+    callbacks = arguments.get("callbacks")
+    # Only rank 0 shows a progress bar.
+    if config.peers.rank > 0:
+        arguments["verbose"] = 0
+    synced = [c for c in listed(callbacks) if isinstance(c, SyncedCallbacks)]
+    # Validation inside fit runs the callbacks of that fit.
+    if nested and (synced or arguments.get("_use_cached_eval_dataset")):
+        if synced:
+            call.agree = synced[0].agree
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        callers = callbacks_of_rank(config.peers, callbacks, stack)
+        callbacks = in_form_of(callbacks, callers)
+        if config.transport.size > 1:
+            last = SyncedCallbacks(
+                config.transport,
+                callers,
+                shared_variables,
+                adoption,
+                moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
+            )
+            callbacks = with_added(callbacks, last)
+            call.agree = last.agree
+            stack.enter_context(last.watching())
+        arguments["callbacks"] = callbacks
+        yield
+
+
+class SyncedCallbacks(keras.callbacks.Callback):
+    """Propagates the effects of callbacks to all ranks. Collective.
+
+    It runs after all other callbacks, since a callback on any rank may
+    write weights or stop the loop. If a single rank left the loop, the next
+    step of the other ranks would wait for it. The ranks agree at an event
+    only if a callback on one of them acts there. ``moved`` maps patterns of
+    events that ranks reach independently to the event at which they agree
+    instead.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        callbacks: list[Any],
+        variables: Callable[[keras.Model], list[keras.Variable]],
+        adoption: Adoption | None = None,
+        moved: Mapping[str, str] = types.MappingProxyType({}),
+    ):
+        super().__init__()
+        self._transport = transport
+        self._callbacks = callbacks
+        self._variables = variables
+        self._adoption = adoption
+        # The variables that callbacks have written, and the last writer's name.
+        self._written: IdentityDict[keras.Variable, str] = IdentityDict()
+        acting = [
+            e for e in _SYNCED_EVENTS if any(_acts(c, e) for c in callbacks)
+        ]
+        for pattern, event in moved.items():
+            acting = [re.sub(pattern, event, e) for e in acting]
+        ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
+        self._events: set[str] = set(itertools.chain(*ranks))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record the variables that callbacks write in this block."""
+        with contextlib.ExitStack() as stack:
+            for callback in self._callbacks:
+                run = {
+                    e: self._run for e in _SYNCED_EVENTS if _acts(callback, e)
+                }
+                bound = patches.bind_to(callback, run)
+                stack.enter_context(patches.shadowed(callback, bound))
+            yield
+
+    def _run(
+        self, callback: Any, original: Callable, *args: Any, **kwargs: Any
+    ) -> None:
+        before = [(v, _value(v)) for v in self._variables(self.model)]
+        original(*args, **kwargs)
+        for variable, value in before:
+            if not _is_same(value, _value(variable)):
+                self._written[variable] = type(callback).__name__
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begin the step, after all other callbacks."""
+        self._settle("on_train_batch_begin")
+        if self._adoption is not None:
+            self._adoption.begin_steps(self.model)
+
+    def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
+        if event in self._events:
+            self._transport.note_wait(event)
+            self.agree()
+
+    def agree(self) -> None:
+        """Share the values that callbacks wrote, and their requests to stop."""
+        model = self.model
+        stops = [bool(getattr(model, name, False)) for name in _STOPS]
+        # A callback of rank 0 may have restored the epoch to continue with.
+        first = 0 if self._transport.rank else model._initial_epoch or 0
+        requests = tf.constant([*map(int, stops), first, len(self._written)])
+        *requested, first, written = sum_over_ranks(
+            self._transport, [requests]
+        )[0]
+        model._initial_epoch = int(first) or None
+        for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
+            if stop and not stopped:
+                setattr(model, name, True)
+        if written:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Give all ranks the values that callbacks of any rank have written."""
+        variables = self._variables(self.model)
+        written = {
+            str(index): (
+                rank_agreement.digest_of(variable),
+                self._written[variable],
+            )
+            for index, variable in enumerate(variables)
+            if variable in self._written
+        }
+        self._written.clear()
+        ranks = rank_checks.gather(
+            self._transport, written, "takes over what callbacks wrote"
+        )
+        adoption = self._adoption
+        apart = adoption is not None and adoption.ranks_diverge(self.model)
+        roots: dict[int, list[keras.Variable]] = {}
+        conflict = ""
+        for index in dict.fromkeys(itertools.chain(*ranks)):
+            by_rank = {
+                r: own[index] for r, own in enumerate(ranks) if index in own
+            }
+            differ = len({digest for digest, _ in by_rank.values()}) > 1
+            if len(by_rank) == len(ranks) and (apart or not differ):
+                continue
+            variable = variables[int(index)]
+            roots.setdefault(min(by_rank), []).append(variable)
+            if differ:
+                names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
+                conflict = f"{variable.path} ({', '.join(names)})"
+        if roots and self._adoption is not None:
+            self._adoption.update.gather_slots()
+        for root, taken in roots.items():
+            values = [variable._value for variable in taken]
+            rank_agreement.broadcast(self._transport, values, root)
+        if conflict and self._transport.rank == 0 and first_time(conflict):
+            logger.warning(
+                "callbacks wrote different values into %s on different "
+                "ranks: all ranks continue with the values of the first of "
+                "these ranks.",
+                conflict,
+            )
+
+
+for _event in set(_SYNCED_EVENTS) - set(vars(SyncedCallbacks)):
+    _settled = functools.partialmethod(SyncedCallbacks._settle, _event)
+    setattr(SyncedCallbacks, _event, _settled)
+
+
+def _acts(callback: Any, event: str) -> bool:
+    """Whether a callback may stop a loop or write weights at an event.
+
+    Keras also calls the methods with older names; a callback that does not
+    inherit from Keras's class may lack some.
+    """
+    names = {event, event.replace("train_batch", "batch")}
+    classes = _HARMLESS if "batch" in event else _HARMLESS[:1]
+    harmless = {vars(cls).get(name) for cls in classes for name in names}
+    methods = [
+        inspect.unwrap(getattr(callback, name))
+        for name in names
+        if hasattr(callback, name)
+    ]
+    functions = (getattr(method, "__func__", method) for method in methods)
+    return hasattr(callback, event) and any(
+        function not in harmless and not hasattr(function, NEVER_STOPS)
+        for function in functions
+    )
+
+
+def _value(variable: keras.Variable) -> Any:
+    held = variables_lib.copy_on_tower(variable._value)
+    # The value may be on another rank only.
+    return held.read_value() if hasattr(held, "read_value") else None
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if before is None or after is None or before.dtype == tf.string:
+        return True
+    if "CPU" not in before.device:
+        return bool(tf.reduce_all(before == after))
+    # TensorFlow writes into a new buffer while the old one is referenced.
+    first, second = np.asarray(before), np.asarray(after)
+    return (
+        np.shares_memory(first, second) or first.tobytes() == second.tobytes()
+    )

@@ -1,0 +1,371 @@
+"""One call of a Keras method, and its interface to Keras's own loop."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._strategy import Strategy
+from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.keras_function import (
+    KerasFunction,
+    TowerFunction,
+    make_by_keras,
+)
+from keras_towers.fit.weights import adoption as adoption_lib
+from keras_towers.fit.weights.adoption import Adoption
+
+if TYPE_CHECKING:
+    from keras_towers.fit.data.rank_data import ShuffleOrder
+
+logger = logging.getLogger("keras_towers")
+
+# Attributes of a model that a step may build.
+_OPTIMIZER = ("optimizer",)
+_LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
+
+_calls: ThreadLocal[TowerCall] = ThreadLocal()
+
+
+def current() -> TowerCall | None:
+    """Return the call that this thread is running, or None."""
+    return _calls.get()
+
+
+class StrategyProxy:
+    """A strategy proxy that Keras uses while a call runs.
+
+    Keras requests an iterator from it and runs its steps through it, so
+    each step is known to belong to this call and to need its batch split.
+    All other access is forwarded to the strategy. ``call`` has the methods
+    ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
+    """
+
+    def __init__(self, strategy: Strategy, call: Any):
+        self.strategy = strategy
+        self.call = call
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Run a step of Keras on all towers, any other function directly."""
+        if self.call.is_step(fn):
+            # The user wrote the train function, and AutoGraph rewrites it.
+            step = fn if isinstance(fn, _Step) else compat.convert_call(fn)
+            return self.call.run_step(step, *args)
+        return self.strategy.run(fn, args, kwargs, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.strategy is other
+
+    def __hash__(self) -> int:
+        return hash(self.strategy)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The strategy's class, for ``isinstance``."""
+        return type(self.strategy)
+
+
+class _Step:
+    """A step function of the model, marked to run on all towers."""
+
+    def __init__(self, step: Callable[[Any], Any]):
+        # Towers cannot merge gradients inside a user's own tf.function.
+        self._step = compat.traced_by(step)
+
+    def __call__(self, batch: Any) -> Any:
+        return self._step(batch)
+
+
+class TowerCall:
+    """A call of ``fit``, ``evaluate``, ... of one model on towers.
+
+    While it runs, the attributes of the model by which Keras's loop finds
+    its strategy, builds and ends an epoch's steps are shadowed by this
+    object's. ``start`` is the position in the data where ``fit`` resumes,
+    or None.
+    """
+
+    def __init__(
+        self,
+        step: GlobalStep,
+        adoption: Adoption,
+        keras_call: KerasCall,
+        prepared: bool = False,
+        start: Start | None = None,
+    ):
+        self.config: TowerConfig = step.config
+        self.adoption = adoption
+        self.keras_call = keras_call
+        self.model = keras_call.model
+        self.kind = keras_call.kind
+        self.start = start
+        self.epoch_iterator: Any = None
+        # The error of building the model on one device, if that failed.
+        self.build_error: Exception | None = None
+        # Takes over the values that other ranks' callbacks have written.
+        self.agree: Callable[[], None] = lambda: None
+        self.order: ShuffleOrder | None = None
+        self._step = step
+        self._prepared = prepared
+        outer = current()
+        # Inside another call of the same model, ranks have the same values.
+        self._is_inner = outer is not None and outer.model is self.model
+        # Whether a step runs that builds the model.
+        self._builds = False
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install this call on the model inside a ``with`` block."""
+        with (
+            _calls.holding(self),
+            patches.shadowed(self.model, self.shadows()),
+        ):
+            if not self._prepared:
+                self._step.begin_epoch()
+            try:
+                yield
+            finally:
+                self.end_threads()
+                if self.epoch_iterator is not None:
+                    # The process would hang at its exit if TensorFlow were
+                    # still running Python code that reads an unused batch.
+                    self.epoch_iterator.release()
+
+    def shadows(self) -> dict[str, Any]:
+        """Return the model attributes to shadow, by name."""
+        return {
+            "_distribute_strategy": StrategyProxy(self.config.strategy, self),
+            "_maybe_symbolic_build": self.build,
+            "_get_metrics_result_or_logs": self._end,
+            "_make_function": self._make_function,
+            **{
+                f"make_{kind}_function": functools.partial(self._make, kind)
+                for kind in ("train", "test", "predict")
+            },
+        }
+
+    def _original_method(self, name: str) -> Callable[..., Any]:
+        """Return the model's own method, even inside another of its calls."""
+        return getattr(type(self.model), name).__get__(self.model)
+
+    def _make(self, kind: str, force: bool = False) -> None:
+        """Replacement for ``make_train_function`` and its siblings.
+
+        A function that was traced outside of any call does not use the towers,
+        and may be compiled by XLA.
+        """
+        iterator = self.epoch_iterator
+        if kind == "predict" and iterator is not None:
+            self.prepare(batch_spec(iterator))
+        model, name = self.model, f"{kind}_function"
+        before = getattr(model, name)
+        uses_towers = before is None or isinstance(before, TowerFunction)
+        made = make_by_keras(model, name, force or not uses_towers)
+        if not isinstance(made, TowerFunction):
+            made = KerasFunction(model, name, self._step)
+            setattr(model, name, made)
+        if isinstance(made, KerasFunction):
+            made.look_at_batches(
+                rows_may_differ=self.config.batches == "split"
+                and iterator is not None
+                and iterator.has_unknown_rows(),
+                from_now=not self.kind.endswith("_on_batch"),
+            )
+
+    def _make_function(self, step: Callable[[Any], Any]) -> Any:
+        """Replacement for ``_make_function``, given a marked step."""
+        return self._original_method("_make_function")(_Step(step))
+
+    def is_step(self, fn: Any) -> bool:
+        """Whether Keras, not the user's code, runs a function.
+
+        Keras always makes the predict function itself; a model may override
+        how its train and test functions are made.
+        """
+        keras_module = compat.trainer_module.__name__
+        return (
+            isinstance(fn, _Step)
+            or getattr(fn, "__module__", "") == keras_module
+            or fn in (self.model.train_step, self.model.test_step)
+        )
+
+    def wait_for_steps(self, trains: bool) -> None:
+        """Wait for steps running in other threads, if any."""
+
+    def end_threads(self) -> None:
+        """End the threads that run steps, if any."""
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        self._builds = self.build_error is not None
+        try:
+            result = self._step.run_step(step, batch, self.model, self.kind)
+        finally:
+            self._builds = False
+        self.build_error = None
+        return result
+
+    def created(self, variable: keras.Variable) -> None:
+        """Give a variable that a step creates the value of rank 0."""
+        transport = self.config.transport
+        if self._builds and transport.size > 1:
+            with tf.init_scope():
+                rank_agreement.broadcast(transport, [variable._value])
+
+    def iterator(self, **kwargs: Any) -> TowerEpochIterator:
+        # The second iterator of a fit is for validation.
+        first = self.epoch_iterator is None
+        kind = self.kind if first else "evaluate"
+        iterator = self._iterator(kind, **kwargs)
+        if kind == "fit" and self.start is not None:
+            iterator.skip_to(self.start)
+        if first:
+            self.epoch_iterator = iterator
+            self._step.examples = iterator.batch_size
+        return iterator
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        return TowerEpochIterator(self.config, kind, order=self.order, **kwargs)
+
+    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Replacement for ``_maybe_symbolic_build``."""
+        if iterator is not None:
+            data_batch = batch_spec(iterator)
+        self.prepare(data_batch)
+
+    def prepare(self, batch: Any) -> None:
+        """Build the model, then place all its variables on the towers."""
+        if not self._prepared:
+            self._prepare(batch)
+        if self.kind == "train_on_batch":
+            self.adoption.begin_steps(self.model)
+
+    def _prepare(self, batch: Any) -> None:
+        update = self._step.update
+        later = update.builds_optimizers
+        if needs_build(self.model, self.kind):
+            self.build_error = build(
+                self.model, batch, self.kind, with_optimizer=not later
+            )
+        new = self.adoption.bind(self.model)
+        if later and uses_optimizer(self.model, self.kind):
+            update.make_ready(
+                self.model.optimizer, self.model.trainable_variables
+            )
+        if new or self.kind == "fit" or not self._is_inner:
+            self.adoption.synchronize(
+                self.model, self.config.peers, self.keras_call.trains
+            )
+        self.adoption.mark_prepared(self.model, self.kind)
+        self._prepared = True
+
+    def _end(self, logs: Any) -> Any:
+        """Replacement for ``_get_metrics_result_or_logs``."""
+        self.config.transport.note_wait(f"end of {self.kind}")
+        self._step.begin_epoch()
+        logs = self.end_of_steps(logs)
+        iterator = self.epoch_iterator
+        if not logs and iterator is not None and iterator.was_empty():
+            refuse_empty(self.kind, self.model)
+        if self.kind == "fit":
+            self.adoption.sum_metrics(self.model)
+            self.adoption.gather_slots()
+            if self.config.sync_every_epoch:
+                self.adoption.broadcast(self.model)
+        return self._original_method("_get_metrics_result_or_logs")(logs)
+
+    def end_of_steps(self, logs: Any) -> Any:
+        """Return the logs of an epoch, given the logs of its last step."""
+        return logs
+
+
+def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
+    """Reject a call without batches, about which Keras only warns."""
+    raise TowerError(
+        f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
+        "Give at least one example."
+    )
+
+
+def batch_spec(iterator: Any) -> Any:
+    """Return the element spec of one tower's batch."""
+    return tf.nest.map_structure(
+        lambda spec: (
+            spec._value_specs[0]
+            if isinstance(spec, compat.PerReplicaSpec)
+            else spec
+        ),
+        iterator.source.element_spec,
+    )
+
+
+def build(
+    model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
+) -> Exception | None:
+    """Build the model, its metrics and its optimizer as on one device.
+
+    Returns the error if the model cannot be built, else None. Only the shapes
+    and dtypes of the batch are used, so no data is consumed.
+    """
+    later = []
+    if not with_optimizer or not uses_optimizer(model, kind):
+        # Its first use builds it; keep _symbolic_build from doing so.
+        later += _unbuilt(model, _OPTIMIZER)
+    if kind.startswith("predict"):
+        later += _unbuilt(model, _LOSSES_AND_METRICS)
+    with compat.single_device_mode(), contextlib.ExitStack() as stack:
+        for part in later:
+            part.built = True
+            stack.callback(setattr, part, "built", False)
+        unbuilt = _unbuilt(model, _LOSSES_AND_METRICS)
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:
+            # The first step builds the model, as on one device.
+            logger.debug("building %s by its step: %s", model.name, error)
+            for part in unbuilt:
+                # It may have been built with the wrong shapes.
+                part.built = False
+            return error
+        return None
+
+
+def needs_build(model: keras.Model, kind: str) -> bool:
+    """Whether a step of the model would create variables."""
+    names: tuple[str, ...] = _OPTIMIZER if kind in TRAINING else ()
+    if not kind.startswith("predict"):
+        names += _LOSSES_AND_METRICS
+    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    return not layers_are_built or bool(_unbuilt(model, names))
+
+
+def uses_optimizer(model: keras.Model, kind: str) -> bool:
+    """Whether a method uses ``model.optimizer`` for all trainable weights."""
+    return kind in TRAINING and adoption_lib.has_keras_step(model)
+
+
+def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:
+    """Return the named attributes of a model that exist but are not built."""
+    parts = [getattr(model, name, None) for name in names]
+    return [part for part in parts if part is not None and not part.built]

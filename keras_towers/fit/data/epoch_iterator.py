@@ -1,0 +1,300 @@
+"""Keras's epoch iterator over per-tower batches."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import rank_data as ranks_lib
+
+logger = logging.getLogger("keras_towers")
+
+# The name of the thread that waits for pending reads, then frees the data.
+RELEASES = "keras-towers-releases"
+_PREFETCHED_BATCHES = 2
+# For Dataset.take(): all elements; a step stops when all data have ended.
+_UNTIL_ALL_END = -1
+
+
+class TowerEpochIterator(compat.TFEpochIterator):
+    """Keras's epoch iterator over per-tower batches.
+
+    ``between`` is called between two steps. An ``order`` makes all ranks
+    shuffle identically.
+    """
+
+    _distributed_dataset: Any
+    _current_iterator: Any
+    _epoch_iterator: Any
+    data_adapter: Any
+    steps_per_epoch: int | None
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        kind: str,
+        between: Callable[[], None] = lambda: None,
+        order: ranks_lib.ShuffleOrder | None = None,
+        whole: bool = False,
+        **kwargs: Any,
+    ):
+        trains = kind == "fit"
+        ranks = config.peers.size > 1
+        # Processes that exchange nothing in steps may end at different times.
+        together = config.transport.size > 1
+        self._config, self._kind = config, kind
+        self._between, self._order = between, order
+        # Ranks with their own training data have their own validation data.
+        self.at_last_step: bool = False
+        self._each = config.batches == "each" and (trains or together)
+        with order.of_arrays() if order else contextlib.nullcontext():
+            super().__init__(distribute_strategy=Undistributed, **kwargs)
+            local_rows = None
+            arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
+            if arrays and ranks and not self._each:
+                local_rows = ranks_lib.read_local_rows(
+                    self.data_adapter, config
+                )
+        self._by_user = by_user = isinstance(
+            self._distributed_dataset, tf.distribute.DistributedDataset
+        )
+        self._each = self._each and not by_user and not whole
+        if whole and by_user:
+            raise TowerError(
+                f"{config.name} gives each tower whole batches, but fit() got "
+                "a distributed dataset: pass the original dataset instead."
+            )
+        self._agreed: int | None = None
+        # Only iterators over arrays are reused: creating one over a dataset may
+        # draw a new shuffle, as it would on one device.
+        self._reuses = arrays
+        # Keras creates an iterator at the end of an epoch and another at the
+        # start of the next, and creating one is expensive.
+        self._unused: Any = None
+        self._skip = self._done = 0
+        self._full_epoch: tuple[int | None, int | None] | None = None
+        self._begun: Any = None
+        dataset: Any = self._distributed_dataset
+        self.source: Any = dataset
+        if not by_user:
+            if trains:
+                self._check_enough(dataset)
+            agrees = together or (ranks and config.batches == "split")
+            if agrees and not (self._each and kind.startswith("predict")):
+                self._agree(dataset)
+            self._distributed_dataset = self._prefetch(
+                local_rows or dataset, whole
+            )
+        self._set_steps()
+
+    def _agree(self, dataset: tf.data.Dataset) -> None:
+        """Make all ranks run the same number of steps."""
+        same, config = None if self._each else dataset, self._config
+        numbers = ranks_lib.agree(
+            config.peers, self._kind, self.data_adapter, same
+        )
+        if not self._each:
+            self._warn_of_idle_ranks()
+            return
+        known = [n for n in numbers if n is not None]
+        if len(known) < len(numbers) or self.steps_per_epoch:
+            self._agreed = _UNTIL_ALL_END
+        else:
+            self._agreed = max(-(-n // config.num_towers) for n in known)
+
+    def _warn_of_idle_ranks(self) -> None:
+        size, replicas = self.batch_size, self._config.num_replicas
+        if size and size < replicas and self._config.peers.rank == 0:
+            logger.warning(
+                "a batch of %d cannot occupy %d towers: in every step some "
+                "towers are idle. Use a batch_size of %d or more.",
+                size,
+                replicas,
+                replicas,
+            )
+
+    def _prefetch(self, dataset: tf.data.Dataset, whole: bool) -> Any:
+        """Prefetch batches for the towers.
+
+        Args:
+            dataset: the batches.
+            whole: whether each batch is for one tower.
+        """
+        strategy, towers = self._config.strategy, self._config.num_towers
+        if whole:
+            return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
+        if not self._config.prefetches_to_towers:
+            if self._each:
+                dataset = self._group(dataset)
+            return dataset.prefetch(_PREFETCHED_BATCHES)
+        if not self._each:
+            return strategy.experimental_distribute_dataset(
+                data_lib.mapped(dataset, data_lib.with_equal_rows)
+            )
+        dataset = data_lib.mapped(dataset, data_lib.forget_sizes)
+        return strategy.distribute_datasets_from_function(lambda _: dataset)
+
+    def _group(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Group batches into the agreed number of ``TowerBatch``es."""
+        towers = self._config.num_towers
+        dataset = data_lib.group(dataset, towers)
+        if self._agreed is None:
+            return dataset
+        dataset = ranks_lib.endless(dataset, towers, self._first_batch)
+        return dataset.take(self._agreed)
+
+    def _first_batch(self) -> tf.data.Dataset:
+        adapter = self.data_adapter
+        if not isinstance(adapter, compat.GeneratorDataAdapter):
+            return self.source
+        # A second iterator over a generator would consume its batches.
+        batch = adapter._first_batches[0]
+        return tf.data.Dataset.from_generator(
+            lambda: iter([batch]), output_signature=self.source.element_spec
+        )
+
+    def _check_enough(self, dataset: tf.data.Dataset) -> None:
+        """Reject data without examples or without a batch for every tower."""
+        have, need = self.data_adapter.num_batches, self._config.num_towers
+        size = data_lib.static_rows(dataset.element_spec)
+        if have == 0 or size == 0:
+            raise TowerError("the dataset is empty: give at least one example.")
+        if self._each and have is not None and have < need:
+            raise TowerError(
+                f"the dataset has fewer batches ({have}) than there are "
+                f"towers ({need}): give more, or use fewer towers."
+            )
+
+    def skip_to(self, start: Start) -> None:
+        """Skip the batches before ``start`` in the first epoch."""
+        self._skip = self._done = start.batch
+        if self.steps_per_epoch:
+            # With steps_per_epoch, an epoch continues where the last one ended.
+            self._skip += start.epoch * self.steps_per_epoch
+        self._full_epoch = self.steps_per_epoch, self._num_batches
+
+    def skip_batches(self, batches: int) -> tuple[int, int]:
+        """Read batches as ``fit`` does, without training on them."""
+        epochs = 0
+        while batches:
+            before = batches
+            with self.catch_stop_iteration():
+                for step in self:
+                    if batches < self.steps_per_execution:
+                        self._begun = itertools.chain(
+                            [step], self._epoch_iterator
+                        )
+                        return epochs, batches
+                    for _ in range(self.steps_per_execution):
+                        next(step[2])
+                        batches -= 1
+            if batches == before:
+                break
+            epochs += 1
+        return epochs, 0
+
+    def __iter__(self) -> Any:
+        if self._begun is not None:
+            self._epoch_iterator, self._begun = self._begun, None
+            return self
+        if self._full_epoch is not None:
+            steps, batches = self._full_epoch
+            self.steps_per_epoch = steps and steps - self._done
+            self._num_batches = batches and batches - self._done
+            self._done = 0
+        return super().__iter__()
+
+    def _get_iterator(self) -> Any:
+        skip, self._skip = self._skip, 0
+        if not skip and not self._reuses:
+            return self._distributed_dataset
+        if not skip and self._unused is not None:
+            return self._unused
+        if self._order is not None:
+            self._order.next_epoch()
+        if skip:
+            return self._distributed_dataset.skip(skip)
+        self._unused = iter(self._distributed_dataset)
+        return self._unused
+
+    def __next__(self) -> Any:
+        self._between()
+        step = super().__next__()
+        self._unused = None
+        steps = self.num_batches
+        self.at_last_step = steps is not None and step[1] + 1 >= steps
+        self._config.transport.note_wait(f"step {step[0]} of {self._kind}")
+        return step
+
+    def reset(self) -> None:
+        super().reset()
+        self._set_steps()
+
+    def release(self) -> None:
+        """Release the data, once pending reads are done.
+
+        Keras's generator and its iterator reference each other. Data that never
+        arrives delays only the exit of the process.
+        """
+        held = [self._epoch_iterator, self._current_iterator, self._unused]
+        self._epoch_iterator = self._current_iterator = self._unused = None
+        threading.Thread(target=held.clear, name=RELEASES).start()
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples of a global batch, None if unknown.
+
+        A rank that reads its own data, or a dataset that the user distributed,
+        does not know the batch sizes of the other ranks.
+        """
+        if self._each or self._by_user:
+            return None
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            return self.data_adapter._batch_size
+        size = data_lib.static_rows(self.source.element_spec)
+        return size or compat.batch_size_of(self.source)
+
+    def has_unknown_rows(self) -> bool:
+        """Whether numbers of rows of a batch's parts may differ, and how."""
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            return False
+        batch = self.source.element_spec
+        rows = [
+            data_lib.is_divided(leaf, None) for leaf in tf.nest.flatten(batch)
+        ]
+        return data_lib.static_rows(batch) is None and sum(rows) > 1
+
+    def was_empty(self) -> bool:
+        """Whether an epoch without logs had no batches at all."""
+        return (
+            self.steps_per_epoch is None
+            and self._full_epoch is None
+            and not self.data_adapter.num_batches
+            # Keras counts a step before it draws the step's data.
+            and self._steps_seen <= self.steps_per_execution
+        )
+
+    def _set_steps(self) -> None:
+        if self._agreed is not None:
+            self._num_batches = self._agreed if self._agreed > 0 else None
+        elif self._each and self._num_batches:
+            self._num_batches = -(-self._num_batches // self._config.num_towers)
+
+
+class Undistributed:
+    """A strategy stand-in that does not distribute datasets."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset: Any) -> Any:
+        """Return the dataset unchanged."""
+        return dataset

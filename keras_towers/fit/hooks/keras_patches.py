@@ -1,0 +1,253 @@
+"""Every Keras name that strategies patch, and for how long.
+
+The names in ``_PATCHES`` are patched while the scope of at least one of our
+strategies is active; each patch defers to Keras unless such a strategy is the
+current one. ``permanent_patches.py`` lists what stays wrapped from the import
+on: the methods of models, the setting of ``keras.distribution``, and the filter
+of tracebacks. ``saving.py`` lists the functions that write a model, which are
+wrapped where several ranks save at one path. ``compat.py`` exempts this package
+from AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
+``PyDataset`` adapter are patched while ``fit`` creates its data on several
+ranks with different seeds (``fit/data/rank_data.py``).
+
+While asynchronous towers train, they patch ``assign``, ``assign_add`` and
+``assign_sub`` of Keras variables, and ``next`` of seed generators
+(``replicas/hogwild.py``); a worker of parameter servers patches
+the same names (``parameter_servers/worker_fit.py``). ``kt.verify`` patches
+how variables are initialized while it measures. The drop-ins of Horovod and
+BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
+until the engine shuts down (``engines/dropin/distributed_models.py``).
+
+All other patches are attributes of a single object, not of a class: model
+attributes during a call (``TowerCall.shadows``, ``strategies/noop.py``) and
+while Keras makes functions (``fit/step/keras_function.py``), methods of an
+optimizer during an update (``fit/update/optimizers.py``), and of a
+``SwapEMAWeights`` callback (``calls/callback_roles.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._strategy import Strategy
+from keras_towers.errors import TowerError
+from keras_towers.fit import contract, error_notes
+from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls.tower_call import StrategyProxy
+from keras_towers.fit.context import patches, thread_state
+from keras_towers.fit.update.optimizers import attribute_of_optimizer
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.partition.rules.means import own_mean
+
+
+def installed() -> contextlib.AbstractContextManager[None]:
+    """Patch Keras until the last of all such blocks exits."""
+    return patches.patched_while_used(_PATCHES)
+
+
+def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
+    # Only in a custom loop does a replica see just its part of the batch.
+    across = tf.distribute.in_cross_replica_context()
+    if across and contract.active_strategy() is not None:
+        return value
+    return original(value)
+
+
+def _proxy_for_keras(original: Callable[[Any], Any], model: Any) -> Any:
+    """Return a proxy that fails if Keras's method was called directly."""
+    seen: StrategyProxy | Strategy = original(model)
+    if isinstance(seen, StrategyProxy) or not isinstance(
+        seen, contract.KerasStrategy
+    ):
+        return seen
+    return StrategyProxy(seen, _NoCall(model))
+
+
+class _NoCall:
+    """Placeholder for a missing call; rejects every use."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    def is_step(self, fn: Any) -> bool:
+        return True
+
+    def iterator(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TowerError(
+            f"a method of model {self._model.name!r} was called bypassing "
+            "keras_towers: it was wrapped or stored before the strategy's "
+            "block and called inside it. Call the model's own fit, evaluate, "
+            "predict, train_on_batch, test_on_batch or predict_on_batch, or "
+            "wrap it inside the block."
+        )
+
+    run_step = iterator
+
+
+def _epoch_iterator(
+    original: Callable[..., Any],
+    *args: Any,
+    distribute_strategy: StrategyProxy | Strategy | None = None,
+    **kwargs: Any,
+) -> Any:
+    if isinstance(distribute_strategy, StrategyProxy):
+        return distribute_strategy.call.iterator(*args, **kwargs)
+    return original(*args, distribute_strategy=distribute_strategy, **kwargs)
+
+
+def _notify(
+    event: Callable[[Adoption, Any], None],
+    original: Callable[..., None],
+    model: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Notify the current strategy that a model was created or compiled."""
+    original(model, *args, **kwargs)
+    strategy = contract.active_strategy()
+    if strategy is not None:
+        event(strategy._components.adoption, model)
+
+
+def _create_optimizer(
+    original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Create an optimizer as one device does; its update runs on one tower.
+
+    Another thread may have one of TensorFlow's own strategies.
+    """
+    with contextlib.ExitStack() as stack:
+        if contract.active_strategy() is not None:
+            stack.enter_context(compat.single_device_mode())
+        original(optimizer, *args, **kwargs)
+
+
+def _reset_default_graph(original: Callable[[], None]) -> None:
+    """Reset the default graph, but keep the active strategies in scope."""
+    # TensorFlow stores the scopes in the old graph, and exits them there.
+    scopes = compat.get_default_graph()._thread_local
+    original()
+    compat.get_default_graph()._thread_local = scopes
+
+
+def _call_loaded(
+    original: Callable[..., Any], function: Any, args: Any, captured: Any
+) -> Any:
+    """Call a function of a loaded model.
+
+    TensorFlow refuses to call a function that was loaded under a strategy
+    outside of its replicas; here it reads the variables of the first tower.
+    """
+    outside = tf.distribute.get_replica_context() is None
+    if thread_state.current_step() is not None or (
+        outside and contract.active_strategy()
+    ):
+        captured = [
+            item._primary.handle
+            if isinstance(item, compat.DistributedVariable)
+            else item
+            for item in captured
+        ]
+    return original(function, args, captured)
+
+
+def _create_variable(
+    original: Callable[[Any, Any], None], variable: Any, value: Any
+) -> None:
+    strategy, call = contract.active_strategy(), tower_call.current()
+    if thread_state.current_step() is not None:
+        # A step creates its variables as on one device.
+        with tf.init_scope(), compat.single_device_mode():
+            original(variable, value)
+    elif strategy is None:
+        original(variable, value)
+    else:
+        with strategy._components.adoption.registering_variable(variable):
+            original(variable, value)
+    if call is not None:
+        call.created(variable)
+
+
+def _batch_norm(
+    original: Callable[..., Any],
+    layer: keras.layers.BatchNormalization,
+    inputs: Any,
+    training: Any = None,
+    mask: Any = None,
+) -> Any:
+    """Normalize with the statistics of each tower's rows.
+
+    For ``batch_norm="tower"``: it needs no exchange, but changes results. A
+    layer normalizes each example with the statistics of its tower's rows; the
+    moving statistics are updated with the means of these over all examples.
+    """
+    step = thread_state.current_step()
+    of_each_tower = step is not None and step.training and step.own_statistics
+    trains = training and layer.trainable
+    rows_are_first = inputs.shape.rank and layer.axis % inputs.shape.rank
+    is_usual = mask is None and not layer.renorm
+    if not (of_each_tower and trains and rows_are_first and is_usual):
+        return original(layer, inputs, training=training, mask=mask)
+    dtype = keras.backend.result_type(inputs.dtype, "float32")
+    x = tf.cast(inputs, dtype)
+    axes = [axis for axis in layer._reduction_axes if axis != 0]
+
+    def moment(values: tf.Tensor) -> tf.Tensor:
+        if axes:
+            values = tf.reduce_mean(values, axes, keepdims=True)
+        return own_mean(values)
+
+    mean = moment(x)
+    variance = moment(tf.math.squared_difference(x, tf.stop_gradient(mean)))
+    for moving, now in (
+        (layer.moving_mean, mean),
+        (layer.moving_variance, variance),
+    ):
+        whole = tf.reshape(tf.reduce_mean(now, 0), [-1])
+        before = tf.cast(moving, dtype)
+        moving.assign(before * layer.momentum + whole * (1.0 - layer.momentum))
+    shape = [1] * x.shape.rank
+    shape[layer.axis] = -1
+    normal = (x - mean) * tf.math.rsqrt(variance + layer.epsilon)
+    if layer.scale:
+        normal *= tf.reshape(tf.cast(layer.gamma, dtype), shape)
+    if layer.center:
+        normal += tf.reshape(tf.cast(layer.beta, dtype), shape)
+    return tf.cast(normal, layer.compute_dtype)
+
+
+_TRAINER = compat.TensorFlowTrainer
+_PATCHES: tuple[patches.Patch, ...] = (
+    # Catches references to Keras's methods taken before the patch.
+    (_TRAINER, "distribute_strategy", _proxy_for_keras),
+    # Keras's loops create their iterator by this name.
+    (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
+    # Objects created in a scope belong to its strategy.
+    (_TRAINER, "__init__", functools.partial(_notify, Adoption.created)),
+    (
+        compat.BaseTrainer,
+        "compile",
+        functools.partial(_notify, Adoption.compiled),
+    ),
+    (compat.TFOptimizer, "__init__", _create_optimizer),
+    (compat.KerasVariable, "_initialize", _create_variable),
+    # keras.utils.clear_session() calls it, inside the block too.
+    (tf.compat.v1, "reset_default_graph", _reset_default_graph),
+    (compat.LoadedFunction, "_call_flat", _call_loaded),
+    # An error in a called function also ends its caller.
+    (compat.function_module, "from_func_graph", error_notes.share_rendezvous),
+    # A step may use optimizers that its model does not hold.
+    (compat.BaseOptimizer, "__getattribute__", attribute_of_optimizer),
+    # Keras divides losses by the number of replicas, even outside of replicas.
+    (compat.loss_module, "scale_loss_for_distribution", _scaled_loss),
+    (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
+    # It can use the statistics of each tower's rows.
+    (keras.layers.BatchNormalization, "call", _batch_norm),
+)

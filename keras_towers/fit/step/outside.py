@@ -1,0 +1,93 @@
+"""The variables that a step uses although its model does not have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.tower_variables import copy_on_tower
+from keras_towers.transport import Transport, next_key
+
+
+def outside_variables(traced: Trace, model: keras.Model) -> list[Any]:
+    """Return the handles of numeric variables that a step uses besides.
+
+    Such as a ``tf.Variable``, or the weights of another model, that no layer of
+    the model has.
+    """
+    own = state_lib.collect(model).everything()
+    known = {id(_handle_of(variable)) for variable in own}
+    used = [tensor for tensor in traced.captures if tensor.dtype == tf.resource]
+    for call in traced.updates.values():
+        for part in state_lib.optimizers_in(call.optimizer):
+            used += map(_handle_of, part.variables)
+    outside = {id(handle): handle for handle in used if id(handle) not in known}
+    return list(filter(_is_numeric, outside.values()))
+
+
+def _handle_of(variable: keras.Variable) -> Any:
+    # A value that is on another rank has no handle here.
+    return getattr(copy_on_tower(variable._value, 0), "handle", None)
+
+
+def _is_numeric(handle: Any) -> bool:
+    dtype = compat.type_of_variable(handle)
+    return dtype is not None and tf.as_dtype(dtype) not in (
+        tf.string,
+        tf.resource,
+        tf.variant,
+    )
+
+
+class OutsideVariables:
+    """Gives all ranks rank 0's values of these variables.
+
+    Only the trace of a step shows them, so they are sent in the first step of
+    an epoch.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._due = compat.hidden_variable("CPU:0", False)
+
+    def send_in_next_step(self) -> None:
+        """Send the variables that the next step uses."""
+        self._due.assign(True)
+
+    def take_over(self, handles: Sequence[Any]) -> None:
+        """Assign rank 0's values to variables, given their handles."""
+
+        def share() -> tf.Tensor:
+            received = self._transport.broadcast(
+                [_value_of(handle) for handle in handles],
+                next_key("broadcast"),
+            )
+            for handle, value in zip(handles, received, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            return tf.identity(self._due.assign(False))
+
+        tf.cond(self._due, share, lambda: False)
+
+
+def describe(handles: Sequence[Any]) -> list[str]:
+    """Describe variables, given their handles."""
+    found = [
+        compat.get_resource_handle_data(handle).shape_and_type[0]
+        for handle in handles
+    ]
+    return [
+        f"variable {tf.as_dtype(f.dtype).name} {tf.TensorShape(f.shape)}"
+        for f in found
+    ]
+
+
+def _value_of(handle: Any) -> tf.Tensor:
+    (found,) = compat.get_resource_handle_data(handle).shape_and_type
+    dtype = tf.as_dtype(found.dtype)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

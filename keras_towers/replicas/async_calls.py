@@ -1,0 +1,234 @@
+"""Calls of Keras's methods, with asynchronous training steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.marks import recorder_of
+from keras_towers.fit.contract import KerasCall, Start
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.weights import adoption as adoption_lib
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.hogwild import (
+    SHARED_STATE,
+    HogwildUpdate,
+)
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_call import (
+    DroppedGradients,
+    OneFitPerModel,
+    ReplicaCall,
+    TrainFunction,
+    add_summary_writer,
+    refuse_eager,
+)
+from keras_towers.replicas.tower_steps import (
+    ReplicaSteps,
+    TowerSteps,
+)
+from keras_towers.replicas.tower_threads import (
+    Staleness,
+    TowerThreads,
+    write_staleness,
+)
+
+
+class AsyncCalls(TowerCalls):
+    """Runs training asynchronously and all other methods synchronously."""
+
+    stall_shutdown_s: float | None = None
+
+    def __init__(self, update: HogwildUpdate):
+        super().__init__(update)
+        self._update = update
+        self.staleness: Staleness = Staleness()
+
+    def make_steps(self, model: keras.Model) -> TowerSteps:
+        """Return the steps of one more model."""
+        return TowerSteps(self._update, model)
+
+    def make_call(
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
+    ) -> TowerCall:
+        if not keras_call.trains:
+            return super().make_call(keras_call, prepared, start)
+        return _ThreadedCall(
+            self, self._step, self.adoption, keras_call, prepared, start
+        )
+
+
+class ReplicaCalls(OneFitPerModel, AsyncCalls):
+    """Runs training on replicas whose gradients are averaged."""
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        quorum: Quorum,
+        stall_shutdown_s: float,
+    ):
+        super().__init__(update)
+        self.stall_shutdown_s = stall_shutdown_s
+        self._quorum = quorum
+        self._last: Coordinator | None = None
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """How many gradients the last ``fit`` used and dropped."""
+        if self._last is None:
+            return ReplicaCounts.none(self._quorum.replicas)
+        return self._last.counts
+
+    @property
+    def runs_plain_keras(self) -> bool:
+        # One replica has counts, too, and may average several batches.
+        return False
+
+    def make_steps(self, model: keras.Model) -> TowerSteps:
+        return ReplicaSteps(
+            self._update,
+            model,
+            self._quorum,
+            self._begin,
+            self.stall_shutdown_s,
+        )
+
+    def _begin(self, coordinator: Coordinator) -> None:
+        self._last = coordinator
+
+    def make_call(
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
+    ) -> TowerCall:
+        if keras_call.trains:
+            refuse_eager(self._config, keras_call.model)
+        call = super().make_call(keras_call, prepared, start)
+        if keras_call.kind == "fit" and isinstance(call, _ThreadedCall):
+            call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
+        return call
+
+
+class _ThreadedCall(ReplicaCall):
+    """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
+
+    refusal = (
+        "the train function of a model on asynchronous towers runs inside "
+        "fit() and train_on_batch() only: call one of these."
+    )
+
+    def __init__(self, calls: AsyncCalls, *args: Any):
+        super().__init__(*args)
+        self._calls = calls
+        self._fits = self.kind == "fit"
+        # None if steps run in the calling thread.
+        self._threads: TowerThreads | None = None
+        self._steps_in_this_thread = 0
+        self._logs: Any = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        if self._fits and self.dropped is None:
+            add_summary_writer(
+                self.keras_call.arguments,
+                lambda epoch: write_staleness(self._calls.staleness, epoch),
+            )
+        with patches.patched_while_used(SHARED_STATE), super().installed():
+            yield
+
+    def _make(self, kind: str, force: bool = False) -> None:
+        if kind != "train":
+            return super()._make(kind, force)
+        model = self.model
+        if model.jit_compile:
+            why = f"{self.config.name} trains without XLA"
+            adoption_lib.log_without_xla(model, True, why)
+        if steps_of(model) is None:
+            steps = self._calls.make_steps(model)
+            model.train_function = TrainFunction(self, steps)
+        elif force:
+            model.train_function.steps.forget()
+            return
+        if self._fits and not model.run_eagerly:
+            self._threads = TowerThreads(
+                self.config.num_towers,
+                model.train_function.steps,
+                self._calls.stall_shutdown_s,
+                recorder_of(model),
+            )
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        return super()._iterator(kind, whole=kind == "fit", **kwargs)
+
+    def train(self, steps: TowerSteps, iterator: Any) -> Any:
+        taken = 0
+        batches = itertools.islice(iterator, self.model.steps_per_execution)
+        for batch in batches:
+            taken += 1
+            if self._threads is None:
+                self._logs = self._train_in_this_thread(steps, batch)
+            else:
+                traced = steps.for_batches(iterator.element_spec)
+                self._threads.submit(traced, batch)
+        if not taken:
+            raise StopIteration
+        if self._threads is not None:
+            self._refresh_logs(self._threads)
+        return self._logs
+
+    def _train_in_this_thread(self, steps: TowerSteps, batch: Any) -> Any:
+        index = (
+            self._steps_in_this_thread % self.config.num_towers
+            if self._fits
+            else 0
+        )
+        self._steps_in_this_thread += 1
+        return steps.run_in_this_thread(self._fits, index, batch)
+
+    def _refresh_logs(self, threads: TowerThreads) -> None:
+        if self.epoch_iterator.at_last_step:
+            threads.drain()
+            finish = self._original_method("_get_metrics_result_or_logs")
+            self._logs = finish(threads.latest)
+            return
+        if self._logs is None:
+            # Callbacks expect all log names after the first step.
+            threads.wait_for_a_step()
+        if threads.latest is not None:
+            self._logs = threads.latest
+
+    def end_of_steps(self, logs: Any) -> Any:
+        threads = self._threads
+        if not self._fits or steps_of(self.model) is None:
+            return logs
+        if threads is None:
+            here, self._steps_in_this_thread = self._steps_in_this_thread, 0
+            self._calls.staleness = Staleness({0: here} if here else {})
+        else:
+            threads.drain()
+            self._calls.staleness = threads.take_staleness()
+            if threads.latest is not None:
+                self._logs = threads.latest
+            # The next epoch shows these logs until one of its steps has ended.
+            threads.latest = None
+        return logs if self._logs is None else self._logs
+
+    def wait_for_steps(self, trains: bool) -> None:
+        if self._threads is not None:
+            # An evaluation must not cause an update of too few gradients.
+            self._threads.drain(whole=trains)
+
+    def end_threads(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+
+
+def steps_of(model: keras.Model) -> TowerSteps | None:
+    """Return a model's traced asynchronous steps, if any."""
+    steps = getattr(model.train_function, "steps", None)
+    return steps if isinstance(steps, TowerSteps) else None

@@ -1,1 +1,0 @@
-"""Calls and updates of asynchronous towers."""

@@ -1,0 +1,244 @@
+"""Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
+
+All towers share one copy of weights, metrics, moving statistics and random
+state. Additions to a variable are atomic. Assignments, such as the update of a
+slot variable or of a moving average, may lose the write of another tower.
+Updates that depend on the number of updates run under a lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import patches, thread_state
+from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.reduction import Reduction, scaled
+from keras_towers.replicas.named_resources import after_writes_of
+
+_numbers = itertools.count()
+
+
+class HogwildUpdate(WeightUpdate):
+    """Every tower applies its own gradients to shared weights."""
+
+    name = "concurrent"
+    description = "every tower updates the shared weights independently"
+    mirrors = False
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        reduction: Reduction,
+        scale: float = 1.0,
+        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
+    ):
+        super().__init__(config, reduction)
+        self.scale = scale
+        self.after_update = after_update
+        self._steps: weakref.WeakSet[Any] = weakref.WeakSet()
+        # The locks of optimizers.
+        self._turns: IdentityDict[Any, tf.CriticalSection] = IdentityDict()
+
+    def forget_on_release(self, steps: Any) -> None:
+        """Call ``steps.forget`` when the strategy is exited."""
+        self._steps.add(steps)
+
+    def release(self) -> None:
+        """Undo every placement, and free what averages gradients."""
+        try:
+            super().release()
+        finally:
+            for steps in self._steps:
+                steps.forget()
+
+    def apply_in_step(self, scale: float, call: UpdateCall) -> None:
+        """Update without waiting for the gradients of other towers."""
+        optimizer, variables = call.optimizer, call.variables
+        self.make_ready(optimizer, variables)
+        grads = [None if g is None else scaled(g, scale) for g in call.grads]
+        # Updates where the weights are, not on the tower's device.
+        with as_one_device(optimizer, variables):
+            # Eager towers take turns anyway.
+            overlaps = not tf.executing_eagerly()
+            if overlaps and takes_turns(optimizer, variables):
+                loss_scale = _scale_of_loss(optimizer)
+
+                def update() -> None:
+                    given = _rescaled(grads, optimizer, loss_scale)
+                    call.original(given, variables)
+
+                self._turn(optimizer).execute(
+                    lambda: after_writes_of(update),
+                    exclusive_resource_access=False,
+                )
+            else:
+                call.original(grads, variables)
+        self.after_update(variables)
+
+    def _turn(self, optimizer: Any) -> tf.CriticalSection:
+        """The lock of an optimizer, shared by all towers."""
+        if optimizer not in self._turns:
+            with tf.init_scope(), tf.device("/device:CPU:0"):
+                # TensorFlow's default name is shared by all sections: a step
+                # with two optimizers would deadlock.
+                name = f"keras_towers/turns_{next(_numbers)}"
+                section = tf.CriticalSection(shared_name=name)
+                self._turns[optimizer] = section
+        return self._turns[optimizer]
+
+
+def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether updates of an optimizer must not overlap.
+
+    They must not if they depend on the number of previous updates, or read a
+    weight and overwrite it.
+    """
+    return bool(
+        optimizer.gradient_accumulation_steps
+        or optimizer.use_ema
+        or getattr(optimizer, "inner_optimizer", None) is not None
+        or any(getattr(v, "constraint", None) for v in variables)
+    )
+
+
+def _scale_of_loss(optimizer: Any) -> tf.Tensor | None:
+    """Return the scale that the traced step has read for its loss, if any."""
+    variable = getattr(optimizer, "dynamic_scale", None)
+    native = getattr(variable, "_value", None)
+    if not isinstance(native, tf.Variable):
+        return None
+    return _first_read(compat.get_default_graph().capture(native.handle))
+
+
+def _rescaled(
+    grads: Sequence[Any], optimizer: Any, scale: tf.Tensor | None
+) -> list[Any]:
+    """Scale gradients of an earlier scale as the optimizer unscales them.
+
+    Another tower may have changed the scale since this one's loss was scaled.
+    """
+    if scale is None:
+        return list(grads)
+    change = optimizer.dynamic_scale / scale
+    return [None if g is None else scaled(g, change) for g in grads]
+
+
+# Filled to apply ``ATOMIC_ADDITIONS`` outside of towers, too.
+atomic: ThreadLocal[bool] = ThreadLocal()
+
+
+def _add(
+    name: str, original: Callable[..., Any], variable: Any, value: Any
+) -> Any:
+    """Add to a variable atomically, so that no concurrent write is lost."""
+    if not _is_shared(variable):
+        return original(variable, value)
+    native = variable._value
+    value = tf.cast(tf.convert_to_tensor(value), native.dtype)
+    if value.shape != native.shape:
+        value = tf.broadcast_to(value, native.shape)
+    return getattr(native, name)(value)
+
+
+# Make additions to Keras variables atomic. They patch the class, since a step
+# may add to a variable that no model tracks.
+ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
+    (compat.KerasVariable, name, functools.partial(_add, name))
+    for name in ("assign_add", "assign_sub")
+)
+
+
+def _is_shared(variable: Any) -> bool:
+    """Whether other towers may write a variable while this one does."""
+    native, step = variable._value, thread_state.current_step()
+    # A step with a graph is divided over towers.
+    is_own_step = step is not None and step.graph is None
+    return (
+        (is_own_step or atomic.get() is not None)
+        and isinstance(native, tf.Variable)
+        and not isinstance(native, compat.DistributedVariable)
+        and native.shape.is_fully_defined()
+        and not compat.in_stateless_scope()
+    )
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Turn the assignment of ``variable + value`` into an atomic addition."""
+    # As in metrics, counters and seed generators. Eager towers take turns.
+    if not tf.executing_eagerly() and _is_shared(variable):
+        added = _added(variable._value, value)
+        if added is not None:
+            variable.assign_add(added)
+            return value
+    return original(variable, value)
+
+
+def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
+    """Return the value that a sum adds to the variable, or None."""
+    graph = compat.get_default_graph()
+    here = isinstance(value, tf.Tensor) and value.graph is graph
+    if not here or value.op.type != "AddV2":
+        return None
+    one, other = value.op.inputs
+    handle = graph.capture(variable.handle)
+    if _is_present(one, handle):
+        return other
+    return one if _is_present(other, handle) else None
+
+
+def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
+    """Whether a value was read after the last write to its variable."""
+    for operation in reversed(handle.graph.get_operations()):
+        if handle.name not in (given.name for given in operation.inputs):
+            continue
+        if operation.type != "ReadVariableOp":
+            return False
+        if operation.name == value.op.name:
+            return True
+    return False
+
+
+def _first_read(handle: tf.Tensor) -> tf.Tensor | None:
+    """Return the first value that a graph reads from a variable, if any."""
+    for operation in handle.graph.get_operations():
+        given = (each.name for each in operation.inputs)
+        if operation.type == "ReadVariableOp" and handle.name in given:
+            return operation.outputs[0]
+    return None
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Make towers that read the same random state draw different numbers."""
+    seed = original(generator, *args, **kwargs)
+    tower = thread_state.current_step()
+    return seed if tower is None else seed_of_replica(seed, tower.index)
+
+
+# Patches for writing shared state, and for drawing random numbers from it.
+SHARED_STATE: tuple[patches.Patch, ...] = (
+    *ATOMIC_ADDITIONS,
+    (compat.KerasVariable, "assign", _assign),
+    (keras.random.SeedGenerator, "next", _next_seed),
+)
+
+# The distance between seeds of replicas: Keras counts up the second number.
+_SEED_STRIDE = 1_000_003
+
+
+def seed_of_replica(seed: Any, replica: int) -> Any:
+    """Return a seed that is unique to a replica."""
+    return seed + tf.constant([replica * _SEED_STRIDE, 0], seed.dtype)

@@ -1,0 +1,253 @@
+"""Training steps of asynchronous towers, and when each tower runs one.
+
+Keras cannot trace in several threads: steps are traced one by one in the thread
+of ``fit``; the towers' threads call the traced functions only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers import devices as devices_lib
+from keras_towers.fit.context import thread_state
+from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.replicas.averages import Averages, refuse_new_step
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.hogwild import HogwildUpdate
+from keras_towers.replicas.named_resources import free
+from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_group import END, Event, Group
+
+_numbers = itertools.count()
+_HOST = "/device:CPU:0"
+
+Step = Callable[[Any], Any]
+
+
+class TowerSteps:
+    """The training step of a model, traced for each of its towers.
+
+    Every tower trains and updates without waiting for other towers.
+    """
+
+    def __init__(self, update: HogwildUpdate, model: keras.Model):
+        self._update = update
+        self._config = update.config
+        self._model = model
+        self._traced: list[tuple[Any, list[Step]]] = []
+        self._steps_in_this_thread: dict[tuple[bool, int], Step] = {}
+
+    def forget(self) -> None:
+        """Drop all traces, because the model has changed."""
+        self._traced.clear()
+        self._steps_in_this_thread.clear()
+
+    def for_batches(self, spec: Any) -> list[Step]:
+        """Return the towers' steps for batches of a spec, traced."""
+        for known, steps in self._traced:
+            if known is spec or known == spec:
+                return steps
+        towers = range(self._config.num_towers)
+        steps = [self._trace(index, spec) for index in towers]
+        self._traced.append((spec, steps))
+        return steps
+
+    def _trace(self, index: int, spec: Any) -> Step:
+        step = self._step(index, lambda: self._around(index))
+        function = tf.function(step, autograph=False)
+        with self._on_tower(True, index):
+            concrete = function.get_concrete_function(spec)
+        return lambda batch: to_numpy(concrete(batch))
+
+    def _step(
+        self,
+        index: int,
+        around: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> Step:
+        """Return the step of a tower, to be called in ``_on_tower``."""
+        model = self._model
+        train_step = model._autoconvert_optionals(model.train_step)
+
+        @tf.autograph.experimental.do_not_convert
+        def step(batch: Any) -> Any:
+            with tf.device(self._config.devices[index]), around():
+                return tf.distribute.get_strategy().run(train_step, (batch,))
+
+        return step
+
+    def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager around the tracing of a tower's step."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
+        """Run or trace a step of a tower in the block, as on one device."""
+        tower = thread_state.ActiveStep(
+            training=True,
+            apply=self._apply_of(fits),
+            index=index,
+            total=self._config.num_towers if fits else 1,
+            device=devices_lib.short_name(self._config.devices[index]),
+        )
+        with compat.single_device_mode(), thread_state.tracing(tower):
+            yield
+
+    def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
+        """Return the handler of calls to a tower's optimizers."""
+        # Outside of fit a step runs on one tower, and no other takes part.
+        scale = self._update.scale if fits else 1.0
+        return functools.partial(self._update.apply_in_step, scale)
+
+    def run_in_this_thread(self, fits: bool, index: int, batch: Any) -> Any:
+        """Run a step in this thread, for eager code and ``train_on_batch``."""
+        # Eager steps cannot run in several threads, so their towers take turns.
+        key = fits, index
+        if key not in self._steps_in_this_thread:
+            step = self._step(index, contextlib.nullcontext)
+            if not self._model.run_eagerly:
+                step = tf.function(step, autograph=False, reduce_retracing=True)
+            self._steps_in_this_thread[key] = step
+        with self._on_tower(fits, index):
+            return to_numpy(self._steps_in_this_thread[key](batch))
+
+    # Called by ``TowerThreads`` during a ``fit``, in this order:
+
+    def prepare(self, failed: Callable[[BaseException], None]) -> None:
+        """Prepare, before the threads start; ``failed`` ends the training."""
+
+    def wait_for_turn(self, tower: int) -> bool:
+        """Wait, in a tower's thread, for its next batch; False at the end."""
+        return True
+
+    def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
+        """Run a step of a tower in its thread."""
+        return step()
+
+    def wait_for_updates(self, whole: bool) -> None:
+        """Wait for updates, when all batches have been trained on."""
+
+    def release_threads(self) -> None:
+        """Release all waiting threads."""
+
+
+class ReplicaSteps(TowerSteps):
+    """Steps whose gradients are averaged; a tower needs a token for each."""
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        model: keras.Model,
+        quorum: Quorum,
+        begins: Callable[[Coordinator], None],
+        limit_s: float | None,
+    ):
+        super().__init__(update, model)
+        self._begins = begins
+        self._quorum = quorum
+        self._limit_s = limit_s
+        self._coordinator: Coordinator | None = None
+        # Frees the group; None before a step is traced.
+        self._freed: weakref.finalize | None = None
+
+    def forget(self) -> None:
+        if self._coordinator is not None:
+            refuse_new_step()
+        super().forget()
+        if self._freed is not None:
+            self._freed()
+            self._freed = None
+            del self._averages, self._group
+
+    def _create_group(self) -> None:
+        self._update.forget_on_release(self)
+        name = f"keras_towers/replicas_{next(_numbers)}"
+        freed = weakref.finalize(self, free, name)
+        freed.atexit = False
+        self._group = Group(name, _HOST, self._quorum)
+        self._group.initialize()
+        self._averages = Averages(name, self._group, _device_of, self._apply)
+        self._freed = freed
+
+    def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        return self._averages.step_of(tower)
+
+    def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
+        if not fits:
+            return super()._apply_of(fits)
+        if self._freed is None:
+            self._create_group()
+        return self._push
+
+    def _push(self, call: UpdateCall) -> None:
+        """Push the gradients of one tower."""
+        self._update.make_ready(call.optimizer, call.variables)
+        tower = thread_state.current_step()
+        assert tower is not None
+        self._averages.push(tower.index, call)
+
+    def _apply(self, call: UpdateCall) -> None:
+        with as_one_device(call.optimizer, call.variables):
+            call.update_variables()
+            self._update.after_update(call.variables)
+
+    def prepare(self, failed: Callable[[BaseException], None]) -> None:
+        def fail(error: BaseException) -> None:
+            failed(error)
+            self._group.send_end_to_all()
+
+        apply = self._averages.updater()
+        self._averages.begin_fit()
+        self._coordinator = Coordinator(
+            self._group, apply, fail, limit_s=self._limit_s
+        )
+        self._begins(self._coordinator)
+        for replica in range(self._quorum.replicas):
+            self._group.send(Event.ENTERED, replica)
+        self._coordinator.start()
+
+    def wait_for_turn(self, tower: int) -> bool:
+        (token,) = self._group.calls(
+            ("wait", tower), lambda: self._group.wait_for_token(tower)
+        )
+        return int(token) < END
+
+    def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
+        if not self._quorum.shared:
+            # Its token may have been handed out before there was a batch.
+            self._group.calls(
+                ("start", tower), lambda: self._group.start_gradient(tower)
+            )
+        return step()
+
+    def wait_for_updates(self, whole: bool) -> None:
+        if self._coordinator is not None:
+            self._coordinator.wait_until_handled(
+                Event.FLUSH if whole else Event.SYNC
+            )
+
+    def release_threads(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            self._group.send_end_to_all()
+            coordinator.stop()
+
+
+def _device_of(variable: Any) -> str:
+    return getattr(variable, "_value", variable).device
+
+
+def to_numpy(logs: Any) -> Any:
+    """Wait for the results of a step and copy them to the host."""
+    return tf.nest.map_structure(
+        lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, logs
+    )

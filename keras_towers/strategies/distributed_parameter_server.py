@@ -1,0 +1,252 @@
+"""Workers in several processes that train weights on parameter servers.
+
+``parameter_server_tower.py`` has the strategy for the towers of one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Unpack
+
+from keras_towers import devices as devices_lib
+from keras_towers.devices import share_machine
+from keras_towers.fit.contract import Batches
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
+from keras_towers.parameter_servers.connection import ServerPeers, take_role
+from keras_towers.parameter_servers.early_updates import EarlyUpdates
+from keras_towers.parameter_servers.training_session import Session
+from keras_towers.parameter_servers.worker_fit import (
+    CachedServerUpdate,
+    MirroredServerUpdate,
+    WorkerCalls,
+)
+from keras_towers.parameter_servers.worker_updates import (
+    AsyncUpdates,
+    WorkerUpdates,
+)
+from keras_towers.rendezvous import tf_config
+from keras_towers.replicas.quorum import Quorum
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import (
+    Options,
+    ServerKeywords,
+    Where,
+    check_arguments,
+    options_of,
+)
+from keras_towers.strategies.parameter_server_tower import choose_places
+
+_numbers = itertools.count()
+
+
+def connect(
+    strategy: str,
+    towers: devices_lib.Towers,
+    options: Options,
+    cluster: tf_config.Cluster | None,
+) -> tuple[list[str], ServerPeers]:
+    """Connect to the parameter servers of a job, or run as one of them.
+
+    Returns:
+        The devices of this worker, and the workers.
+    """
+    cluster = cluster or tf_config.required()
+    if cluster.trains:
+        towers = share_machine(cluster, towers)
+    connection = take_role(strategy, cluster)
+    name = f"{connection.prefix}strategy_{next(_numbers)}"
+    peers = ServerPeers(connection, name, options.stall_shutdown_s)
+    return devices_lib.resolve(towers), peers
+
+
+def describe_workers(peers: ServerPeers, batches: Batches) -> list[str]:
+    """Describe the workers and their servers, line by line."""
+    servers = len(peers.connection.devices)
+    return [
+        {
+            "split": "every worker takes its part of each batch",
+            "each": "every worker reads its own data",
+        }[batches],
+        f"worker {peers.rank} of {peers.size}, {servers} parameter "
+        f"server{'s' if servers > 1 else ''}",
+    ]
+
+
+_SMALL_BYTES = 1 << 20
+
+
+class _WorkerStrategy(BaseStrategy):
+    """Workers whose gradients are applied on parameter servers."""
+
+    def __init__(
+        self,
+        towers: devices_lib.Towers,
+        cluster: tf_config.Cluster | None,
+        options: ServerKeywords,
+        sync: bool = True,
+    ):
+        given = options_of(self, ServerKeywords, options)
+        name = type(self).__name__
+        devices, self._peers = connect(name, towers, given, cluster)
+        size = self._peers.size
+        # Synchronous updates average the workers' gradients.
+        averaged = 1.0 if given.scale_gradient else float(size)
+        super().__init__(
+            devices,
+            given,
+            others=self._peers,
+            gradient_factor=averaged if sync else averaged / size,
+        )
+        self._sync = sync
+
+    def _compose_workers(
+        self, update: CachedServerUpdate | MirroredServerUpdate
+    ) -> None:
+        make_updates: Callable[[Session], WorkerUpdates] = AsyncUpdates
+        if self._sync:
+            size = self._peers.size
+            make_updates = functools.partial(
+                EarlyUpdates, quorum=Quorum(size, size, shared=False)
+            )
+        calls = WorkerCalls(update, self._peers, make_updates)
+        self._compose(update, calls)
+
+    def _description_lines(self) -> list[str]:
+        scaled = self._options.scale_gradient
+        if self._sync:
+            reduced = "averaged" if scaled else "summed"
+            how = f"the gradients of all workers are {reduced} and applied once"
+        else:
+            factor = f"scaled by 1/{self.size}" if scaled else "not scaled"
+            how = (
+                f"every worker applies its own gradients, which are {factor}, "
+                "and waits for no other worker"
+            )
+        return [
+            self._components.update.description,
+            how,
+            *describe_workers(self._peers, self.batches),
+        ]
+
+
+class DistributedParameterServerStrategy(_WorkerStrategy):
+    """Trains an existing Keras model on parameter servers.
+
+    Each trained weight is held by one of the servers, the one with the fewest
+    bytes, together with the optimizer's state for it. A worker sums the
+    gradients of its towers and sends them there; then it reads all weights into
+    one local copy, which its towers share.
+
+    All processes run the same script with ``TF_CONFIG``, started by
+    ``keras-towers run --ps 1 --workers 3 script.py`` or by hand; parameter
+    servers end with the training. ``fit`` reports a worker's own metrics.
+    Afterwards all workers have the same model, with the moving statistics of
+    the chief. Only the chief writes files.
+
+    The gradients of all workers are averaged on the servers and applied once,
+    as one device applies the gradient of the whole batch.
+
+    Ports tensorpack's ``DistributedTrainerParameterServer``.
+
+    Args:
+        towers: devices of this worker, as for ``HorovodStrategy``.
+        sync: True: all workers train synchronously. False: each worker applies
+            its own gradients without waiting; the weights then differ from
+            those on one device.
+        caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
+            ``"gpu"``: small weights on the first tower, large ones spread over
+            all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
+        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+        scale_gradient: divide gradients by the number of workers.
+        batches: ``"split"``: the workers share every batch. ``"each"``: every
+            worker reads its own data.
+        sync_every_epoch: synchronize all variables at the end of each epoch.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone.
+        **options: described in more detail by ``Options``.
+
+    Attributes:
+        sync: as given.
+        caching_device: where a worker keeps its copy: ``"cpu"`` or ``"gpu"``.
+
+    Raises:
+        SystemExit: this is a parameter server, and training has ended.
+        TowerError: wrong arguments, no parameter servers, or no connection.
+
+    Example:
+        >>> with kt.DistributedParameterServerStrategy():
+        ...     model.fit(x, y, epochs=5)
+    """
+
+    _mode_name = "distributed-parameter-server"
+
+    def __init__(
+        self,
+        towers: devices_lib.Towers = 1,
+        *,
+        sync: bool = True,
+        caching_device: Where | None = None,
+        cluster: tf_config.Cluster | None = None,
+        **options: Unpack[ServerKeywords],
+    ):
+        check_arguments(
+            DistributedParameterServerStrategy,
+            sync=sync,
+            caching_device=caching_device,
+            cluster=cluster,
+        )
+        super().__init__(towers, cluster, options, sync)
+        self.sync = sync
+        where, places = choose_places(self._config.devices, caching_device)
+        self.caching_device: Where = where
+        place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
+        self._compose_workers(CachedServerUpdate(self._config, place))
+
+
+class DistributedReplicatedStrategy(_WorkerStrategy):
+    """Trains an existing Keras model on parameter servers and local copies.
+
+    Every tower of every worker has a copy of all weights. All gradients are
+    averaged on the servers and applied once, as one device applies the gradient
+    of the whole batch; then each worker copies the new weights to its towers.
+
+    Variables that no optimizer trains, such as moving statistics, stay local to
+    each worker; at the end of each epoch the servers get the chief's.
+    Everything else is as with ``DistributedParameterServerStrategy``.
+
+    Ports tensorpack's ``DistributedTrainerReplicated``.
+
+    Args:
+        towers: devices of this worker, as for ``HorovodStrategy``.
+        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+        scale_gradient: divide gradients by the number of workers.
+        batches: ``"split"``: the workers share every batch. ``"each"``: every
+            worker reads its own data.
+        sync_every_epoch: synchronize all variables at the end of each epoch.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone.
+        **options: described in more detail by ``Options``.
+
+    Raises:
+        SystemExit: this is a parameter server, and training has ended.
+        TowerError: wrong arguments, no parameter servers, or no connection.
+
+    Example:
+        >>> with kt.DistributedReplicatedStrategy(towers=2):
+        ...     model.fit(x, y, epochs=5)
+    """
+
+    _mode_name = "distributed-replicated"
+
+    def __init__(
+        self,
+        towers: devices_lib.Towers = 1,
+        *,
+        cluster: tf_config.Cluster | None = None,
+        **options: Unpack[ServerKeywords],
+    ):
+        check_arguments(DistributedReplicatedStrategy, cluster=cluster)
+        super().__init__(towers, cluster, options)
+        self._compose_workers(
+            MirroredServerUpdate(self._config, self._mode.reduce)
+        )

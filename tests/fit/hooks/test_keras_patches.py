@@ -1,0 +1,223 @@
+"""Patches of Keras are undone, and affect nothing else."""
+
+import contextlib
+import sys
+import threading
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.fit.context import patches
+from keras_towers.strategies import keras_distribution
+from tests.exactness import models as m
+from tests.kit.compare import (
+    assert_exact,
+    assert_same_history,
+    assert_same_model,
+)
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import X, fit, linear
+
+
+def _everything() -> dict:
+    """Every attribute of every module and class of Keras, by name."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("keras.src") and module is not None:
+            for key, value in list(vars(module).items()):
+                found[name, key] = value
+                if isinstance(value, type) and "keras" in value.__module__:
+                    for attribute, item in list(vars(value).items()):
+                        # Python adds these when they are first asked for.
+                        if attribute not in ("_abc_impl", "__annotations__"):
+                            found[name, key, attribute] = _in_decorator(item)
+    return found
+
+
+def _in_decorator(item):
+    """The function inside of a decorator of Keras."""
+    code = getattr(item, "__code__", None)
+    is_ours = code is not None and code.co_filename == patches.__file__
+    inner = getattr(item, "__wrapped__", None)
+    is_decorated = not is_ours and any(
+        cell.cell_contents is inner
+        for cell in getattr(item, "__closure__", None) or ()
+    )
+    return inner if is_decorated else item
+
+
+def _changed(before: dict) -> set:
+    now = _everything()
+    missing = object()
+    return {
+        key
+        for key in before.keys() | now.keys()
+        if before.get(key, missing) is not now.get(key, missing)
+    }
+
+
+class Boom(BaseException):
+    pass
+
+
+class Looks(keras.layers.Layer):
+    """Sees what is replaced while a step is traced."""
+
+    def call(self, x):
+        self.look()
+        return x
+
+
+@pytest.mark.core
+def test_everything_is_put_back():
+    looks = Looks()
+    looks.look = seen = mock.Mock()
+    model = linear(looks)
+    fit(model)  # imports what Keras imports late
+    before = _everything()
+    strategy = kt.TowerStrategy(2)
+    seen.reset_mock()
+    in_steps = set()
+    seen.side_effect = lambda: in_steps.update(_changed(before))
+
+    def stop(batch, logs):
+        raise Boom
+
+    with strategy.scope():
+        inside = _changed(before)
+        with strategy.scope():
+            pass
+        # Patched until the last scope is left.
+        assert _changed(before) == inside
+    assert not _changed(before)
+    with contextlib.suppress(Boom), strategy:
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        fit(model, callbacks=[note])
+    # A step is traced as it is: nothing more is replaced for it.
+    assert in_steps == inside
+    assert not _changed(before)
+    stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with stock.scope(), pytest.raises(kt.TowerError):
+        strategy.__enter__()
+    assert not _changed(before)
+
+
+def test_disconnecting_keras_distribution_restores_keras():
+    keras_distribution.disconnect()
+    try:
+        before = _everything()
+        keras_distribution.connect()
+        assert _changed(before)
+        keras_distribution.disconnect()
+        assert not _changed(before)
+    finally:
+        keras_distribution.connect()
+
+
+def test_another_thread_trains_as_plain_keras():
+    """It is traced inside the block, steps beside towers, and ends after it.
+
+    The patches are in force for the whole process, the strategy is not.
+    """
+    epochs = 8
+    reference, model, on_towers = linear(), linear(), linear()
+    reference.run_eagerly = True
+    wanted = fit(reference, epochs)
+    going, left = threading.Event(), threading.Event()
+    results = []
+
+    def wait(epoch, logs):
+        if epoch == 0:
+            going.set()
+        if epoch == epochs - 2:
+            left.wait(60)
+
+    def work():
+        note = keras.callbacks.LambdaCallback(on_epoch_end=wait)
+        history = fit(model, epochs, callbacks=[note])
+        results.append((history, tf.distribute.has_strategy()))
+
+    thread = threading.Thread(target=work)
+    with kt.TowerStrategy(2):
+        thread.start()
+        # Keras may not be traced by two threads at a time.
+        assert going.wait(60)
+        fit(on_towers, epochs)
+    left.set()
+    thread.join(60)
+    ((history, has_strategy),) = results
+    assert_same_history(history, wanted, 1e-5)
+    assert not has_strategy
+    assert model.distribute_strategy is tf.distribute.get_strategy()
+    for trained in (model, on_towers):
+        assert_ordinary(trained)
+        assert_same_model(trained, reference, 1e-5)
+
+
+def test_another_thread_makes_an_optimizer_under_a_stock_strategy():
+    stock, made = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), []
+
+    def work():
+        with stock.scope():
+            made.append(keras.optimizers.SGD())
+
+    thread = threading.Thread(target=work)
+    with kt.TowerStrategy(2):
+        made.append(keras.optimizers.SGD())
+        thread.start()
+        thread.join(60)
+    own, of_stock = (optimizer._distribution_strategy for optimizer in made)
+    assert own is not stock and of_stock is stock
+
+
+@pytest.mark.parametrize(
+    "name, value, inside",
+    [
+        ("jit_compile", True, False),
+        ("jit_compile", "auto", True),
+        ("run_eagerly", True, None),
+    ],
+)
+def test_how_a_model_was_compiled_is_restored(name, value, inside):
+    plain, model = linear(**{name: value}), linear(**{name: value})
+    with kt.TowerStrategy(2):
+        model.predict_on_batch(X[:8])
+    assert model.jit_compile is plain.jit_compile
+    assert model.run_eagerly is plain.run_eagerly
+    config = model.get_compile_config()
+    assert config[name] == plain.get_compile_config()[name]
+    # XLA compiles it, where that was asked for.
+    assert np.isfinite(model.predict_on_batch(X[:8])).all()
+    if inside is None:
+        return
+    # The settings of the last compile() count after the block, too.
+    with kt.TowerStrategy(2):
+        model.predict_on_batch(X)
+        model.compile("sgd", m.cross_entropy(), jit_compile=inside)
+        model.predict_on_batch(X)
+    assert model.jit_compile is inside
+
+
+def test_own_optimizer_defined_inside():
+    """A notebook's cell may define it after the strategy is entered."""
+    defined = []
+
+    def act(model):
+        class Late(keras.optimizers.SGD):
+            def apply(self, grads, trainable_variables=None):
+                grads = [tf.sign(grad) for grad in grads]
+                return super().apply(grads, trainable_variables)
+
+        defined.append(Late)
+        model.compile(
+            Late(0.01), m.cross_entropy(), run_eagerly=model.run_eagerly
+        )
+        return fit(model)
+
+    assert_exact(linear, act, kt.TowerStrategy(2))
+    # It is an ordinary class again.
+    assert defined[-1].apply.__code__.co_name == "apply"

@@ -1,0 +1,47 @@
+"""Cases that repeat what others show, or of which `make test` draws some."""
+
+import datetime
+import os
+import random
+
+import pytest
+
+SEEDED_BY = "KERAS_TOWERS_TEST_SEED"
+# Every day draws other cases. In the environment, so that all processes of
+# pytest-xdist draw the same ones, also at midnight.
+os.environ.setdefault(SEEDED_BY, datetime.date.today().strftime("%Y%m%d"))
+SEED = int(os.environ[SEEDED_BY])
+
+
+def long_unless(kept, cases):
+    """Mark all cases as long but for those that `make test` is to run, too.
+
+    Args:
+        kept: whether a case is run by `make test`.
+        cases: of ``pytest.mark.parametrize``.
+    """
+    return [case if kept(case) else _long(case) for case in cases]
+
+
+def sample_of(cases, part=2):
+    """Mark all cases as long but for some that a seed draws.
+
+    Args:
+        cases: of ``pytest.mark.parametrize``.
+        part: one of so many is run by `make test`.
+    """
+    cases = list(cases)
+    numbers = range(len(cases))
+    kept = random.Random(SEED).sample(numbers, -(-len(cases) // part))
+    return [
+        case if number in kept else _long(case)
+        for number, case in zip(numbers, cases, strict=True)
+    ]
+
+
+def _long(case):
+    values, given = (case if isinstance(case, tuple) else (case,)), {}
+    if hasattr(case, "marks"):
+        values, given = case.values, {"id": case.id}
+    marks = [*getattr(case, "marks", ()), pytest.mark.long]
+    return pytest.param(*values, **given, marks=marks)

@@ -1,0 +1,151 @@
+"""Training that a signal ends, and that goes on when it is started again."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from keras_towers import backup
+from tests.kit.compare import assert_close, assert_same_history
+
+X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+Y = X @ np.ones((3, 1), "float32")
+# Towers' statistics are averaged sooner, which rounds otherwise.
+TOLERANCE = 1e-5
+
+
+def model(units=1, normalize=True):
+    keras.utils.set_random_seed(1)
+    first = [keras.Input((3,)), keras.layers.Dropout(0.3)]
+    if normalize:
+        first.append(keras.layers.BatchNormalization())
+    built = keras.Sequential([*first, keras.layers.Dense(units)])
+    built.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return built
+
+
+def ends(epoch, batch, act):
+    """A callback that does something behind a batch."""
+    at = keras.callbacks.Callback()
+    at.on_epoch_begin = lambda number, logs=None: setattr(at, "epoch", number)
+    at.on_train_batch_end = lambda number, logs=None: (
+        act() if (at.epoch, number) == (epoch, batch) else None
+    )
+    return at
+
+
+def kill(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def train(last, *callbacks, made=None, towers=2, **options):
+    made = made or model()
+    # A backup has the mean of all towers' statistics all the same.
+    with kt.TowerStrategy(towers, sync_every_epoch=False):
+        history = made.fit(X, Y, 5, 3, 0, [*callbacks, last], **options)
+    return made, history
+
+
+def interrupted(last, *when, **options):
+    with pytest.raises(SystemExit) as ended:
+        train(last, ends(*when), **options)
+    assert ended.value.code == 75
+
+
+def assert_equal(one, other):
+    for a, b in zip(one[0].get_weights(), other[0].get_weights(), strict=True):
+        assert_close(a, b, TOLERANCE)
+    assert_same_history(one[1].history, other[1].history, TOLERANCE)
+    assert one[1].epoch == other[1].epoch
+
+
+def handlers():
+    return [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
+
+
+def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
+    def die():
+        raise KeyboardInterrupt
+
+    undisturbed = train(kt.Backup(tmp_path / "undisturbed"))
+    before, last = handlers(), kt.Backup(tmp_path / "last", every=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(last, ends(0, 3, die))
+    assert handlers() == before
+    # In what is then left of the epoch, and behind the last batch of another.
+    interrupted(last, 0, 1, kill(signal.SIGTERM))
+    other = model(units=2)
+    untrained = other.get_weights()
+    with pytest.raises(kt.TowerError, match="backup of another model"):
+        train(last, made=other)
+    for a, b in zip(other.get_weights(), untrained, strict=True):
+        np.testing.assert_array_equal(a, b)
+    interrupted(last, 1, 4, kill(signal.SIGUSR1))
+    assert "starts afresh" not in caplog.text
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+    assert_equal(train(last, stopping), undisturbed)
+    assert "EarlyStopping starts afresh" in caplog.text
+    assert list((tmp_path / "last").iterdir()) == []
+    assert handlers() == before
+
+
+def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
+    """Also where one callback serves them all, and on the only tower."""
+    last = kt.Backup(tmp_path)
+    options = {"towers": 1, "validation_data": (X[:7], Y[:7])}
+
+    def on_one(act, *arguments):
+        made = model(normalize=False)
+        return act(last, *arguments, made=made, **options)
+
+    first = on_one(train)
+    assert int(first[0].optimizer.iterations) == 15
+    on_one(interrupted, 0, 1, kill(signal.SIGTERM))
+    # As in a new process, in which the first one is run again.
+    backup._ended.clear()
+    assert_equal(on_one(train), first)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert_equal(on_one(train), first)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda one: [one], "delete it"),
+        (lambda one: [kt.EveryRank(one)], "without EveryRank"),
+        (lambda one: [kt.ChiefOnly(one)], "without ChiefOnly"),
+        (lambda one: [one, one], "Backup and Backup"),
+        (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
+    ],
+)
+def test_what_is_refused(given, words, tmp_path):
+    (tmp_path / "backup.npz").write_bytes(b"PK nonsense")
+    one = kt.Backup(tmp_path)
+    with pytest.raises(kt.TowerError, match=words), kt.TowerStrategy(2):
+        model().fit(X, Y, verbose=0, callbacks=given(one))
+
+
+def test_outside_of_a_block_it_says_what_to_do(tmp_path):
+    with pytest.raises(kt.TowerError, match=r"TowerStrategy\(1\)"):
+        model().fit(X, Y, verbose=0, callbacks=[kt.Backup(tmp_path)])
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(
+    tmp_path,
+):
+    (tmp_path / "file").touch()
+    began = []
+    note = keras.callbacks.LambdaCallback(on_train_begin=began.append)
+    for place, why in (
+        (tmp_path / "file", "File exists"),
+        (tmp_path / "file" / "below", "Not a directory"),
+        ("a\0b", "null"),
+    ):
+        words = rf"cannot write to the folder .*{why}.*give Backup another"
+        with pytest.raises(kt.TowerError, match=words):
+            train(kt.Backup(place), note)
+    assert not began
