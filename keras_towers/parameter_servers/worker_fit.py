@@ -18,7 +18,12 @@ from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
+from keras_towers.fit.contract import (
+    FitStart,
+    KerasCall,
+    TowerConfig,
+    UpdateCall,
+)
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
@@ -444,7 +449,7 @@ class WorkerCalls(OneFitPerModel):
         return False
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if keras_call.kind != "fit":
             return TowerCall(

@@ -29,7 +29,7 @@ class FitEnded(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Status:
+class WorkerStatus:
     """The state of a worker during a ``fit``, as it publishes it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Workers:
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._store = connection.store
-        self.own: Status = self.status(self._rank)
+        self.own: WorkerStatus = self.status(self._rank)
         self.steps_done: int = 0
         # Another thread may publish an error.
         self._lock = threading.Lock()
@@ -94,13 +94,13 @@ class Workers:
             status = dataclasses.asdict(self.own)
             self._store.put(f"{self._key}-{self._rank}", status)
 
-    def status(self, rank: int) -> Status:
+    def status(self, rank: int) -> WorkerStatus:
         """The status of a worker."""
         return self._statuses([rank])[rank]
 
-    def _statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
+    def _statuses(self, ranks: Sequence[int]) -> dict[int, WorkerStatus]:
         found = self._store.by_rank(self._key, ranks)
-        return {rank: Status(**found.get(rank, {})) for rank in ranks}
+        return {rank: WorkerStatus(**found.get(rank, {})) for rank in ranks}
 
     def _new_watch(self) -> Liveness:
         def heartbeats(ranks: Sequence[int]) -> dict[int, int | None]:
@@ -161,7 +161,7 @@ class Workers:
         if self._rank > 0:
             self._check_chief()
 
-    def _check_chief(self) -> Status:
+    def _check_chief(self) -> WorkerStatus:
         self.beat()
         chief = self.status(0)
         if chief.failed:
@@ -180,7 +180,7 @@ class Workers:
     def wait_for_chief(self, epoch: float = math.inf) -> None:
         """Wait until the chief has ended an epoch, or else the ``fit``."""
 
-        def is_over(chief: Status) -> bool:
+        def is_over(chief: WorkerStatus) -> bool:
             return chief.steps is not None or chief.epoch >= epoch
 
         watch = self._new_watch()
@@ -198,7 +198,9 @@ class Workers:
                     "for longer."
                 )
 
-    def _becomes(self, rank: int, is_there: Callable[[Status], bool]) -> bool:
+    def _becomes(
+        self, rank: int, is_there: Callable[[WorkerStatus], bool]
+    ) -> bool:
         """Whether a worker's status becomes as wanted within a short time."""
         with contextlib.suppress(TimeoutError):
             wait_for(
@@ -343,10 +345,10 @@ class Workers:
 
     def run_function(self, function: Any, in_step: bool = False) -> Any:
         """Call a concrete function; fail if it takes too long."""
-        return self.wait_for(remote_runtime.Running(function), in_step)
+        return self.wait_for(remote_runtime.RunningFunction(function), in_step)
 
     def wait_for(
-        self, running: remote_runtime.Running, in_step: bool = False
+        self, running: remote_runtime.RunningFunction, in_step: bool = False
     ) -> Any:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()

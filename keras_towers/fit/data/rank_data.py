@@ -16,7 +16,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.contract import FitStart, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -46,7 +46,7 @@ class ShuffleOrder:
     at a position ``start``, orders depend only on its seed and on the epoch.
     """
 
-    def __init__(self, peers: Peers, start: Start | None = None):
+    def __init__(self, peers: Peers, start: FitStart | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
         local = compat.global_seed(), state, drawn

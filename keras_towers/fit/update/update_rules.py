@@ -120,7 +120,7 @@ class _Repeated:
     """Methods of an optimizer, traced once for similar weights."""
 
     def __init__(self) -> None:
-        self._recordings: dict[Any, Recording] = {}
+        self._recordings: dict[Any, RecordedOperations] = {}
 
     def update_step(
         self,
@@ -189,11 +189,13 @@ class _Repeated:
         begin = len(graph.get_operations())
         function()
         if recording is None:
-            recording = Recording(graph, begin, inputs, variable.device)
+            recording = RecordedOperations(
+                graph, begin, inputs, variable.device
+            )
             self._recordings[key] = recording
 
 
-class Recording:
+class RecordedOperations:
     """The newest operations of a graph that depend on given inputs.
 
     The ``inputs`` and the ``device`` differ in every repetition. Operations can

@@ -103,13 +103,13 @@ def assert_as_keras(make, steps, **options):
 )
 def test_the_result_is_that_of_keras(make, dtype, fused, monkeypatch):
     repetitions = []
-    record = update_rules.Recording.repeat
+    record = update_rules.RecordedOperations.repeat
 
     def counted(self, inputs):
         repetitions.append(inputs)
         record(self, inputs)
 
-    monkeypatch.setattr(update_rules.Recording, "repeat", counted)
+    monkeypatch.setattr(update_rules.RecordedOperations, "repeat", counted)
     found, _ = assert_as_keras(make, gradients_for(SHAPES, dtype=dtype))
     assert sum(found[kind] for kind in FUSED) == fused * len(SHAPES)
     if make is scheduled:
