@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -18,12 +18,14 @@ class IdentityKey(weakref.ref[K]):
     """
 
     __slots__ = ("_hash",)
+    _hash: int
 
-    def __init__(
-        self, target: K, callback: Callable[[Any], Any] | None = None
-    ) -> None:
-        super().__init__(target, callback)
+    def __new__(
+        cls, target: K, callback: Callable[[Any], Any] | None = None
+    ) -> Self:
+        self = super().__new__(cls, target, callback)
         self._hash = id(target)
+        return self
 
     def __hash__(self) -> int:
         return self._hash
