@@ -136,6 +136,7 @@ resolve(
     "config configure_collective_ops enable_collective_ops "
     "check_collective_ops_peer_health abort_collective_ops "
     "ensure_initialized function_call_options get_compiler_ir "
+    "host_address_space "
     "_context_handle _collective_leader _seed _rng",
 )
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
@@ -352,7 +353,7 @@ TFOptimizer = resolve(
 )
 resolve(
     "keras.optimizers:Adam",
-    "update_step _apply_weight_decay",
+    "update_step _apply_weight_decay _use_weight_decay",
 )
 resolve("keras.optimizers:SGD", "update_step")
 resolve("keras.optimizers:RMSprop", "_momentums")

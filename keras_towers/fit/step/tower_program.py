@@ -427,19 +427,22 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     """Give all ranks the first rank's tensor."""
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
-    # TensorFlow's constant folding would run an exchange of constants.
-    one = _variable_one().read_value()
+
+    def one() -> tf.Tensor:
+        # TensorFlow's constant folding would run an exchange of constants, and
+        # it merges exchanges of the same tensor, which other ranks do not have.
+        return _variable_one().read_value()
+
     if shape.is_fully_defined() and dtype != tf.string:
-        count = tf.reshape(one * shape.num_elements(), [1])
+        count = tf.reshape(one() * shape.num_elements(), [1])
         sent = value if is_here else tf.zeros(count, dtype)
         sent = tf.reshape(sent, shape)
         (result,) = transport.broadcast([sent], next_key("root"))
         return result
     # Other ranks may not know the shape, and contribute no rows.
-    nothing = tf.reshape(one - 1, [1])
-    flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
+    flat = tf.reshape(value, [-1]) if is_here else tf.zeros([one() - 1], dtype)
     rows = transport.all_gather(flat, next_key("root"))
-    sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)
+    sizes = tf.shape(value) if is_here else tf.zeros([one() - 1], tf.int32)
     sizes = transport.all_gather(sizes, next_key("root"))
     return tf.ensure_shape(tf.reshape(rows, sizes), shape)
 
