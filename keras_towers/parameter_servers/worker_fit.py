@@ -116,8 +116,8 @@ class WorkerFit(ReplicaCall):
             return super()._make(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
-        self.model.train_function = None
         self.session.updates.begin_trace()
+        self.model.train_function = None
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)

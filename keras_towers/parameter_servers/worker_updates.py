@@ -17,6 +17,7 @@ from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.replicas.averages import (
     Averages,
+    refuse_new_step,
     refuse_without_update,
     run_update,
 )
@@ -271,6 +272,8 @@ class AveragedUpdates(WorkerUpdates):
         return ReplicaCounts(updates, tuple(used), tuple(dropped))
 
     def begin_trace(self) -> None:
+        if self._session.trains:
+            refuse_new_step()
         # A recompiled model may have other optimizers.
         self._traces += 1
         name = f"{self._session.name}/averages_{self._traces}"

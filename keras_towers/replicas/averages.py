@@ -213,6 +213,15 @@ def refuse_without_update(why: str) -> NoReturn:
     )
 
 
+def refuse_new_step() -> NoReturn:
+    """Refuse another step of replicas that have begun to train."""
+    raise TowerError(
+        "replicas whose gradients are averaged have one step for a whole fit: "
+        "call make_train_function(force=True) before fit or after it, not in a "
+        "callback."
+    )
+
+
 def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
     """Return the arguments of an update, as tensors."""
     return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]

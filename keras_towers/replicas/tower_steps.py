@@ -21,7 +21,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
@@ -160,6 +160,8 @@ class ReplicaSteps(TowerSteps):
         self._freed: weakref.finalize | None = None
 
     def forget(self) -> None:
+        if self._coordinator is not None:
+            refuse_new_step()
         super().forget()
         if self._freed is not None:
             self._freed()
@@ -234,9 +236,10 @@ class ReplicaSteps(TowerSteps):
             )
 
     def release_threads(self) -> None:
-        if self._coordinator is not None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
             self._group.send_end_to_all()
-            self._coordinator.stop()
+            coordinator.stop()
 
 
 def _device_of(variable: Any) -> str:

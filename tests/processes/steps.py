@@ -77,6 +77,10 @@ class Effects(Stepping):
     def prepare(self):
         self.__dict__["seen"] = []
 
+    def loss_of(self, y, p):
+        order = tf.random.shuffle(tf.range(tf.shape(p)[0]))
+        return super().loss_of(tf.gather(y, order), tf.gather(p, order))
+
     def after(self, x, p):
         tf.py_function(lambda v: self.seen.append(v.numpy()), [x], [])
         tf.random.uniform([])

@@ -55,6 +55,23 @@ def test_every_batch_is_one_step():
         assert traced == 2 * [0, 1]
 
 
+def test_a_step_that_changes_within_a_fit():
+    layer = keras.layers.Dense(6)
+    model, before = small(layer), []
+
+    def freeze(epoch, logs):
+        before.append(layer.get_weights())
+        if epoch == 1:
+            layer.trainable = False
+            model.make_train_function(force=True)
+
+    with kt.AsyncTowerStrategy(2):
+        fit(model, 3, callbacks=[cases.callback(on_epoch_begin=freeze)])
+    assert int(model.optimizer.iterations) == 3 * STEPS
+    assert not np.array_equal(before[0][0], before[1][0])
+    assert_all_close(before[1], layer.get_weights(), 0)
+
+
 class Draws(cases.Traced):
     """Notes the numbers that towers draw."""
 

@@ -21,6 +21,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls.callback_effects import SyncedCallbacks
 from keras_towers.fit.calls.callback_roles import listed, with_added
+from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
@@ -49,7 +50,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         self.device = device
-        self._local: set[Any] = set()
+        self._local: set[IdentityKey[Any]] = set()
         self._done = False
         excluded = [] if local_variables is None else local_variables
         for variable in keras.tree.flatten(excluded):
@@ -144,8 +145,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average the logs in place; ``TowerError`` if names differ."""
         transport = connection()
-        if not logs or transport.size == 1:
+        if transport.size == 1:
             return
+        logs = {} if logs is None else logs
         values = {name: np.asarray(logs[name], "float64") for name in logs}
         transport.note_wait("the mean of an epoch's logs")
         ranks = rank_checks.gather(transport, values, "averages its logs")

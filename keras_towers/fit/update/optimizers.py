@@ -180,13 +180,13 @@ def as_one_device(
         stack.enter_context(_updating.holding(True))
         default = _InPlaceStrategy(tf.distribute.get_strategy(), only)
         for part in optimizers_in(optimizer):
-            methods = {
-                **update_rules.shadows(part),
-                **(only.shadows() if only is not None else {}),
-            }
-            replaced = patches.bind_to(part, methods)
+            replaced = patches.bind_to(part, update_rules.shadows(part))
             replaced["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, replaced))
+            if only is not None:
+                # They call those above.
+                replaced = patches.bind_to(part, only.shadows())
+                stack.enter_context(patches.shadowed(part, replaced))
         values = ((v, copy_on_tower(v._value, tower)) for v in variables)
         stack.enter_context(variables_lib.with_values(values))
         stack.enter_context(tf.device(device))

@@ -126,6 +126,22 @@ def test_writes_and_reads_are_those_of_keras():
     assert reference["Sqrt"] == 2 * len(SHAPES)
 
 
+def test_decay_of_weights_is_that_of_keras():
+    """Weights share what none of them changes, and some are excluded."""
+
+    def make():
+        optimizer = KERAS.AdamW(0.1, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["w1"])
+        return optimizer
+
+    gradients = gradients_for([(2,), (3, 2), (4,), (5,)], 1)
+    ours, reference = assert_as_keras(make, gradients)
+    for kind in ("AssignAddVariableOp", "AssignSubVariableOp", "Mul"):
+        assert ours[kind] <= reference[kind]
+    assert ours["AssignSubVariableOp"] == reference["AssignSubVariableOp"]
+    assert reference["ReadVariableOp"] - ours["ReadVariableOp"] >= 2
+
+
 @pytest.mark.parametrize("cls", [KERAS.Adam, KERAS.SGD])
 def test_sparse_missing_and_shapeless_gradients(cls):
     """Rows, missing ones, and such of unknown shape."""
