@@ -108,7 +108,7 @@ _NAMES_IN = {
 # Modules, which ``import keras_towers.horovod as hvd`` finds, too.
 _MODULES = {
     "byteps": "engines.byteps.bps",
-    "byteps.callbacks": "engines.dropin.callbacks",
+    "byteps.callbacks": "engines.byteps.bps.callbacks",
     "elastic": "engines.horovod.elastic_state",
     "horovod": "engines.horovod.hvd",
     "horovod.callbacks": "engines.dropin.callbacks",

@@ -26,9 +26,10 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
-from keras_towers.fit.contract import Start
+from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
@@ -80,9 +81,9 @@ class ResumingCallback(ResumesFit):
         self._skipped = 0
         self._signals: list[int] = []
 
-    def find_start(self, peers: Peers) -> Start:
+    def find_start(self, peers: Peers) -> FitStart:
         position = self.position
-        return Start(position.epoch, position.batch, position.seed)
+        return FitStart(position.epoch, position.batch, position.seed)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -107,6 +108,10 @@ class ResumingCallback(ResumesFit):
         ends = self._should_end()
         due = self._every and done - self.position.batch >= self._every
         if ends or due:
+            call = tower_call.current()
+            if call is not None:
+                # Asynchronous towers may still train on earlier batches.
+                call.wait_for_steps(trains=True)
             self.position.batch = done
             self.position.metrics = self._gather_metrics()
             self.position.commit()
@@ -252,7 +257,7 @@ class Backup(ResumingCallback):
         super().__init__(self._file, every)
         self._delete = delete
 
-    def find_start(self, peers: Peers) -> Start:
+    def find_start(self, peers: Peers) -> FitStart:
         self._file.read(peers)
         return super().find_start(peers)
 

@@ -352,7 +352,7 @@ TFOptimizer = resolve(
 )
 resolve(
     "keras.optimizers:Adam",
-    "update_step _apply_weight_decay",
+    "update_step _apply_weight_decay _use_weight_decay",
 )
 resolve("keras.optimizers:SGD", "update_step")
 resolve("keras.optimizers:RMSprop", "_momentums")

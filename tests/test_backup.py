@@ -41,11 +41,11 @@ def kill(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-def train(last, *callbacks, made=None, towers=2):
+def train(last, *callbacks, made=None, towers=2, **options):
     made = made or model()
     # A backup has the mean of all towers' statistics all the same.
     with kt.TowerStrategy(towers, sync_every_epoch=False):
-        history = made.fit(X, Y, 5, 3, 0, callbacks=[*callbacks, last])
+        history = made.fit(X, Y, 5, 3, 0, [*callbacks, last], **options)
     return made, history
 
 
@@ -95,9 +95,11 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
 def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
     """Also where one callback serves them all, and on the only tower."""
     last = kt.Backup(tmp_path)
+    options = {"towers": 1, "validation_data": (X[:7], Y[:7])}
 
     def on_one(act, *arguments):
-        return act(last, *arguments, made=model(normalize=False), towers=1)
+        made = model(normalize=False)
+        return act(last, *arguments, made=made, **options)
 
     first = on_one(train)
     assert int(first[0].optimizer.iterations) == 15

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from keras_towers.bench.models import Workload
 from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError
-from keras_towers.strategies import STRATEGIES, Registered
+from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 
 _BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
 
@@ -235,7 +235,7 @@ def _stock(name: str, reduction: str) -> Row:
     return Row(name, train, f"MirroredStrategy, {reduction}", stock=True)
 
 
-def _registered(name: str, strategy: Registered) -> Row:
+def _registered(name: str, strategy: RegisteredStrategy) -> Row:
     """Create the row of one of this package's strategies."""
     return Row(
         name,

@@ -209,7 +209,7 @@ class UpdateCall(NamedGradients):
         self.original(self.grads, self.variables)
 
 
-class Start(NamedTuple):
+class FitStart(NamedTuple):
     """The epoch, batches done in it, and seed with which a ``fit`` starts."""
 
     epoch: int

@@ -191,10 +191,15 @@ def _function(function: Any) -> str:
 _SHOWN_VARIABLES = 5
 
 
-def have_equal_values(
-    peers: Peers, variables: Sequence[keras.Variable]
+def check_variables(
+    peers: Peers, variables: Sequence[keras.Variable], values: bool = True
 ) -> bool:
     """Check that all ranks have the same variables; return if values agree.
+
+    Args:
+        peers: the ranks.
+        variables: this rank's variables.
+        values: whether to compare values, too.
 
     Raises:
         TowerError: their names, shapes or dtypes differ.
@@ -203,7 +208,7 @@ def have_equal_values(
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
-    digests = list(map(digest_of, variables))
+    digests = [digest_of(variable) for variable in variables if values]
     gathered = rank_checks.gather(
         peers, (described, digests), "compares the variables"
     )
@@ -225,7 +230,7 @@ def have_equal_values(
                 f"{_listed(extra)}. Every rank has to build the same model in "
                 "the same order, and compile it the same way."
             )
-    return all(values == digests for _, values in gathered)
+    return all(of_rank == digests for _, of_rank in gathered)
 
 
 def digest_of(variable: keras.Variable) -> str:

@@ -8,8 +8,8 @@ The modules, from the runtime up:
 ``server_process``     the process of a parameter server
 ``connection``         a worker's connection to servers and workers
 ``workers``            which workers train, have left, or are lost
-``server_variables``   copies of a model's variables on the servers
-``training_session``   the training of one model by all workers
+``training_session``   the training of one model by all workers, and the
+                       copies of its variables on the servers
 ``worker_updates``     updates by the average of the workers' gradients, or
                        by each worker itself
 ``early_updates``      averages whose updates begin before all gradients have

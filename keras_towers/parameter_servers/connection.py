@@ -50,7 +50,7 @@ _BROKEN: dict[type[tf.errors.OpError], str] = {
 _connection: Connection | None = None
 
 
-class Dropped:
+class DroppedResources:
     """Collects the names of shared resources whose owners were deleted."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Connection:
             self.devices[0], self.naming_lost_servers
         )
         self.prefix: str = prefix(cluster)
-        self.dropped: Dropped = Dropped()
+        self.dropped: DroppedResources = DroppedResources()
         self.finished: bool = True
         self._name = task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)

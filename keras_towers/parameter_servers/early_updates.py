@@ -13,15 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.named_resources import Queue, Queues, run_flat
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import Event, Group
+from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 
-class EarlyGroup(Group):
+class EarlyGroup(ReplicaGroup):
     """Replicas that get a token for each update, and one for each part of it.
 
     A token is the step whose weights are ready. After a restart, a replica
@@ -71,7 +71,7 @@ class EarlyGroup(Group):
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
         with tf.device(self._device):
             # Sent before the tokens: a replica with a token may leave at once.
-            counted = self._put(Event.UPDATED, 0, self.step.read_value())
+            counted = self._put(ReplicaEvent.UPDATED, 0, self.step.read_value())
         with tf.control_dependencies([counted]):
             return super().advance(tokens)
 
@@ -94,7 +94,7 @@ class EarlyCoordinator(Coordinator):
     no weight, and can be canceled. Here ``apply`` returns a running update.
     """
 
-    _running: Running | None = None
+    _running: RunningFunction | None = None
 
     def check_failed(self) -> None:
         """Raise the error of the running update, if it has failed."""
@@ -108,15 +108,15 @@ class EarlyCoordinator(Coordinator):
         self._cancel_update()
         super()._end()
 
-    def _handle(self, event: Event, number: int, step: int) -> None:
-        if event is Event.UPDATED:
+    def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
+        if event is ReplicaEvent.UPDATED:
             self._count_update()
             self._begin_update()
-        elif event is Event.LEFT:
+        elif event is ReplicaEvent.LEFT:
             self._replicas[number].has_left = True
             self._cancel_update()
             self._begin_update()
-        elif event in (Event.FLUSH, Event.SYNC):
+        elif event in (ReplicaEvent.FLUSH, ReplicaEvent.SYNC):
             self._waited_for.popleft().set()
 
     def _begin_update(self) -> None:
@@ -145,7 +145,7 @@ class EarlyUpdates(AveragedUpdates):
     reads_parts = True
     _coordinator_type = EarlyCoordinator
     _group_type = EarlyGroup
-    _run_update = Running
+    _run_update = RunningFunction
     _group: EarlyGroup
 
     def _publish_parts(self) -> None:

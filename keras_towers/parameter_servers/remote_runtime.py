@@ -55,7 +55,7 @@ def device_of(index: int) -> str:
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
 
 
-class Running:
+class RunningFunction:
     """A concrete function that runs in a thread, and may block."""
 
     def __init__(self, function: Any, arguments: Sequence[tf.Tensor] = ()):

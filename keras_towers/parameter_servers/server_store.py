@@ -16,7 +16,10 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote_runtime import Running, device_of
+from keras_towers.parameter_servers.remote_runtime import (
+    RunningFunction,
+    device_of,
+)
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
@@ -88,7 +91,7 @@ def value_of(read: Any) -> Any:
 def request(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
     """Run a function that returns at once, or raise a ``TowerError``."""
     try:
-        return Running(function, arguments).wait(settings.ANSWER_S)
+        return RunningFunction(function, arguments).wait(settings.ANSWER_S)
     except TimeoutError:
         spec = tf.DeviceSpec.from_string(device)
         raise TowerError(

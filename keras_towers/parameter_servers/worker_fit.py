@@ -18,7 +18,12 @@ from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
+from keras_towers.fit.contract import (
+    FitStart,
+    KerasCall,
+    TowerConfig,
+    UpdateCall,
+)
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
@@ -111,8 +116,8 @@ class WorkerFit(ReplicaCall):
             return super()._make(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
-        self.model.train_function = None
         self.session.updates.begin_trace()
+        self.model.train_function = None
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
@@ -169,6 +174,7 @@ class WorkerFit(ReplicaCall):
                 self._steps_done
             )
             epoch += epochs
+            self._workers.publish(epoch=epoch - 1, epoch_steps=None)
         try:
             if is_back and not self._has_left:
                 has_weights, _ = session.next_weights.read()
@@ -223,6 +229,7 @@ class WorkerFit(ReplicaCall):
         """Read the new weights; return whether another step follows."""
         self._workers.beat()
         self._steps_done += 1
+        self._workers.steps_done = self._steps_done
         self.session.updates.after_step()
         try:
             has_weights, stopped = self.session.next_weights.read()
@@ -237,12 +244,15 @@ class WorkerFit(ReplicaCall):
         """Stop if the chief stops, after all callbacks."""
         session = self.session
         stops = bool(self.model.stop_training)
-        if self._is_chief:
-            if stops:
-                session.stop(session.fits)
-            self._workers.publish(epoch=epoch)
-        elif session.updates.epochs_together and not stops:
+        together = session.updates.epochs_together and not stops
+        if self._is_chief and stops:
+            session.stop(session.fits)
+        if self._is_chief or together:
+            steps = self._steps_done if together else None
+            self._workers.publish(epoch=epoch, epoch_steps=steps)
+        if together and not self._is_chief:
             self._workers.wait_for_chief(epoch)
+            self._workers.check_same_data()
             self.model.stop_training = session.stopped()
 
     def _finalize(
@@ -439,7 +449,7 @@ class WorkerCalls(OneFitPerModel):
         return False
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if keras_call.kind != "fit":
             return TowerCall(

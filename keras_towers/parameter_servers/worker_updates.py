@@ -13,10 +13,11 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.replicas.averages import (
     Averages,
+    refuse_new_step,
     refuse_without_update,
     run_update,
 )
@@ -30,7 +31,7 @@ from keras_towers.replicas.named_resources import (
 )
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import DroppedGradients
-from keras_towers.replicas.replica_group import Event, Group
+from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 
 class WorkerUpdates:
@@ -214,7 +215,7 @@ class AveragedUpdates(WorkerUpdates):
     """
 
     reads_parts = False
-    _group_type: type[Group] = Group
+    _group_type: type[ReplicaGroup] = ReplicaGroup
     _coordinator_type: type[Coordinator] = Coordinator
     _run_update: Callable[..., Any] = staticmethod(run_update)
 
@@ -271,6 +272,8 @@ class AveragedUpdates(WorkerUpdates):
         return ReplicaCounts(updates, tuple(used), tuple(dropped))
 
     def begin_trace(self) -> None:
+        if self._session.trains:
+            refuse_new_step()
         # A recompiled model may have other optimizers.
         self._traces += 1
         name = f"{self._session.name}/averages_{self._traces}"
@@ -295,7 +298,7 @@ class AveragedUpdates(WorkerUpdates):
 
     def read_first_weights(self) -> None:
         self._coordinator = None
-        self._group.send(Event.STARTED, self._rank)
+        self._group.send(ReplicaEvent.STARTED, self._rank)
         self._session.calls("first", self._read_first)
 
     def _read_first(self) -> None:
@@ -336,7 +339,7 @@ class AveragedUpdates(WorkerUpdates):
             self._session.peers.stall_shutdown_s,
         )
         self._report_lost = self._session.workers.loss_poller(
-            lambda rank: self._coordinated.send(Event.LOST, rank)
+            lambda rank: self._coordinated.send(ReplicaEvent.LOST, rank)
         )
         coordinator.start()
         return coordinator
@@ -344,7 +347,7 @@ class AveragedUpdates(WorkerUpdates):
     def _coordinate(self, function: Any) -> list[Any]:
         """Run a concrete function that may wait for a long time."""
         with self._session.connection.naming_lost_servers():
-            return Running(function).wait(poll=self._poll)
+            return RunningFunction(function).wait(poll=self._poll)
 
     def _poll(self) -> None:
         if self._abandoned:
@@ -365,14 +368,14 @@ class AveragedUpdates(WorkerUpdates):
         return self._group.wait_for_token(self._rank)
 
     def leave(self) -> None:
-        self._group.send(Event.LEFT, self._rank)
+        self._group.send(ReplicaEvent.LEFT, self._rank)
 
     def is_over(self) -> bool:
         return self._coordinator is not None and self._coordinator.is_over
 
     def finish(self) -> None:
         if self._coordinator is not None:
-            self._coordinator.wait_until_handled(Event.FLUSH)
+            self._coordinator.wait_until_handled(ReplicaEvent.FLUSH)
             self._coordinator.stop()
             self._session.workers.check_failed()
             self._session.connection.store.put(

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
+from keras_towers.fit.data.rank_data import different_data
 from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_process import missing_workers
@@ -28,7 +29,7 @@ class FitEnded(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Status:
+class WorkerStatus:
     """The state of a worker during a ``fit``, as it publishes it.
 
     Attributes:
@@ -36,7 +37,9 @@ class Status:
         begun: whether it has begun to train, maybe before it died.
         left: whether it takes part in no more steps.
         failed: the error that ended its ``fit``, if any.
-        epoch: of the chief: the last epoch that has ended.
+        epoch: the last epoch that has ended.
+        epoch_steps: the steps of the ``fit`` before its end; None if they may
+            differ between workers.
         steps: of the chief: the steps after which the ``fit`` has ended; None
             before.
     """
@@ -46,6 +49,7 @@ class Status:
     left: bool = False
     failed: str = ""
     epoch: int = -1
+    epoch_steps: int | None = None
     steps: int | None = None
 
 
@@ -54,6 +58,7 @@ class Workers:
 
     Attributes:
         own: this worker's status; as it was when it died, if it was restarted.
+        steps_done: how many steps of the fit it has made.
     """
 
     def __init__(self, peers: ServerPeers, fit: int, spare: int = 0):
@@ -71,7 +76,8 @@ class Workers:
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._store = connection.store
-        self.own: Status = self.status(self._rank)
+        self.own: WorkerStatus = self.status(self._rank)
+        self.steps_done: int = 0
         # Another thread may publish an error.
         self._lock = threading.Lock()
         self._last_beat = -settings.BEAT_S
@@ -88,13 +94,13 @@ class Workers:
             status = dataclasses.asdict(self.own)
             self._store.put(f"{self._key}-{self._rank}", status)
 
-    def status(self, rank: int) -> Status:
+    def status(self, rank: int) -> WorkerStatus:
         """The status of a worker."""
         return self._statuses([rank])[rank]
 
-    def _statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
+    def _statuses(self, ranks: Sequence[int]) -> dict[int, WorkerStatus]:
         found = self._store.by_rank(self._key, ranks)
-        return {rank: Status(**found.get(rank, {})) for rank in ranks}
+        return {rank: WorkerStatus(**found.get(rank, {})) for rank in ranks}
 
     def _new_watch(self) -> Liveness:
         def heartbeats(ranks: Sequence[int]) -> dict[int, int | None]:
@@ -116,7 +122,7 @@ class Workers:
         return is_back
 
     def beat(self) -> None:
-        """Publish a sign of life, and announce workers that have gone.
+        """Publish a sign of life; announce workers that failed or have gone.
 
         No more often than necessary.
         """
@@ -125,12 +131,15 @@ class Workers:
             return
         self._last_beat = now
         self.publish()
-        for rank, state in self._unreachable().items():
-            if rank in self._announced or rank == self._rank:
+        gone, statuses = self._unreachable(), self._statuses(self._others)
+        for rank in self._others:
+            first, *_ = statuses[rank].failed.splitlines() or [""]
+            state = gone.get(rank) or (f"has failed ({first})" if first else "")
+            if not state or rank in self._announced:
                 continue
             self._announced.add(rank)
             then = "fit continues where possible"
-            if state == State.ENDED:
+            if state != State.LOST:
                 then = (
                     f"if {self._name(self._rank)} needs it, it waits for its "
                     f"return, for {self._stall_shutdown_s:g} s at most"
@@ -152,7 +161,7 @@ class Workers:
         if self._rank > 0:
             self._check_chief()
 
-    def _check_chief(self) -> Status:
+    def _check_chief(self) -> WorkerStatus:
         self.beat()
         chief = self.status(0)
         if chief.failed:
@@ -171,7 +180,7 @@ class Workers:
     def wait_for_chief(self, epoch: float = math.inf) -> None:
         """Wait until the chief has ended an epoch, or else the ``fit``."""
 
-        def is_over(chief: Status) -> bool:
+        def is_over(chief: WorkerStatus) -> bool:
             return chief.steps is not None or chief.epoch >= epoch
 
         watch = self._new_watch()
@@ -189,7 +198,9 @@ class Workers:
                     "for longer."
                 )
 
-    def _becomes(self, rank: int, is_there: Callable[[Status], bool]) -> bool:
+    def _becomes(
+        self, rank: int, is_there: Callable[[WorkerStatus], bool]
+    ) -> bool:
         """Whether a worker's status becomes as wanted within a short time."""
         with contextlib.suppress(TimeoutError):
             wait_for(
@@ -227,8 +238,26 @@ class Workers:
             elif self._check_chief().steps is not None and in_step:
                 raise FitEnded
             self._check_lost(spare)
+            if in_step:
+                self.check_same_data()
 
         return poll
+
+    def check_same_data(self) -> None:
+        """Raise an error if another worker has read fewer or more batches."""
+        own = self.own
+        for rank, other in self._statuses(self._others).items():
+            ended = other.epoch_steps
+            if ended is None or other.left:
+                continue
+            is_short = other.epoch > own.epoch and ended < self.steps_done
+            differs = other.epoch == own.epoch and ended != own.epoch_steps
+            if is_short or (differs and own.epoch_steps is not None):
+                raise different_data(
+                    f"{self._name(rank)} has ended epoch {other.epoch + 1} "
+                    f"after {ended} steps of this fit, and "
+                    f"{self._name(self._rank)} has made {self.steps_done}"
+                )
 
     def _check_lost(self, spare: int) -> None:
         """Raise an error if more workers are lost than can be spared."""
@@ -316,10 +345,10 @@ class Workers:
 
     def run_function(self, function: Any, in_step: bool = False) -> Any:
         """Call a concrete function; fail if it takes too long."""
-        return self.wait_for(remote_runtime.Running(function), in_step)
+        return self.wait_for(remote_runtime.RunningFunction(function), in_step)
 
     def wait_for(
-        self, running: remote_runtime.Running, in_step: bool = False
+        self, running: remote_runtime.RunningFunction, in_step: bool = False
     ) -> Any:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()

@@ -171,7 +171,7 @@ class Builder:
         kind: Literal["sum", "gather", "first", "before", "root"],
         tensor: Tensor,
         axis: int = 0,
-        size: Any = None,
+        sizes: Sequence[Any] | None = None,
     ) -> Tensor:
         """Add an exchange; return its result.
 
@@ -179,7 +179,7 @@ class Builder:
             kind: the kind of the exchange, as in ``Exchange``.
             tensor: the local tensor that every tower contributes.
             axis: the axis of a concatenation.
-            size: the global size of that axis, in symbols.
+            sizes: the global shape, in symbols, if it is known.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -191,12 +191,12 @@ class Builder:
             raise NotDivided
         shape = tensor.shape
         if kind == "gather" and shape.rank is not None:
-            sizes = list(shape)
-            sizes[axis] = None
-            shape = tf.TensorShape(sizes)
+            unknown = list(shape)
+            unknown[axis] = None
+            shape = tf.TensorShape(unknown)
         on_towers = kind == "before"
         result = Tensor(tensor.dtype, shape, on_towers, tensor.level + 1)
-        self.exchanges.append(Exchange(kind, tensor, result, axis, size))
+        self.exchanges.append(Exchange(kind, tensor, result, axis, sizes))
         return result
 
     def add(

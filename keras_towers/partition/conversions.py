@@ -97,21 +97,23 @@ class Converter(SizeBuilder):
             return outputs[value.whole_from.index]
         local = cast("Tensor", value.local)
         if isinstance(value.layout, Partial):
-            return self.exchange("sum", local)
+            return self.exchange("sum", local, sizes=value.shape)
         if isinstance(value.layout, Sharded):
-            return self._gather(value.layout, local, value.shape or ())
+            return self._gather(value.layout, local, value.shape)
         return self.exchange("first", local)
 
     def _gather(
-        self, layout: Sharded, local: Tensor, shape: Sequence[Any]
+        self, layout: Sharded, local: Tensor, shape: Sequence[Any] | None
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         if layout.blocks == 1:
-            return self.exchange("gather", local, axis, layout.size)
+            return self.exchange("gather", local, axis, shape)
         # Every block has rows of all towers.
+        shape = shape or ()
         split = self._split_blocks(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
-        gathered = self.exchange("gather", split, axis + 1, rows)
+        sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
+        gathered = self.exchange("gather", split, axis + 1, sizes)
         return self._merge_blocks(gathered, layout, unit.total, shape)
 
     def _split_blocks(

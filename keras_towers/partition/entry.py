@@ -274,7 +274,7 @@ def _row_splits(
     ends = partitioner.op("Slice", [own, [1], [-1]], (None,))
     start = partitioner.cast(unit.start, own.dtype)
     ends = partitioner.op("AddV2", [ends, start], (None,))
-    ends = partitioner.exchange("gather", ends, 0, partitioner.unit.size)
+    ends = partitioner.exchange("gather", ends, 0, [partitioner.unit.size])
     whole = partitioner.op("ConcatV2", [[0], ends, 0], (None,))
     partitioner.sizes[symbol_name(ONE_MORE)] = partitioner.op(
         "AddV2", [partitioner.unit.total, 1], ()

@@ -159,13 +159,14 @@ class Partitioner(Converter):
             else None
             for value in inputs
         ]
-        rows: list[Tensor] = []
+        rows: dict[Tensor, Any] = {}
         for pair in info.sparse:
             entries, indices = (inputs[k] for k in pair)
-            if entries.sharded and entries.layout == indices.layout:
+            layout = entries.sharded
+            if layout is not None and layout == indices.layout:
                 for k in pair:
-                    local_parts[k] = inputs[k].local
-                    rows.append(cast("Tensor", local_parts[k]))
+                    local = local_parts[k] = cast("Tensor", inputs[k].local)
+                    rows[local] = layout.size
             else:
                 for k in pair:
                     local_parts[k] = self.assemble(inputs[k])

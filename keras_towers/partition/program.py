@@ -91,15 +91,15 @@ class Exchange:
         given: the tensor that every tower contributes, or one computed once.
         result: the result.
         axis: the axis of a concatenation.
-        size: the global size of that axis, in symbols; None: each tower
-            contributes the same size.
+        sizes: the global shape, in symbols; None: every tower contributes a
+            tensor of the same shape.
     """
 
     kind: Literal["sum", "gather", "first", "before", "root"]
     given: Tensor
     result: Tensor
     axis: int = 0
-    size: Any = None
+    sizes: Sequence[Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -125,13 +125,14 @@ class Update:
         name: the name of the traced operation that stands for it.
         given: its inputs, such as the partial sums of a gradient.
         level: the level at whose end it is applied.
-        rows: the tensors among ``given`` that are rows to be concatenated.
+        rows: the tensors among ``given`` that are rows to be concatenated, and
+            the global numbers of their rows, in symbols.
     """
 
     name: str
     given: Sequence[Tensor]
     level: int
-    rows: Sequence[Tensor] = ()
+    rows: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

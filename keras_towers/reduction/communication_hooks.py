@@ -250,7 +250,7 @@ def owned_by(owner: Any) -> Iterator[None]:
         _owner.reset(token)
 
 
-class Memory:
+class HookMemory:
     """Variables that keep values of a hook between steps, for each owner."""
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ def error_feedback(
     Example:
         >>> error_feedback(fp16_shards, tf.float16)
     """
-    memory = Memory()
+    memory = HookMemory()
 
     def corrected_hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -356,7 +356,7 @@ def power_sgd(rank: int = 4) -> CommunicationHook:
         raise TowerError(
             f"rank={rank!r} of PowerSGD is not allowed: give 1 or more columns."
         )
-    memory = Memory()
+    memory = HookMemory()
 
     def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -382,7 +382,7 @@ def _shrinks(tensor: tf.Tensor, rank: int) -> bool:
 
 def _sum_factors(
     transport: Transport,
-    memory: Memory,
+    memory: HookMemory,
     rank: int,
     tensors: Sequence[tf.Tensor],
     key: str,

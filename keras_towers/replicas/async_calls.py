@@ -13,7 +13,7 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
-from keras_towers.fit.contract import KerasCall, Start
+from keras_towers.fit.contract import FitStart, KerasCall
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.replicas.coordinator import Coordinator
@@ -56,7 +56,7 @@ class AsyncCalls(TowerCalls):
         return TowerSteps(self._update, model)
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if not keras_call.trains:
             return super().make_call(keras_call, prepared, start)
@@ -104,7 +104,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
         self._last = coordinator
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if keras_call.trains:
             refuse_eager(self._config, keras_call.model)

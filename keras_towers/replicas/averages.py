@@ -18,7 +18,7 @@ from keras_towers.replicas.accumulators import (
     accumulator,
 )
 from keras_towers.replicas.named_resources import after_writes_of, trace
-from keras_towers.replicas.replica_group import Group
+from keras_towers.replicas.replica_group import ReplicaGroup
 
 # Makes an update, increments the global step and hands out tokens. Takes the
 # number of gradients that have arrived, and the number of tokens for each queue
@@ -33,7 +33,7 @@ def run_update(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
 
 
 @dataclasses.dataclass(eq=False)
-class Part:
+class AveragedOptimizer:
     """One optimizer, with an accumulator for each gradient, or None."""
 
     call: UpdateCall
@@ -55,7 +55,7 @@ class Averages:
     def __init__(
         self,
         name: str,
-        group: Group,
+        group: ReplicaGroup,
         place: Callable[[Any], str],
         update: Callable[[UpdateCall], None],
         updated: Callable[[], None] = lambda: None,
@@ -66,9 +66,9 @@ class Averages:
         self._place = place
         self._update = update
         self._updated = updated
-        self._parts: list[Part] = []
+        self._parts: list[AveragedOptimizer] = []
         # Filled while a step is traced.
-        self._traced: list[Part] = []
+        self._traced: list[AveragedOptimizer] = []
         self._pushes: list[tf.Operation] = []
         self._function: Any = None
 
@@ -87,7 +87,7 @@ class Averages:
             if accumulated is not None
         ]
 
-    def _add(self, call: UpdateCall) -> Part:
+    def _add(self, call: UpdateCall) -> AveragedOptimizer:
         """Create the accumulators of one more optimizer."""
         name = f"{self._name}/{len(self._parts)}"
         gradients = zip(call.names, call.variables, call.grads, strict=True)
@@ -108,7 +108,9 @@ class Averages:
         ]
         # Tensors would keep the graph of the trace.
         without = dataclasses.replace(call, grads=[])
-        part = Part(without, call.describe_gradients(), accumulators)
+        part = AveragedOptimizer(
+            without, call.describe_gradients(), accumulators
+        )
         self._parts.append(part)
         self._function = None
         return part
@@ -208,6 +210,15 @@ def refuse_without_update(why: str) -> NoReturn:
     raise TowerError(
         "the step updates nothing: it has to call apply (or apply_gradients) "
         f"of a Keras optimizer, {why}, and not in a condition or a loop."
+    )
+
+
+def refuse_new_step() -> NoReturn:
+    """Refuse another step of replicas that have begun to train."""
+    raise TowerError(
+        "replicas whose gradients are averaged have one step for a whole fit: "
+        "call make_train_function(force=True) before fit or after it, not in a "
+        "callback."
     )
 
 

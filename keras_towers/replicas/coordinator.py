@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.quorum import ReplicaCounts
-from keras_towers.replicas.replica_group import Event, Group
+from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 NAME = "keras_towers-coordinator"
 
@@ -56,11 +56,11 @@ class Coordinator(threading.Thread):
 
     def __init__(
         self,
-        group: Group,
+        group: ReplicaGroup,
         apply: Callable[[int, Sequence[int]], Any],
         failed: Callable[[BaseException], None],
         until_left: int | None = None,
-        send: Callable[[Event], None] | None = None,
+        send: Callable[[ReplicaEvent], None] | None = None,
         limit_s: float | None = None,
     ):
         """Create the thread; all replicas end when ``until_left`` have left."""
@@ -99,7 +99,7 @@ class Coordinator(threading.Thread):
     def check_failed(self) -> None:
         """Raise the error of an update running in the background, if any."""
 
-    def wait_until_handled(self, event: Event) -> None:
+    def wait_until_handled(self, event: ReplicaEvent) -> None:
         """Wait until FLUSH or SYNC, and all earlier events, are handled."""
         if self._ended.is_set():
             return
@@ -113,7 +113,7 @@ class Coordinator(threading.Thread):
     def stop(self) -> None:
         """End the thread, and wait for it."""
         if self.is_alive():
-            self._send(Event.END)
+            self._send(ReplicaEvent.END)
             begun = time.monotonic()
             self.join(self._limit_s)
             if self.is_alive():
@@ -133,7 +133,7 @@ class Coordinator(threading.Thread):
             self._begin()
             while True:
                 event, replica, step = self._group.next_event()
-                if event is Event.END:
+                if event is ReplicaEvent.END:
                     return
                 self._handle(event, replica, step)
         except BaseException as error:
@@ -151,26 +151,30 @@ class Coordinator(threading.Thread):
         # They hold the model.
         del self._apply, self._failed
 
-    def _handle(self, event: Event, number: int, step: int) -> None:
+    def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
         replica = self._replicas[number]
-        if event in (Event.STARTED, Event.ENTERED):
-            self._enter(number, has_token=event is Event.STARTED)
-        elif event is Event.LOST:
+        if event in (ReplicaEvent.STARTED, ReplicaEvent.ENTERED):
+            self._enter(number, has_token=event is ReplicaEvent.STARTED)
+        elif event is ReplicaEvent.LOST:
             replica.is_lost = not replica.has_left
-        elif event is Event.LEFT:
+        elif event is ReplicaEvent.LEFT:
             replica.is_here = replica.is_lost = False
             replica.has_left = True
             if self.is_over:
                 for straggler, other in enumerate(self._replicas):
                     if other.is_here:
                         self._group.send_end(straggler)
-        elif event is Event.ARRIVED:
+        elif event is ReplicaEvent.ARRIVED:
             self._count_arrival(number, step)
         arrived = sum(replica.arrived for replica in self._replicas)
         enough = arrived >= self._needed()
-        if arrived and (enough or event is Event.FLUSH) and not self.is_over:
+        if (
+            arrived
+            and (enough or event is ReplicaEvent.FLUSH)
+            and not self.is_over
+        ):
             self._update(arrived)
-        if event in (Event.FLUSH, Event.SYNC):
+        if event in (ReplicaEvent.FLUSH, ReplicaEvent.SYNC):
             self._waited_for.popleft().set()
 
     def _enter(self, number: int, has_token: bool) -> None:

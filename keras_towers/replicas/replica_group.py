@@ -22,7 +22,7 @@ END: int = 1 << 62
 """The last token, for which no gradient is computed."""
 
 
-class Event(enum.IntEnum):
+class ReplicaEvent(enum.IntEnum):
     """An event for the coordinator."""
 
     ARRIVED = 0
@@ -45,7 +45,7 @@ class Event(enum.IntEnum):
     """An update that began before its gradients arrived has been made."""
 
 
-class Group:
+class ReplicaGroup:
     """The shared state of a model's replicas, on one device.
 
     A token is the right to push one gradient; its value is the global step at
@@ -141,7 +141,7 @@ class Group:
             ]
             if not self.early:
                 with tf.control_dependencies(counted):
-                    self._put(Event.ARRIVED, replica, step)
+                    self._put(ReplicaEvent.ARRIVED, replica, step)
 
     def start_over(self) -> tf.Tensor:
         """Start over, without any earlier tokens, events or arrivals."""
@@ -181,21 +181,21 @@ class Group:
                 )
             )
 
-    def _put(self, event: Event, replica: int, step: tf.Tensor) -> Any:
+    def _put(self, event: ReplicaEvent, replica: int, step: tf.Tensor) -> Any:
         with tf.device(self._device):
             return self._events.put(tf.constant(int(event)), replica, step)
 
-    def send(self, event: Event, replica: int = 0) -> None:
+    def send(self, event: ReplicaEvent, replica: int = 0) -> None:
         """Send an event to the coordinator."""
         self.calls(
             (event, replica),
             lambda: self._put(event, replica, tf.constant(0, tf.int64)),
         )
 
-    def next_event(self) -> tuple[Event, int, int]:
+    def next_event(self) -> tuple[ReplicaEvent, int, int]:
         """Wait for an event; return it, the replica and its local step."""
         event, replica, step = map(int, self.calls("next", self._events.get))
-        return Event(event), replica, step
+        return ReplicaEvent(event), replica, step
 
     def hand_out(self, tokens: Sequence[int]) -> None:
         """Hand out tokens to each queue, for the global step."""
@@ -236,7 +236,7 @@ class Group:
         if not self.quorum.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)
-        self.send(Event.ENTERED, replica)
+        self.send(ReplicaEvent.ENTERED, replica)
 
     def pushed(self, replica: int) -> int:
         """Return how many gradients a replica has pushed in this ``fit``."""

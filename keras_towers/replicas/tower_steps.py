@@ -21,12 +21,12 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import END, Event, Group
+from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"
@@ -160,6 +160,8 @@ class ReplicaSteps(TowerSteps):
         self._freed: weakref.finalize | None = None
 
     def forget(self) -> None:
+        if self._coordinator is not None:
+            refuse_new_step()
         super().forget()
         if self._freed is not None:
             self._freed()
@@ -171,7 +173,7 @@ class ReplicaSteps(TowerSteps):
         name = f"keras_towers/replicas_{next(_numbers)}"
         freed = weakref.finalize(self, free, name)
         freed.atexit = False
-        self._group = Group(name, _HOST, self._quorum)
+        self._group = ReplicaGroup(name, _HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(name, self._group, _device_of, self._apply)
         self._freed = freed
@@ -210,7 +212,7 @@ class ReplicaSteps(TowerSteps):
         )
         self._begins(self._coordinator)
         for replica in range(self._quorum.replicas):
-            self._group.send(Event.ENTERED, replica)
+            self._group.send(ReplicaEvent.ENTERED, replica)
         self._coordinator.start()
 
     def wait_for_turn(self, tower: int) -> bool:
@@ -230,13 +232,14 @@ class ReplicaSteps(TowerSteps):
     def wait_for_updates(self, whole: bool) -> None:
         if self._coordinator is not None:
             self._coordinator.wait_until_handled(
-                Event.FLUSH if whole else Event.SYNC
+                ReplicaEvent.FLUSH if whole else ReplicaEvent.SYNC
             )
 
     def release_threads(self) -> None:
-        if self._coordinator is not None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
             self._group.send_end_to_all()
-            self._coordinator.stop()
+            coordinator.stop()
 
 
 def _device_of(variable: Any) -> str:

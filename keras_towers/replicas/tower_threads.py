@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.marks import Recorder
+from keras_towers.fit.context.marks import StepRecorder
 from keras_towers.replicas.tower_steps import Step, TowerSteps
 
 
@@ -88,7 +88,7 @@ class TowerThreads:
         towers: int,
         steps: TowerSteps,
         stall_shutdown_s: float | None = None,
-        recorder: Recorder | None = None,
+        recorder: StepRecorder | None = None,
     ):
         self.latest: Any = None
         self._towers = towers

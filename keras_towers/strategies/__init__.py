@@ -17,7 +17,7 @@ from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 GROUP = "keras_towers.strategies"
 
 
-class Registered(NamedTuple):
+class RegisteredStrategy(NamedTuple):
     """A strategy of this package, by its class's name in ``keras_towers``."""
 
     kind: str
@@ -29,22 +29,24 @@ class Registered(NamedTuple):
 
 STRATEGIES = {
     **{
-        engine.strategy: Registered(engine.strategy_class, False, engine.roles)
+        engine.strategy: RegisteredStrategy(
+            engine.strategy_class, False, engine.roles
+        )
         for engine in ENGINES.values()
     },
-    "async": Registered("AsyncTowerStrategy"),
-    "distributed-parameter-server": Registered(
+    "async": RegisteredStrategy("AsyncTowerStrategy"),
+    "distributed-parameter-server": RegisteredStrategy(
         "DistributedParameterServerStrategy", False, ("worker", "ps")
     ),
-    "distributed-replicated": Registered(
+    "distributed-replicated": RegisteredStrategy(
         "DistributedReplicatedStrategy", False, ("worker", "ps")
     ),
-    "noop": Registered("NoOpStrategy"),
-    "parameter-server": Registered("ParameterServerTowerStrategy"),
-    "sync-replicas": Registered(
+    "noop": RegisteredStrategy("NoOpStrategy"),
+    "parameter-server": RegisteredStrategy("ParameterServerTowerStrategy"),
+    "sync-replicas": RegisteredStrategy(
         "SyncReplicasStrategy", False, ("worker", "ps")
     ),
-    "tower": Registered("TowerStrategy"),
+    "tower": RegisteredStrategy("TowerStrategy"),
 }
 """The strategies of this package by name."""
 

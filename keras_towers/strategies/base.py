@@ -36,6 +36,7 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.tower_variables import Mirrored
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers, permit_training
@@ -436,6 +437,13 @@ class TowerExtended(compat.MirroredExtended):
         with _without_tf_info_logs():
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        if type(variable) is compat.MirroredVariable:
+            # TensorFlow's tables of classes are those of all strategies.
+            variable.__class__ = Mirrored
+        return variable
 
     def _call_for_each_replica(self, fn, args, kwargs):
         with _without_tf_info_logs():

@@ -110,7 +110,7 @@ class Timeline(ObservesFit):
         self.advice: str = ""
         self.first: LoopClock = LoopClock()
         self._written_steps = steps
-        self._recorder: marks.Recorder | None = None
+        self._recorder: marks.StepRecorder | None = None
 
     @contextlib.contextmanager
     def around(
@@ -129,7 +129,7 @@ class Timeline(ObservesFit):
         check_writable(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, ""
         kept = max(self._written_steps, _KEPT)
-        self._recorder = recorder = marks.Recorder(model, kept)
+        self._recorder = recorder = marks.StepRecorder(model, kept)
 
         def recording() -> RankRecording:
             devices = [] if config is None else config.devices

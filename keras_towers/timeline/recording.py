@@ -34,7 +34,7 @@ class LoopClock(keras.callbacks.Callback):
         super().__init__()
         self.restart(1, None)
 
-    def restart(self, kept: int, recorder: marks.Recorder | None) -> None:
+    def restart(self, kept: int, recorder: marks.StepRecorder | None) -> None:
         """Begin another ``fit``; keep only the last ``kept`` calls.
 
         The recorder knows how often the step was traced.
@@ -99,7 +99,7 @@ class RankRecording:
         cls,
         rank: int,
         devices: Sequence[str],
-        recorder: marks.Recorder,
+        recorder: marks.StepRecorder,
         clock: LoopClock,
     ) -> RankRecording:
         """Collect the records of this rank."""

@@ -7,7 +7,7 @@ import threading
 
 from keras_towers import settings
 from keras_towers.parameter_servers import server_process, server_store
-from keras_towers.parameter_servers.connection import Dropped
+from keras_towers.parameter_servers.connection import DroppedResources
 from keras_towers.parameter_servers.server_store import ServerStore
 from keras_towers.rendezvous.network import is_reachable
 from keras_towers.rendezvous.tf_config import Cluster
@@ -34,7 +34,7 @@ class Connected:
 
     def __post_init__(self):
         self.rank, self.size = self.cluster.rank, self.cluster.size
-        self.dropped = Dropped()
+        self.dropped = DroppedResources()
         self.store = ServerStore(DEVICE)
         self.naming_lost_servers = contextlib.nullcontext
 

@@ -13,7 +13,7 @@ from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import rank_checks
-from keras_towers.strategies import STRATEGIES, Registered
+from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
 
@@ -81,7 +81,7 @@ def under(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.setattr(kt, "loud", loud, raising=False)
     monkeypatch.setattr(devices, "_made", [])
-    entry = Registered("loud", one_process=False)
+    entry = RegisteredStrategy("loud", one_process=False)
     monkeypatch.setitem(STRATEGIES, "loud", entry)
     script = tmp_path / "script.py"
 

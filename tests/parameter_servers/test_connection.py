@@ -10,7 +10,7 @@ from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import (
     Connection,
-    Dropped,
+    DroppedResources,
     take_role,
 )
 from keras_towers.rendezvous.tf_config import Cluster
@@ -109,7 +109,7 @@ class Model:
 
 
 def test_names_are_dropped_with_their_owners():
-    dropped, kept = Dropped(), Model()
+    dropped, kept = DroppedResources(), Model()
     dropped.drop_with(Model(), "a")
     dropped.drop_with(kept, "b")
     assert dropped.take_names() == ["a"]

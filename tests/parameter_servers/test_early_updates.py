@@ -9,9 +9,9 @@ from keras_towers.parameter_servers.early_updates import (
     EarlyCoordinator,
     EarlyGroup,
 )
-from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.replicas.averages import arguments
-from keras_towers.replicas.replica_group import END, Event
+from keras_towers.replicas.replica_group import END, ReplicaEvent
 from tests.replicas.game import DEVICE, SECONDS, Game, played
 
 
@@ -40,7 +40,7 @@ class Early(Game):
 
         given = arguments(count, tokens)
         made = tf.function(update, autograph=False)
-        return Running(made.get_concrete_function(*given), given)
+        return RunningFunction(made.get_concrete_function(*given), given)
 
 
 def test_an_update_waits_for_all_replicas_that_have_not_left():
@@ -50,7 +50,7 @@ def test_an_update_waits_for_all_replicas_that_have_not_left():
         game.push(0, 1)
         game.settle()
         assert game.group.global_step() == game.first + 1
-        game.group.send(Event.LEFT, 2)
+        game.group.send(ReplicaEvent.LEFT, 2)
         assert game.wait(0, 1) == [2, 2]
         game.settle()
         assert game.coordinator.counts.used == (2, 2, 1)

@@ -145,6 +145,28 @@ def test_xla_compiles_the_step_of_a_worker(strategy, caplog):
     assert "jit_compile" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "refused"), [({"sync": True}, 2), ({"sync": False}, 0)]
+)
+def test_a_step_that_changes_within_a_fit(strategy, options, refused):
+    model, reference, errors = linear(), linear(), []
+
+    def change(epoch, logs):
+        try:
+            model.make_train_function(force=True)
+        except TowerError as error:
+            errors.append(error)
+
+    watch = keras.callbacks.LambdaCallback(on_epoch_begin=change)
+    with strategy("DistributedParameterServerStrategy", **options):
+        fit(model, epochs=2, callbacks=[watch])
+    assert len(errors) == refused
+    assert all("one step for a whole fit" in str(error) for error in errors)
+    reference.run_eagerly = True
+    fit(reference, epochs=2)
+    assert_same_model(model, reference, 1e-5)
+
+
 def test_a_loop_that_reads_weights_does_not_write_them(strategy):
     def build():
         keras.utils.set_random_seed(1)

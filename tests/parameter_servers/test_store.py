@@ -12,7 +12,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote_runtime, server_process
 from keras_towers.parameter_servers import server_store as lib
-from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.tf_config import Cluster
@@ -39,15 +39,15 @@ def test_ctrl_c_ends_only_the_wait_of_the_main_thread(name, ctrl_c):
         signal.pthread_kill(main, signal.SIGINT)
 
     with ThreadPoolExecutor(2) as pool:
-        theirs = pool.submit(Running(trace(others.get)).wait, 60)
+        theirs = pool.submit(RunningFunction(trace(others.get)).wait, 60)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(interrupt)
-            Running(take).wait(60)
+            RunningFunction(take).wait(60)
         # The canceled function takes no element.
         mine.put(3)
-        assert Running(take).wait(60) == [3]
+        assert RunningFunction(take).wait(60) == [3]
         with pytest.raises(TimeoutError):
-            Running(take).wait(0.1)
+            RunningFunction(take).wait(0.1)
         others.put(7)
         assert theirs.result(60) == [7]
 
@@ -85,7 +85,7 @@ def test_later_requests_trace_nothing(name, monkeypatch):
 def test_a_failed_call_raises_its_error():
     fails = trace(lambda: tf.debugging.check_numerics(NAN, ""))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        Running(fails).wait()
+        RunningFunction(fails).wait()
 
 
 @pytest.fixture

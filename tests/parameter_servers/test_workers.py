@@ -78,6 +78,8 @@ def test_the_chief_waits_only_for_workers_that_go_on(job, caplog):
     slow.publish(left=True)
     ends_with(ended)
     told = " ".join(caplog.messages)
+    # At once, and not only when nobody waits for it any more.
+    assert " has failed (Boom: full disk): if worker 0 needs it, it " in told
     assert "worker 2 has failed (Boom: full disk): fit ends without it" in told
     assert "worker 4 has given no sign of life for " in told
     assert "worker 5 can no longer be reached: fit ends" in told
@@ -183,3 +185,25 @@ def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     (goes_on,) = of(it, 0, fit=2, spare=1)
     with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
         goes_on.poller(needs_all=True)()
+
+
+def test_workers_that_share_batches_end_epochs_after_the_same_step(job):
+    chief, other = of(job(2), 0, 1)
+    look = chief.poller(in_step=True)
+    chief.steps_done = other.steps_done = 5
+    other.publish(epoch=0, epoch_steps=5)
+    # The chief waits for the last weights of the epoch, or of the next.
+    look()
+    chief.publish(epoch=0, epoch_steps=5)
+    chief.steps_done = 10
+    look()
+    other.publish(epoch=1, epoch_steps=9)
+    said = "worker 1 has ended epoch 2 after 9 steps .* worker 0 has made 10"
+    with pytest.raises(TowerError, match=said):
+        look()
+    chief.publish(epoch=1, epoch_steps=10)
+    with pytest.raises(TowerError, match="after 10 steps"):
+        other.check_same_data()
+    # One that stops in the middle of an epoch does so on purpose.
+    chief.publish(epoch=1, epoch_steps=None)
+    other.check_same_data()

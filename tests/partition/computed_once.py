@@ -24,6 +24,8 @@ ONCE = {
         "AddV2, MatMul, 2 Mul, ResourceGatherNd, ScatterNd, While"
     ),
     "counted_by_numpy": "PyFunc",
+    "distance_of_sorted_batches": "ScatterNd, 2 TopKV2",
+    "parts_of_a_tensorflow_variable": "StridedSlice",
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",
     "learned_by_an_inner_step": "6 StridedSlice",
     "mean_teacher_with_pseudo_labels": "2 StridedSlice",

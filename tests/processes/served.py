@@ -134,6 +134,20 @@ def unequal_lengths_end():
 
 
 @rare_check
+def a_generator_that_ends_early_is_named():
+    """Although every worker is to read the same data."""
+
+    def some():
+        for first in range(0, (40, 20)[s.RANK], 10):
+            yield s.X[first : first + 10], s.Y[first : first + 10]
+
+    mine = s.model()
+    with s.refused("different data: worker 1 has ended epoch 1"), s.Strategy():
+        mine.fit(some(), verbose=0)
+    assert_ordinary(mine)
+
+
+@rare_check
 def masks_are_of_the_own_part_and_warned_of():
     mine = CASES["mask"].build()
     with s.Messages() as messages, s.Strategy():

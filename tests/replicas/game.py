@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.named_resources import free, run_flat
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import END, Event, Group
+from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60
@@ -37,7 +37,7 @@ class Game:
         self.group.calls("begin", self.group.start_over)
         self.first = self.group.global_step()
         for replica, group in enumerate(self._groups):
-            group.send(Event.STARTED, replica)
+            group.send(ReplicaEvent.STARTED, replica)
             group.calls("first", lambda r=replica, g=group: g.start_gradient(r))
         # It waits in a separate thread.
         self.coordinator = self.coordinator_of(
@@ -50,7 +50,7 @@ class Game:
 
     def connect(self, replica):
         """Return the group of a replica."""
-        return Group(self.name, DEVICE, self.quorum)
+        return ReplicaGroup(self.name, DEVICE, self.quorum)
 
     def apply(self, count, tokens):
         @tf.function(autograph=False)
@@ -114,11 +114,11 @@ class Game:
 
     def settle(self):
         """Wait until all events so far are handled."""
-        self.coordinator.wait_until_handled(Event.SYNC)
+        self.coordinator.wait_until_handled(ReplicaEvent.SYNC)
 
     def counts(self):
         """Return the counts after all events so far, and the last update."""
-        self.coordinator.wait_until_handled(Event.FLUSH)
+        self.coordinator.wait_until_handled(ReplicaEvent.FLUSH)
         return self.coordinator.counts
 
     def has_token(self, replica):

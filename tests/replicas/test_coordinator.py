@@ -7,7 +7,7 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import END, Event
+from keras_towers.replicas.replica_group import END, ReplicaEvent
 from tests.kit.leaving import Boom
 from tests.replicas.game import SECONDS, Game, played
 
@@ -21,11 +21,11 @@ def test_quotas():
 def test_updates_do_not_wait_for_replicas_that_have_left():
     with played(3, 3) as game:
         game.push(0, 1)
-        game.group.send(Event.LEFT, 2)
+        game.group.send(ReplicaEvent.LEFT, 2)
         assert game.wait(0) == [1]
         assert game.updates == [2]
         assert game.wait(1) == [1]
-        game.group.send(Event.LEFT, 1)
+        game.group.send(ReplicaEvent.LEFT, 1)
         game.push(0)
         assert game.wait(0) == [2]
         # The end releases replicas.
@@ -69,13 +69,13 @@ def test_a_gradient_of_a_replica_that_died_before_its_arrival():
 def test_updates_wait_for_a_lost_replica_unless_it_can_be_spared():
     for replicas in (2, 3):
         with played(replicas, 2) as game:
-            game.group.send(Event.LOST, replicas - 1)
+            game.group.send(ReplicaEvent.LOST, replicas - 1)
             game.push(0)
             game.settle()
             assert game.updates == []
             if replicas == 2:
                 continue
-            game.group.send(Event.LEFT, 1)
+            game.group.send(ReplicaEvent.LEFT, 1)
             assert game.wait(0) == [1]
             game.push(0)
             assert game.wait(0) == [2]
@@ -93,7 +93,9 @@ def test_the_wait_for_a_hanging_update_is_limited():
     free = threading.Event()
     game.coordinator._apply = lambda count, tokens: free.wait(60) and []
     game.push(0)
-    wait = functools.partial(game.coordinator.wait_until_handled, Event.FLUSH)
+    wait = functools.partial(
+        game.coordinator.wait_until_handled, ReplicaEvent.FLUSH
+    )
     for waits in (wait, game.coordinator.stop):
         with pytest.raises(TowerError, match="not applied within 0.5 s"):
             waits()
@@ -114,5 +116,5 @@ def test_an_error_ends_the_coordinator():
     (error,) = game.errors
     assert isinstance(error, Boom)
     # Later waits return at once.
-    game.coordinator.wait_until_handled(Event.FLUSH)
+    game.coordinator.wait_until_handled(ReplicaEvent.FLUSH)
     game.coordinator.stop()

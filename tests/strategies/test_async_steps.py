@@ -1,5 +1,7 @@
 """Asynchronous towers: every batch is one step, and no step is lost."""
 
+import os
+import signal
 import time
 
 import keras
@@ -51,6 +53,23 @@ def test_every_batch_is_one_step():
         model.compile("sgd", model.loss)
         fit(model)
         assert traced == 2 * [0, 1]
+
+
+def test_a_step_that_changes_within_a_fit():
+    layer = keras.layers.Dense(6)
+    model, before = small(layer), []
+
+    def freeze(epoch, logs):
+        before.append(layer.get_weights())
+        if epoch == 1:
+            layer.trainable = False
+            model.make_train_function(force=True)
+
+    with kt.AsyncTowerStrategy(2):
+        fit(model, 3, callbacks=[cases.callback(on_epoch_begin=freeze)])
+    assert int(model.optimizer.iterations) == 3 * STEPS
+    assert not np.array_equal(before[0][0], before[1][0])
+    assert_all_close(before[1], layer.get_weights(), 0)
 
 
 class Draws(cases.Traced):
@@ -175,6 +194,25 @@ def test_gradients_are_unscaled_as_their_own_loss_was_scaled():
         fit(model, y=cases.TARGETS, epochs=2)
     assert int(optimizer.dynamic_scale) == 8 << 2 * STEPS
     assert_close(kernel, wanted, 1e-5)
+
+
+def test_a_backup_within_an_epoch_has_every_batch_that_was_handed_out(tmp_path):
+    def train(*callbacks):
+        model = linear(keras.optimizers.SGD(0.5))
+        model.compile(model.optimizer, lambda y, out: slow_backwards(out) * y)
+        before = model.layers[0].kernel.numpy()
+        callbacks = [*callbacks, kt.Backup(tmp_path)]
+        with kt.AsyncTowerStrategy(2, scale_gradient=False):
+            fit(model, y=cases.TARGETS, epochs=2, callbacks=callbacks)
+        return model.layers[0].kernel - before
+
+    def end(batch, logs):
+        if batch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        train(cases.callback(on_train_batch_end=end))
+    assert_close(train(), -0.5 * 2 * EPOCH, 1e-5)
 
 
 def test_training_in_a_callback():

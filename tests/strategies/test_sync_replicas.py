@@ -75,6 +75,24 @@ def test_a_late_gradient_is_dropped_and_told_of(tmp_path, caplog):
         assert sum(of_each) == told[epoch]
 
 
+def test_a_step_does_not_change_within_a_fit():
+    model, reference = linear(), linear()
+
+    def change(epoch, logs):
+        # Another model that contains it does not change it.
+        keras.Sequential([model, keras.layers.Dense(2)]).predict(X, verbose=0)
+        with pytest.raises(TowerError, match="one step for a whole fit"):
+            model.make_train_function(force=True)
+
+    watch = cases.callback(on_epoch_end=change)
+    with kt.SyncReplicasStrategy(towers=2):
+        fit(reference, epochs=3)
+        fit(model, epochs=2, callbacks=[watch])
+        model.make_train_function(force=True)
+        fit(model)
+    assert_same_model(model, reference)
+
+
 def test_shared_tokens():
     """Any replica may compute any gradient: a slow one computes less."""
     # More than half of an update's gradients are those of the other one.

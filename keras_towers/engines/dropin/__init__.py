@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import keras
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.transport import Transport
 
 _connect: Callable[[], Transport] | None = None
@@ -42,9 +43,9 @@ def tf_variable(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def variable_key(variable: Any) -> int:
+def variable_key(variable: Any) -> IdentityKey[Any]:
     """Return a key that identifies a Keras or TensorFlow variable."""
-    return id(tf_variable(variable))
+    return IdentityKey(tf_variable(variable))
 
 
 def check_compression(compression: Any, module: str) -> None:

@@ -1,7 +1,8 @@
-"""The callbacks of Horovod and BytePS for Keras, under the same names.
+"""The callbacks of Horovod for Keras, under the same names.
 
 They give ranks the same initial state and the same logs, schedule the learning
-rate, and keep the best model.
+rate, and keep the best model. ``byteps.bps.callbacks`` has those of BytePS that
+differ.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls.callback_effects import SyncedCallbacks
 from keras_towers.fit.calls.callback_roles import listed, with_added
+from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
@@ -48,7 +50,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         self.device = device
-        self._local: set[Any] = set()
+        self._local: set[IdentityKey[Any]] = set()
         self._done = False
         excluded = [] if local_variables is None else local_variables
         for variable in keras.tree.flatten(excluded):
@@ -143,8 +145,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average the logs in place; ``TowerError`` if names differ."""
         transport = connection()
-        if not logs or transport.size == 1:
+        if transport.size == 1:
             return
+        logs = {} if logs is None else logs
         values = {name: np.asarray(logs[name], "float64") for name in logs}
         transport.note_wait("the mean of an epoch's logs")
         ranks = rank_checks.gather(transport, values, "averages its logs")
@@ -196,43 +199,40 @@ def _trained_state(model: keras.Model) -> list[keras.Variable]:
     return [*state.weights, *state.optimizer_variables]
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
+class RateSchedule(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
+
+    Horovod's and BytePS's callbacks differ in the order of their arguments, and
+    in what a multiplier means that is a number.
 
     Momentum is corrected as described by Goyal et al. ("Accurate, Large
     Minibatch SGD", 2017): the momentum slots hold earlier gradients times the
     learning rate, and are scaled with it when it changes.
 
     Args:
-        initial_lr: the learning rate to multiply.
-        multiplier: a function of the epoch, or a number by which the learning
-            rate is multiplied every epoch.
+        multiplier: a function of the epoch.
+        initial_lr: the learning rate to multiply; None: the optimizer's when
+            training begins.
         start_epoch: the first epoch whose rate is set.
         end_epoch: the first later epoch whose rate is not set; None: never.
         staircase: set the rate only at the beginning of an epoch. Otherwise
             set it at every batch, and pass fractional epochs to the multiplier.
         momentum_correction: correct the optimizer's momentum, if it has any.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
-
-    Raises:
-        TowerError: ``initial_lr`` is missing.
     """
 
     def __init__(
         self,
-        initial_lr: float,
-        multiplier: float | Callable[[float], float],
-        start_epoch: int = 0,
-        end_epoch: int | None = None,
-        staircase: bool = True,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
+        multiplier: Callable[[float], float],
+        initial_lr: float | None,
+        start_epoch: int,
+        end_epoch: int | None,
+        staircase: bool,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
     ):
         super().__init__()
-        if initial_lr is None:
-            raise TowerError(
-                "initial_lr is None: give the learning rate to be multiplied."
-            )
+        self.multiplier = multiplier
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -242,11 +242,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch: int = start_epoch
         # One call per batch instead of two per variable.
         self._scale = tf.function(_scale, autograph=False)
-        self.multiplier: Callable[[float], float] = (
-            multiplier
-            if callable(multiplier)
-            else lambda epoch: multiplier ** (epoch - start_epoch)
-        )
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = _inner(self.model.optimizer)
@@ -256,6 +251,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 f"{optimizer.name!r}, which is a schedule or a function: "
                 "create the optimizer with a number."
             )
+        if self.initial_lr is None:
+            self.initial_lr = self._rate()
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
@@ -285,6 +282,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return float(_inner(self.model.optimizer).learning_rate.numpy())
 
     def _set(self, epoch: float) -> None:
+        assert self.initial_lr is not None
         old = self._rate()
         _inner(self.model.optimizer).learning_rate = (
             self.initial_lr * self.multiplier(epoch)
@@ -296,27 +294,28 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 self._scale(momenta, tf.constant(new / old))
 
 
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
+class WarmUp(RateSchedule):
     """Warms the learning rate up to ``initial_lr``.
 
     It grows linearly with every batch, from ``initial_lr / size()`` to
     ``initial_lr`` at the end of the last warm-up epoch.
 
     Args:
-        initial_lr: the learning rate after the warm-up.
+        initial_lr: as for ``RateSchedule``: the learning rate after the
+            warm-up.
         warmup_epochs: the number of warm-up epochs.
-        momentum_correction: as for ``LearningRateScheduleCallback``.
+        momentum_correction: as for ``RateSchedule``.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         verbose: 1: print a message on rank 0 when the warm-up is over.
     """
 
     def __init__(
         self,
-        initial_lr: float,
-        warmup_epochs: int = 5,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-        verbose: int = 0,
+        initial_lr: float | None,
+        warmup_epochs: int,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
+        verbose: int,
     ):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
@@ -324,8 +323,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             return (1 - done) / connection().size + done
 
         super().__init__(
-            initial_lr,
             multiplier,
+            initial_lr,
+            start_epoch=0,
             end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
@@ -362,6 +362,90 @@ def _momenta(optimizer: Any) -> list[tf.Variable]:
 def _scale(variables: list[tf.Variable], factor: tf.Tensor) -> None:
     for variable in variables:
         variable.assign(variable * tf.cast(factor, variable.dtype))
+
+
+class LearningRateScheduleCallback(RateSchedule):
+    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
+
+    Args:
+        initial_lr: the learning rate to multiply.
+        multiplier: a function of the epoch, or a number by which the learning
+            rate is multiplied every epoch.
+        start_epoch: the first epoch whose rate is set.
+        end_epoch: the first later epoch whose rate is not set; None: never.
+        staircase: set the rate only at the beginning of an epoch. Otherwise
+            set it at every batch, and pass fractional epochs to the multiplier.
+        momentum_correction: correct the optimizer's momentum, if it has any.
+        steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
+
+    Raises:
+        TowerError: ``initial_lr`` is missing.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ):
+        _check_rate(initial_lr)
+        super().__init__(
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch),
+            initial_lr,
+            start_epoch,
+            end_epoch,
+            staircase,
+            momentum_correction,
+            steps_per_epoch,
+        )
+
+
+class LearningRateWarmupCallback(WarmUp):
+    """Warms the learning rate up to ``initial_lr``.
+
+    It grows linearly with every batch, from ``initial_lr / size()`` to
+    ``initial_lr`` at the end of the last warm-up epoch.
+
+    Args:
+        initial_lr: the learning rate after the warm-up.
+        warmup_epochs: the number of warm-up epochs.
+        momentum_correction: as for ``LearningRateScheduleCallback``.
+        steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
+        verbose: 1: print a message on rank 0 when the warm-up is over.
+
+    Raises:
+        TowerError: ``initial_lr`` is missing.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ):
+        _check_rate(initial_lr)
+        super().__init__(
+            initial_lr,
+            warmup_epochs,
+            momentum_correction,
+            steps_per_epoch,
+            verbose,
+        )
+
+
+def _check_rate(initial_lr: float | None) -> None:
+    if initial_lr is None:
+        raise TowerError(
+            "initial_lr is None: give the learning rate to be multiplied."
+        )
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

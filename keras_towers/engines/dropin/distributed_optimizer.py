@@ -15,10 +15,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.engines.dropin import variable_key
+from keras_towers.engines.dropin import tf_variable, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
+from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.weights.model_state import optimizers_in
 
@@ -46,7 +47,7 @@ class Reducer(ABC):
     all_ranks: bool = True
 
     def __init__(self, sparse_as_dense: bool):
-        self.local_keys: set[int] = set()
+        self.local_keys: set[IdentityKey[Any]] = set()
         self.local_layers: list[keras.Layer] = []
         self.accumulator: GradientAccumulator | None = None
         self._sparse_as_dense = sparse_as_dense
@@ -247,7 +248,7 @@ class GradientAccumulator:
         self._number = number
         self._divisor = number if average else 1
         self._count = compat.hidden_variable("CPU:0", 0)
-        self._sums: dict[int, tf.Variable] = {}
+        self._sums: IdentityDict[Any, tf.Variable] = IdentityDict()
 
     def apply(
         self,
@@ -275,7 +276,7 @@ class GradientAccumulator:
 
     def _add(self, grad: Any, variable: Any) -> tf.Variable:
         """Add a gradient to the sum for its variable, and return the sum."""
-        key = variable_key(variable)
+        key = tf_variable(variable)
         if key not in self._sums:
             # Outside of the function being traced, which it outlives.
             with tf.init_scope():

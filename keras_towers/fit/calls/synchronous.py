@@ -14,7 +14,7 @@ from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig
+from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
@@ -53,13 +53,14 @@ class TowerCalls:
         """Whether all calls run as plain Keras does, without towers."""
         return not self._config.divides
 
-    def _start(self, keras_call: KerasCall, start: Start | None) -> Any:
+    def _start(self, keras_call: KerasCall, start: FitStart | None) -> Any:
         kind, model = keras_call.kind, keras_call.model
-        if self.runs_plain_keras and start is None:
+        outer = tower_call.current()
+        # A fit that goes on from a backup has its evaluation on its tower.
+        if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_on_one_device(keras_call)
-        outer = tower_call.current()
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
             outer.agree()
@@ -96,7 +97,7 @@ class TowerCalls:
                 self._config.transport.note_wait("")
 
     def make_call(
-        self, keras_call: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
         return TowerCall(self._step, self.adoption, keras_call, prepared, start)

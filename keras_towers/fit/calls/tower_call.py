@@ -17,7 +17,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
+from keras_towers.fit.contract import TRAINING, FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.keras_function import (
@@ -113,7 +113,7 @@ class TowerCall:
         adoption: Adoption,
         keras_call: KerasCall,
         prepared: bool = False,
-        start: Start | None = None,
+        start: FitStart | None = None,
     ):
         self.config: TowerConfig = step.config
         self.adoption = adoption

@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, MutableMapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, Self, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class IdentityKey(weakref.ref[K]):
+    """A weak reference that equals another one of the same living object.
+
+    The ``id`` alone would also equal that of a later object, which may get the
+    address of one that is no longer used.
+    """
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __new__(
+        cls, target: K, callback: Callable[[Any], Any] | None = None
+    ) -> Self:
+        self = super().__new__(cls, target, callback)
+        self._hash = id(target)
+        return self
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        target = self()
+        return (
+            target is not None
+            and isinstance(other, IdentityKey)
+            and target is other()
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 class IdentityDict(MutableMapping[K, V]):
     """A mapping that compares keys by identity, and holds them weakly."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[K], V]] = {}
+        self._entries: dict[IdentityKey[K], V] = {}
 
     def __setitem__(self, key: K, value: V) -> None:
-        name, entries = id(key), self._entries
-
-        def forget(dead: weakref.ref) -> None:
-            # Another object may have got the id since.
-            if name in entries and entries[name][0] is dead:
-                del entries[name]
-
-        self._entries[name] = weakref.ref(key, forget), value
+        entries = self._entries
+        entries[IdentityKey(key, lambda dead: entries.pop(dead, None))] = value
 
     def __getitem__(self, key: K) -> V:
-        find, value = self._entries[id(key)]
-        if find() is not key:
-            raise KeyError(key)
-        return value
+        return self._entries[IdentityKey(key)]
 
     def __delitem__(self, key: K) -> None:
-        del self._entries[id(key)]
+        del self._entries[IdentityKey(key)]
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[K]:
-        for find, _ in list(self._entries.values()):
-            key = find()
+        for name in list(self._entries):
+            key = name()
             if key is not None:
                 yield key

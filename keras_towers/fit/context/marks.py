@@ -4,7 +4,7 @@ A mark is an operation that reads the clock once other operations have ended.
 The times go into a queue, which is read between steps. A tower starts to
 compute after its first mark, so the time it waits for a core does not count.
 Nothing waits for the other marks. Only steps that are traced while a
-``Recorder`` records have marks.
+``StepRecorder`` records have marks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POINTS: tuple[Point, ...] = ("begun", "computed", "reduced", "updated")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-class Recorder:
+class StepRecorder:
     """Records the steps of one model.
 
     The ``spans`` are the recorded steps of towers that run independently:
@@ -151,7 +151,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
     return now
 
 
-_recorder: ThreadLocal[Recorder] = ThreadLocal()
+_recorder: ThreadLocal[StepRecorder] = ThreadLocal()
 _marks: ThreadLocal[StepMarks] = ThreadLocal()
 
 
@@ -159,7 +159,7 @@ _marks: ThreadLocal[StepMarks] = ThreadLocal()
 recording = _recorder.holding
 
 
-def recorder_of(model: Any) -> Recorder | None:
+def recorder_of(model: Any) -> StepRecorder | None:
     """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
     return recorder if recorder and recorder.model is model else None

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.contract import FitStart, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import rank_data as ranks_lib
 
@@ -175,7 +175,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 f"towers ({need}): give more, or use fewer towers."
             )
 
-    def skip_to(self, start: Start) -> None:
+    def skip_to(self, start: FitStart) -> None:
         """Skip the batches before ``start`` in the first epoch."""
         self._skip = self._done = start.batch
         if self.steps_per_epoch:

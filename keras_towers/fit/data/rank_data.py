@@ -16,7 +16,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.contract import FitStart, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -46,7 +46,7 @@ class ShuffleOrder:
     at a position ``start``, orders depend only on its seed and on the epoch.
     """
 
-    def __init__(self, peers: Peers, start: Start | None = None):
+    def __init__(self, peers: Peers, start: FitStart | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
         local = compat.global_seed(), state, drawn
@@ -104,15 +104,17 @@ def agree(
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise _different(
+        raise different_data(
             f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
         )
     for reason in filter(None, reasons):
-        raise _different(reason)
+        raise different_data(reason)
     if all(fingerprints):
         odd = int(_first_different(tf.constant(fingerprints)))
         if odd:
-            raise _different(f"rank {odd} has different examples than rank 0")
+            raise different_data(
+                f"rank {odd} has different examples than rank 0"
+            )
     return numbers
 
 
@@ -131,7 +133,8 @@ def fingerprint_rows(adapter: Any) -> list[float]:
         return []
 
 
-def _different(why: str) -> TowerError:
+def different_data(why: str) -> TowerError:
+    """Return the error for ranks that were given different data."""
     return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
 
 
@@ -197,7 +200,7 @@ class SameBatches:
             why = "rank {} has different examples in a batch than rank 0"
             with tf.control_dependencies([self._due.assign(False)]):
                 same = error_notes.assert_for_user(
-                    odd == 0, str(_different(why)), [odd]
+                    odd == 0, str(different_data(why)), [odd]
                 )
             with tf.control_dependencies(same):
                 return tf.identity(odd)

@@ -69,8 +69,9 @@ class GraphFunction:
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
         for output, shape in zip(outputs, self._shapes, strict=True):
-            # TensorFlow infers some shapes wrongly, for example the shape of a
-            # loss whose labels are broadcast.
+            # Both shapes are inferred by TensorFlow. The one here follows from
+            # shapes of inputs that may be known better, and is kept if the
+            # other one is wrong, as that of a loss whose labels are broadcast.
             if output.shape.is_compatible_with(shape):
                 output.set_shape(shape)
         return list(outputs)

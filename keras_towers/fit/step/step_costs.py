@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import linecache
 import math
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,8 +20,15 @@ from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.step import trace
+from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.program import Program, Tensor
-from keras_towers.partition.sizes import EXAMPLES, Size
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+    UNKNOWN,
+    Size,
+    is_data_dependent,
+    symbol_name,
+)
 
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")
@@ -37,7 +46,8 @@ class StepCosts:
         exchanges: the number of exchanges.
         rounds: the number of rounds in which they take place.
         fixed: bytes exchanged per step, whatever the batch; None if unknown.
-        per_example: bytes exchanged per example.
+        per_unit: bytes exchanged for each N, the number of examples, or other
+            product of sizes that are not fixed.
         held: the bytes per example that a tower with several micro-batches
             holds for all of them until an exchange is over; None: unknown.
         once: by line of code: the fraction of the step's operations that are
@@ -47,7 +57,7 @@ class StepCosts:
     exchanges: int
     rounds: int
     fixed: int | None
-    per_example: int
+    per_unit: dict[str, int]
     held: int | None
     once: dict[str, float]
 
@@ -55,10 +65,11 @@ class StepCosts:
     def exchange_summary(self) -> str:
         """Describe the exchanges; N is the number of examples."""
         exchanges = _count(self.exchanges, "exchange")
-        size = f"{_bytes(self.per_example)} x N" if self.per_example else ""
-        if self.fixed != 0 or not size:
-            size = f"{_bytes(self.fixed)}{' + ' if size else ''}{size}"
-        return f"{exchanges} in {_count(self.rounds, 'round')}, {size}"
+        sizes = [f"{_bytes(n)} x {unit}" for unit, n in self.per_unit.items()]
+        if self.fixed != 0 or not sizes:
+            sizes.insert(0, _bytes(self.fixed))
+        rounds = _count(self.rounds, "round")
+        return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
 
     @property
     def once_summary(self) -> list[str]:
@@ -105,44 +116,64 @@ def describe_steps(config: TowerConfig) -> list[str]:
 
 def costs_of(program: Program, towers: int) -> StepCosts:
     """Return the costs of a program on a number of towers."""
-    # Level, local tensor, axis, and size along the axis or number of copies.
-    exchanged: list[tuple[int, Tensor, int | None, Any]] = []
+    # Level, tensor, and shape of what all towers contribute.
+    exchanged: list[tuple[int, Tensor, Sequence[Any]]] = []
     for exchange in program.exchanges:
-        tensor, size = exchange.given, exchange.size
-        if size is not None:
-            exchanged.append((tensor.level, tensor, exchange.axis, size))
-        elif exchange.kind != "first":
+        tensor, sizes = exchange.given, exchange.sizes
+        if sizes is None:
             times = 1 if exchange.kind == "sum" else towers
-            exchanged.append((tensor.level, tensor, None, times))
+            sizes = [times, *_sizes(tensor)]
+        if exchange.kind != "first":
+            exchanged.append((tensor.level, tensor, sizes))
     for update in program.updates:
-        parts = [part for part in update.given if part.on_towers]
-        exchanged += [(update.level, part, None, 1) for part in parts]
+        for part in update.given:
+            if part in update.rows:
+                sizes = [update.rows[part], *_sizes(part)[1:]]
+                exchanged.append((update.level, part, sizes))
+            elif part.on_towers:
+                exchanged.append((update.level, part, _sizes(part)))
     fixed: int | None = 0
-    per_example = 0
-    for _, tensor, axis, size in exchanged:
-        if tensor.shape.rank is None:
+    per_unit: collections.Counter[str] = collections.Counter()
+    for _, tensor, sizes in exchanged:
+        size = math.prod(sizes, start=tensor.dtype.size)
+        unit = _unit(size)
+        if isinstance(size, int):
+            fixed = None if fixed is None else fixed + size
+        elif isinstance(size, Size) and unit is not None:
+            per_unit[unit] += size.number
+        else:
             fixed = None
-            continue
-        sizes = [s for a, s in enumerate(tensor.shape) if a != axis]
-        known = [s for s in sizes if s is not None]
-        entry = math.prod(known) * tensor.dtype.size
-        if len(known) < len(sizes):
-            fixed = None
-        elif isinstance(size, Size) and size.powers == EXAMPLES.powers:
-            per_example += entry * size.number
-        elif not isinstance(size, int):
-            fixed = None
-        elif fixed is not None:
-            fixed += entry * size
-    rounds = len({level for level, _, _, _ in exchanged})
+    rounds = len({level for level, _, _ in exchanged})
     return StepCosts(
         exchanges=len(exchanged),
         rounds=rounds,
         fixed=fixed,
-        per_example=per_example,
+        per_unit=dict(sorted(per_unit.items())),
         held=_held_bytes(program),
         once=_once(program),
     )
+
+
+def _sizes(tensor: Tensor) -> list[Any]:
+    """Return the shape of a tensor, with ``UNKNOWN`` sizes."""
+    if tensor.shape.rank is None:
+        return [UNKNOWN]
+    return list(sizes_of(tensor.shape))
+
+
+def _unit(size: Any) -> str | None:
+    """Name what a size is a multiple of; None if only the data say."""
+    if not isinstance(size, Size) or is_data_dependent(size):
+        return None
+    if any(power < 0 for _, power in size.powers):
+        return None
+    example = symbol_name(EXAMPLES)
+    names = [
+        "N" if name == example else "length"
+        for name, power in size.powers
+        for _ in range(power)
+    ]
+    return " x ".join(sorted(names))
 
 
 def _held_bytes(program: Program) -> int | None:
@@ -188,13 +219,22 @@ def _once(program: Program) -> dict[str, float]:
 def line_of(operation: Any) -> str:
     """Return the innermost line of the user's code, or the operation's name."""
     for frame in reversed(list(operation.traceback)):
-        path = os.path.abspath(frame.filename)
+        path = _absolute(frame.filename)
         if path == trace.__file__:
             break
-        if not path.startswith(_LIBRARIES) and os.path.exists(path):
+        if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
     return operation.name.rpartition("/")[0] or operation.type
+
+
+# Operations have the same files in their tracebacks.
+_absolute = functools.cache(os.path.abspath)
+
+
+@functools.cache
+def _is_users(path: str) -> bool:
+    return not path.startswith(_LIBRARIES) and os.path.exists(path)
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
@@ -181,7 +182,7 @@ class TowerProgram:
                 if made:
                     inputs = [_after_dependencies(tensor) for tensor in inputs]
                 outputs = level.function(inputs)
-                part.update(zip(level.outputs, outputs, strict=True))
+                part.update(_with_shapes(level.outputs, outputs))
                 made = [
                     tower.add(t, part[t]) if t in self._summed else part[t]
                     for t in level.outputs
@@ -257,12 +258,7 @@ def _exchange(
             return []
         if exchange.kind == "sum":
             return [tower.sum(tensor) for tower in towers]
-        values = [_value(tensor, part) for part in parts]
-        for value in values:
-            # TensorFlow does not infer all shapes that are known.
-            if value.shape.is_compatible_with(tensor.shape):
-                value.set_shape(tensor.shape)
-        return values
+        return [_value(tensor, part) for part in parts]
 
     with tf.device(towers[0].device):
         results = order.exchange(
@@ -272,9 +268,33 @@ def _exchange(
     for exchange, result in zip(exchanges, results, strict=True):
         if exchange.result.on_towers:
             for part, value in zip(parts, result, strict=True):
-                part[exchange.result] = value
+                part.update(_with_shapes([exchange.result], [value]))
         else:
-            known[exchange.result] = result
+            known.update(_with_shapes([exchange.result], [result]))
+
+
+def _with_shapes(
+    tensors: Sequence[Tensor], values: Sequence[Any]
+) -> dict[Tensor, Any]:
+    """Return values by their tensors, with the shapes of these.
+
+    TensorFlow does not infer all shapes that the layout knows.
+
+    Raises:
+        TowerError: TensorFlow infers another shape.
+    """
+    for tensor, value in zip(tensors, values, strict=True):
+        if not value.shape.is_compatible_with(tensor.shape):
+            source = tensor.operation
+            name = value.op.name if source is None else source.name
+            raise TowerError(
+                f"the step cannot be divided: {name!r} has the shape "
+                f"{value.shape} where the layout has {tensor.shape}. This is a "
+                "defect of keras_towers: please report it, with the model. "
+                "NoOpStrategy trains the model on one device."
+            )
+        value.set_shape(tensor.shape)
+    return dict(zip(tensors, values, strict=True))
 
 
 def _after_dependencies(tensor: Any) -> Any:
@@ -427,19 +447,22 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     """Give all ranks the first rank's tensor."""
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
-    # TensorFlow's constant folding would run an exchange of constants.
-    one = _variable_one().read_value()
+
+    def one() -> tf.Tensor:
+        # TensorFlow's constant folding would run an exchange of constants, and
+        # it merges exchanges of the same tensor, which other ranks do not have.
+        return _variable_one().read_value()
+
     if shape.is_fully_defined() and dtype != tf.string:
-        count = tf.reshape(one * shape.num_elements(), [1])
+        count = tf.reshape(one() * shape.num_elements(), [1])
         sent = value if is_here else tf.zeros(count, dtype)
         sent = tf.reshape(sent, shape)
         (result,) = transport.broadcast([sent], next_key("root"))
         return result
     # Other ranks may not know the shape, and contribute no rows.
-    nothing = tf.reshape(one - 1, [1])
-    flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
+    flat = tf.reshape(value, [-1]) if is_here else tf.zeros([one() - 1], dtype)
     rows = transport.all_gather(flat, next_key("root"))
-    sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)
+    sizes = tf.shape(value) if is_here else tf.zeros([one() - 1], tf.int32)
     sizes = transport.all_gather(sizes, next_key("root"))
     return tf.ensure_shape(tf.reshape(rows, sizes), shape)
 

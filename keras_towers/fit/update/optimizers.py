@@ -27,7 +27,7 @@ from keras_towers.fit.weights.model_state import optimizers_in, trained_by
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.sharded import Shares
+    from keras_towers.fit.update.sharded import UpdateShares
 
 _updating: ThreadLocal[bool] = ThreadLocal()
 
@@ -121,7 +121,7 @@ class _InPlaceStrategy:
     the update runs on the device of the variable.
     """
 
-    def __init__(self, default: Strategy, only: Shares | None):
+    def __init__(self, default: Strategy, only: UpdateShares | None):
         self._default = default
         self._only = only
         self.extended = self
@@ -148,7 +148,7 @@ def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
     tower: int | None = None,
-    only: Shares | None = None,
+    only: UpdateShares | None = None,
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
@@ -180,13 +180,13 @@ def as_one_device(
         stack.enter_context(_updating.holding(True))
         default = _InPlaceStrategy(tf.distribute.get_strategy(), only)
         for part in optimizers_in(optimizer):
-            methods = {
-                **update_rules.shadows(part),
-                **(only.shadows() if only is not None else {}),
-            }
-            replaced = patches.bind_to(part, methods)
+            replaced = patches.bind_to(part, update_rules.shadows(part))
             replaced["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, replaced))
+            if only is not None:
+                # They call those above.
+                replaced = patches.bind_to(part, only.shadows())
+                stack.enter_context(patches.shadowed(part, replaced))
         values = ((v, copy_on_tower(v._value, tower)) for v in variables)
         stack.enter_context(variables_lib.with_values(values))
         stack.enter_context(tf.device(device))

@@ -69,7 +69,7 @@ class UpdateSharded(WeightUpdate):
     ):
         super().__init__(config, reduction)
         self._over_ranks = over_ranks
-        self._shares = Shares(config)
+        self._shares = UpdateShares(config)
         self._slots = RemoteSlots(config.transport, self.variables)
         if config.transport.size > 1:
             self._shares_here = self._shares
@@ -165,7 +165,7 @@ class UpdateSharded(WeightUpdate):
         return [self._over_ranks(here) if self.sums_at_weights else here]
 
 
-class Shares:
+class UpdateShares:
     """Divides weights between all towers of all ranks, large ones first.
 
     The sizes of two shares differ by at most the size of the largest weight.

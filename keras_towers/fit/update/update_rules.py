@@ -7,13 +7,14 @@ precision, so weights would differ from the weights on one device.
 When a step with many weights is traced, most of the time is spent in the Python
 code of ``update_step``. For optimizers whose operations are the same for all
 shapes, this code runs for one weight, and its operations are then repeated for
-the other weights. Operations that depend on no weight, such as the corrected
-learning rate of Adam, are shared.
+the other weights, as are those of weight decay. Operations that depend on no
+weight, such as the corrected learning rate of Adam, are shared.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,16 +39,21 @@ _REPEATED = frozenset(
     }
 )
 
+_apply_weight_decay = keras.optimizers.Optimizer._apply_weight_decay
+
 
 def shadows(optimizer: Any) -> patches.Shadows:
     """Return replacements for methods of an optimizer, for one ``apply``."""
     methods: dict[str, Callable[..., Any]] = {
         "_all_reduce_sum_gradients": _skip_all_reduce
     }
+    repeated = _Repeated()
     if type(optimizer).update_step is keras.optimizers.SGD.update_step:
         methods["update_step"] = _fused_step
     elif repeats(optimizer):
-        methods["update_step"] = _Repeated().update_step
+        methods["update_step"] = repeated.update_step
+    if type(optimizer)._apply_weight_decay is _apply_weight_decay:
+        methods["_apply_weight_decay"] = repeated.apply_weight_decay
     return methods
 
 
@@ -111,10 +117,10 @@ def _fused_step(
 
 
 class _Repeated:
-    """``update_step`` of an optimizer, traced once for similar weights."""
+    """Methods of an optimizer, traced once for similar weights."""
 
     def __init__(self) -> None:
-        self._recordings: dict[Any, Recording] = {}
+        self._recordings: dict[Any, RecordedOperations] = {}
 
     def update_step(
         self,
@@ -125,33 +131,71 @@ class _Repeated:
         learning_rate: Any,
     ) -> None:
         """Update a weight, with the operations of an earlier one if it can."""
+        update = functools.partial(original, gradient, variable, learning_rate)
         is_dense = isinstance(gradient, tf.Tensor) and (
             gradient.shape == variable.shape
         )
-        if tf.executing_eagerly() or not _is_plain(variable) or not is_dense:
-            original(gradient, variable, learning_rate)
+        if not is_dense:
+            update()
             return
         index = optimizer._get_variable_index(variable)
         slots = [slots[index] for slots in lists_by_weight(optimizer)]
         values = [None if slot is None else slot._value for slot in slots]
-        # The tensors and variables that differ between weights.
-        changing = [gradient, variable, *values]
+        self._run(update, id(learning_rate), variable, [gradient, *values])
+
+    def apply_weight_decay(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[..., None],
+        variables: Sequence[Any],
+    ) -> None:
+        """Decay weights, with the operations of an earlier one if it can."""
+        if optimizer.weight_decay is None:
+            return
+        for weight in variables:
+            is_keras = isinstance(weight, keras.Variable)
+            variable = weight.value if is_keras else weight
+            if optimizer._use_weight_decay(variable):
+                decay = functools.partial(original, [weight])
+                self._run(decay, None, variable, [])
+
+    def _run(
+        self,
+        function: Callable[[], None],
+        kind: int | None,
+        variable: Any,
+        others: Sequence[Any],
+    ) -> None:
+        """Run a function of a weight, or repeat its operations.
+
+        Args:
+            function: changes the weight.
+            kind: differs for functions with different operations.
+            variable: the weight.
+            others: further tensors and variables that differ between weights.
+        """
+        if tf.executing_eagerly() or not _is_plain(variable):
+            function()
+            return
+        changing = [variable, *others]
         inputs = [getattr(g, "handle", g) for g in changing if g is not None]
         graph = compat.get_default_graph()
         like = [g if g is None else (g.dtype, g.device) for g in changing]
-        key = id(graph), id(learning_rate), *like
+        key = id(graph), kind, *like
         recording = self._recordings.get(key)
         if recording is not None and recording.repeats:
             recording.repeat(inputs)
             return
         begin = len(graph.get_operations())
-        original(gradient, variable, learning_rate)
+        function()
         if recording is None:
-            recording = Recording(graph, begin, inputs, variable.device)
+            recording = RecordedOperations(
+                graph, begin, inputs, variable.device
+            )
             self._recordings[key] = recording
 
 
-class Recording:
+class RecordedOperations:
     """The newest operations of a graph that depend on given inputs.
 
     The ``inputs`` and the ``device`` differ in every repetition. Operations can

@@ -46,7 +46,7 @@ from keras_towers.reduction import (
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
-    from keras_towers.fit.update.sharded import Shares
+    from keras_towers.fit.update.sharded import UpdateShares
 
 
 class WeightUpdate:
@@ -73,7 +73,7 @@ class WeightUpdate:
     mirrors: bool | None = None
     builds_optimizers = False
     # The weights that this rank alone updates; None: every rank updates all.
-    _shares_here: Shares | None = None
+    _shares_here: UpdateShares | None = None
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class WeightUpdate:
         call: UpdateCall,
         sums: list[Any],
         tower: int | None = None,
-        only: Shares | None = None,
+        only: UpdateShares | None = None,
     ) -> None:
         """Apply sums on a tower, as on one device; None: on each weight's."""
         variables = [copy_on_tower(v, tower) for v in call.variables]

@@ -161,17 +161,17 @@ class Adoption:
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
         state = state_lib.collect(model)
-        once = [*state.seeds, *state.metrics]
-        moved = [
-            *(self.update.variables.hold_once(v) for v in once),
-            *(self.update.place(v) for v in state.weights),
-        ]
+        hold_once, place = self.update.variables.hold_once, self.update.place
+        moved = [v for v in (*state.seeds, *state.metrics) if hold_once(v)]
+        moved += [v for v in state.weights if place(v)]
         for optimizer in state.optimizers:
             self.update.place_optimizer(optimizer)
-        if any(moved):
+        if moved:
             for trainer in state_lib.models_in(model):
-                _renew_functions(trainer)
-        return any(moved)
+                # A nested model may have been placed before, and may train.
+                if not _variables_of(trainer).isdisjoint(map(id, moved)):
+                    _renew_functions(trainer)
+        return bool(moved)
 
     def synchronize(
         self, model: keras.Model, peers: Peers, trains: bool
@@ -189,8 +189,8 @@ class Adoption:
         if trains:
             self.gather_slots()
         # Sending takes long on a slow link, and most values agree already.
-        agree = rank_agreement.have_equal_values(peers, variables)
-        if not agree and self._config.transport.size > 1:
+        sends = self._config.transport.size > 1
+        if not rank_agreement.check_variables(peers, variables, sends):
             self._broadcast(variables)
 
     def begin_steps(self, model: keras.Model) -> None:
@@ -364,6 +364,12 @@ def _drop_functions(trainer: keras.Model) -> None:
     """Drop the traced train, test and predict functions."""
     for kind in ("train", "test", "predict"):
         setattr(trainer, f"{kind}_function", None)
+
+
+def _variables_of(trainer: keras.Model) -> set[int]:
+    """Return the ids of the variables that the steps of a model use."""
+    state = state_lib.collect(trainer)
+    return set(map(id, (*state.seeds, *state.weights, *state.metrics)))
 
 
 def _renew_functions(trainer: keras.Model) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any
 
 import keras
@@ -13,6 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 
@@ -20,7 +27,18 @@ _SUM = tf.VariableAggregation.SUM
 
 
 class Mirrored(compat.MirroredVariable):
-    """A variable with a copy on each tower."""
+    """A variable with a copy on each tower.
+
+    TensorFlow's class has no slices to assign, and none of the methods below:
+    in ``strategy.run`` each replica would change its own copy. A step of
+    ``fit`` is that of one device, and a callback changes all copies.
+    """
+
+    def __getitem__(self, spec: Any) -> Any:
+        """Return a slice, which a step of ``fit`` may assign."""
+        if thread_state.current_step() is None:
+            return super().__getitem__(spec)
+        return self._get()[spec]
 
     @property
     def handle(self) -> Any:
@@ -28,6 +46,30 @@ class Mirrored(compat.MirroredVariable):
         if tf.distribute.in_cross_replica_context():
             return self.values[0].handle
         return super().handle
+
+
+def _on_copies(name: str) -> Callable[..., Any]:
+    """Return a method that calls that of plain variables."""
+
+    def method(variable: Mirrored, *args: Any, **kwargs: Any) -> Any:
+        if thread_state.current_step() is not None:
+            return getattr(variable._get(), name)(*args, **kwargs)
+        if not tf.distribute.in_cross_replica_context():
+            return getattr(super(Mirrored, variable), name)(*args, **kwargs)
+        first, *_ = [
+            getattr(copy, name)(*args, **kwargs) for copy in variable.values
+        ]
+        return first
+
+    return method
+
+
+for _name in (
+    *("scatter_nd_update", "scatter_nd_add", "scatter_nd_sub"),
+    *("scatter_nd_max", "scatter_nd_min", "batch_scatter_update"),
+    *("gather_nd", "sparse_read"),
+):
+    setattr(Mirrored, _name, _on_copies(_name))
 
 
 def mirrored(config: TowerConfig, primary: tf.Variable) -> Mirrored:

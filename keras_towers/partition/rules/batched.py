@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import (
+    REPLICATED,
     NotDivided,
     Shape,
     Value,
     Values,
+    local_shape,
     require,
     sizes_of,
 )
 from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.sizes import UNKNOWN
 
 # The axes of the batch: some of the first, or all but some of the last; the
 # number of inputs that have them, which are the first; and the groups of inputs
@@ -50,7 +51,6 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (-2, 1, ((0,),)): """
         MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
     """,
-    (-2, 2, ()): "MatrixSolve MatrixTriangularSolve MatrixSolveLs",
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (-3, 1, ()): "AdjustContrastv2",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
@@ -79,8 +79,6 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     first, count, linear = _FAMILY_OF[node.type]
     require(all(shape.rank is not None for shape in node.shapes))
     ranks = [value.rank for value in inputs[:count]]
-    # Broadcast matrices have no axis of the batch.
-    require("Solve" not in node.type or ranks[0] == ranks[1])
     batch_axes = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
     if node.type in ("MatrixDiagV2", "MatrixDiagV3"):
@@ -141,34 +139,46 @@ def _filter_gradient(
 
 @rule(*_RANKS_OF_DIAGONALS)
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
-    """The diagonal of a tower's rows begins at the column of its first row."""
+    """Of each row the main diagonal has the entry in the row's own column."""
     ranks, partitioner = _RANKS_OF_DIAGONALS[node.type], node.partitioner
     values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]
     layout = next((v.sharded for v in values if v.sharded is not None), None)
     if layout is None:
         raise NotDivided
     size = layout.size
+    require(not layout.axis and _is_main(offset))
+    *_, last = values
+    if node.type == "MatrixSetDiagV3" and UNKNOWN in (last.shape or [UNKNOWN]):
+        # Only a diagonal of this size fits into the matrix.
+        last.shape = (size,)
     require([value.sizes for value in values] == [(size,) * r for r in ranks])
-    require(not layout.axis and layout.blocks == 1 and _is_main(offset))
     total = partitioner.global_size(size)
     if total is None:
         raise NotDivided
-    # Even without rows it has to be a valid column.
-    begin = partitioner.scaled_size(layout.rows_per_unit, layout.unit.start)
-    last = partitioner.compute_size("Sub", total, 1)
-    last = partitioner.compute_size("Maximum", last, 0)
-    sizes = [partitioner.op("Minimum", [begin, last], ())]
+    rows = [partitioner.shard(value, layout) for value in values]
+    columns = partitioner.op("Range", [0, total, 1], (None,))
+    numbered = Value(REPLICATED, whole=columns, shape=(size,))
+    own = partitioner.shard(numbered, layout)
+    shape = local_shape(node.shapes[0], layout)
+    if node.type == "MatrixDiagPartV3":
+        entries = partitioner.op(
+            "GatherV2", [rows[0], own, 1], shape, batch_dims=1
+        )
+        return [Value(layout, entries, shape=(size,))]
     if node.type == "MatrixDiagV3":
-        rows, columns, *options = options
-        require(rows.number == columns.number == -1)
-        sizes += [partitioner.local_rows(layout), total]
-    operands = [
-        *(partitioner.shard(value, layout) for value in values),
-        *(partitioner.cast(s, tf.int32) for s in sizes),
-        *map(partitioner.replicate, options),
-    ]
-    shape = (size,) * (node.shapes[0].rank or 0)
-    return node.run_on_towers(operands, layout, shapes=[shape])
+        height, width, padding = options
+        require(height.number == width.number == -1)
+        rows.insert(0, partitioner.replicate(padding))
+    others, diagonal = rows
+    is_own = partitioner.op(
+        "Equal",
+        [partitioner.op("ExpandDims", [own, 1], (None, 1)), columns],
+        (None, None),
+        incompatible_shape_error=True,
+    )
+    diagonal = partitioner.op("ExpandDims", [diagonal, 1], (None, 1))
+    local = partitioner.op("SelectV2", [is_own, diagonal, others], shape)
+    return [Value(layout, local, shape=(size, size))]
 
 
 def _is_main(offset: Value) -> bool:
@@ -183,6 +193,24 @@ def _diagonal_matrix(
     rows, columns, _ = rest
     require(_is_main(offset) and rows.number == columns.number == -1)
     return (*diagonal.sizes, diagonal.sizes[-1])
+
+
+@axes("LowerBound", "UpperBound")
+def _searched(node: Node, sequences: Value, values: Value) -> Factors:
+    """Each value is searched by itself in the sequence of its row."""
+    return Factors([["row", None], ["row", "value"]], [["row", "value"]])
+
+
+@axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
+def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
+    """Each column of the right-hand side is solved by itself."""
+    # Broadcast matrices have no axis of the batch.
+    require(matrix.rank == right.rank)
+    batch = range(matrix.rank - 2)
+    labels = [*batch, None, "columns"]
+    return Factors(
+        [[*batch, None, None], labels, *[None] * len(options)], [labels]
+    )
 
 
 @axes("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")

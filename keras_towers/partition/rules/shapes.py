@@ -26,7 +26,13 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.registry import (
+    Node,
+    axes,
+    notes,
+    rule,
+    shape_of,
+)
 from keras_towers.partition.rules.reductions import known_axes, known_ints
 from keras_towers.partition.sizes import UNKNOWN, Size
 
@@ -71,7 +77,7 @@ def _global_sizes(partitioner: Partitioner, value: Value) -> list[Tensor]:
     return entries
 
 
-@shape_of("Fill")
+@shape_of("Fill", "StridedSliceGrad")
 def requested_shape(node: Node, target: Value, *rest: Value) -> Shape:
     """Return the shape that an operation takes as an input."""
     require(node.shapes[0].rank is not None)
@@ -223,6 +229,22 @@ def _tile_shape(node: Node, value: Value, times: Value) -> Shape:
     )
 
 
+@shape_of("ScatterNd")
+def _scatter_shape(
+    node: Node, indices: Value, rows: Value, target: Value
+) -> Shape:
+    return requested_shape(node, target)
+
+
+@shape_of("Pad", "PadV2", "MirrorPad")
+def _pad_shape(node: Node, value: Value, widths: Value, *fill: Value) -> Shape:
+    require(widths.known is not None)
+    return tuple(
+        size + sum(pair)
+        for size, pair in zip(value.sizes, widths.known, strict=True)
+    )
+
+
 @shape_of("ConcatV2")
 def _concat_shape(node: Node, *values: Value) -> Shape:
     *parts, over = values
@@ -240,6 +262,9 @@ def _concat_shape(node: Node, *values: Value) -> Shape:
 _LIKE_THEIR_INPUT = """
     Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll
     ReverseSequence MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
+    MatrixInverse Cholesky MatrixSquareRoot MatrixExponential FFT IFFT FFT2D
+    IFFT2D TensorScatterUpdate TensorScatterAdd TensorScatterSub
+    TensorScatterMax TensorScatterMin InvertPermutation RandomShuffle
     SparseSoftmaxCrossEntropyWithLogits
 """
 
@@ -250,6 +275,12 @@ def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
 
 
 # ---- axes --------------------------------------------------------------------
+
+
+@notes("Unique", "UniqueWithCounts")
+def _note_size_of_places(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that each entry has a place among the unique ones."""
+    outputs[1].shape = inputs[0].sizes
 
 
 @axes("Transpose", "ConjugateTranspose")

@@ -136,6 +136,26 @@ def values_of_the_drop_in():
 
 
 @check
+def learning_rates_are_set_by_the_callbacks_of_byteps():
+    """As BytePS orders their arguments: a rate to multiply is the last."""
+    bps.init()
+    schedule = bps.callbacks.LearningRateScheduleCallback
+    warm_up = bps.callbacks.LearningRateWarmupCallback
+    for callbacks, wanted in (
+        # The factors are not multiplied again in each epoch.
+        ([schedule(0.5, 1, 3), schedule(0.25, 3)], [0.1, 0.05, 0.05, 0.025]),
+        ([schedule(lambda epoch: epoch + 1, initial_lr=0.2)], [0.2, 0.4]),
+        ([warm_up(2)], [0.075, 0.1, 0.1]),
+    ):
+        made = s.model()
+        made.compile(bps.DistributedOptimizer(_sgd()), "mse")
+        history = s.fit(
+            made, X[:16], Y[:16], epochs=len(wanted), callbacks=callbacks
+        )
+        assert_close(history.history["lr"], wanted)
+
+
+@check
 def rows_of_a_table_are_averaged_by_the_drop_in():
     bps.init()
     table = keras.Variable(np.zeros([4, 1], "float32"))

@@ -276,12 +276,15 @@ def what_would_go_wrong_is_refused():
 
     averaging = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0, **({"extra": 2.0} if hvd.rank() else {})}
+    # As after an epoch of a model that logs nothing.
+    no_logs = {"loss": 1.0} if hvd.rank() else None
     optimizer = distributed()
     xla = {"jit_compile": True}
     for function, words in (
         (lambda: distributed(op=hvd.Adasum), "built with MPI"),
         (lambda: small.train(distributed(), **xla), "jit_compile=False"),
         (lambda: averaging.on_epoch_end(0, logs), "differ in extra"),
+        (lambda: averaging.on_epoch_end(0, no_logs), "differ in loss"),
     ):
         with pytest.raises(kt.TowerError, match=words):
             function()

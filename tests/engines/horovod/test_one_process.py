@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers import horovod as hvd
+from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.compare import assert_all_close, assert_close
 
@@ -199,6 +200,17 @@ def test_an_infinite_gradient_does_not_affect_the_next_update():
     for grad in (1.0, 2.0):
         optimizer.apply([tf.constant([grad])], [variable])
     assert_close(variable, [-0.5])
+
+
+def test_a_freed_variable_is_not_taken_for_the_next_one():
+    optimizer = hvd.DistributedOptimizer(SGD(0.1))
+    keys = reducer_of(optimizer).local_keys
+    for number in range(50):
+        variable = tf.Variable(1.0)
+        assert variable_key(variable) not in keys
+        optimizer.register_local_var(variable)
+        assert variable_key(variable) in keys
+        assert len(keys) == number + 1
 
 
 def test_an_optimizer_is_distributed_once_and_outside_of_strategies():

@@ -5,7 +5,7 @@ import gc
 import keras
 import pytest
 
-from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 
 
 def test_equal_objects_are_different_keys():
@@ -23,6 +23,18 @@ def test_equal_objects_are_different_keys():
     for use in (notes.__getitem__, notes.__delitem__):
         with pytest.raises(KeyError):
             use(one)
+
+
+def test_keys_are_equal_while_their_object_lives():
+    one, other = keras.Variable(1.0), keras.Variable(1.0)
+    key, same = IdentityKey(one), IdentityKey(one)
+    assert len({key, same, IdentityKey(other)}) == 2
+    assert (key == same, key != same) == (True, False)
+    assert key != one
+    del one
+    gc.collect()
+    assert len({key, same}) == 2
+    assert key != same
 
 
 def test_an_object_with_the_id_of_a_dead_one_is_new():

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.context import marks
-from keras_towers.fit.context.marks import Recorder
+from keras_towers.fit.context.marks import StepRecorder
 
 SLEEP_S = 0.2
 # A busy machine may read the clock that much too late.
@@ -43,7 +43,7 @@ class Step:
 
 def test_times_of_steps(devices):
     step = Step(devices)
-    recorder = Recorder(step.model, kept=100)
+    recorder = StepRecorder(step.model, kept=100)
     with marks.recording(recorder):
         function = tf.function(step)
         for value in (1.0, 2.0, 3.0):
@@ -74,7 +74,7 @@ def test_the_last_of_several_updates_counts(devices):
                 with marks.until(0, "updated"):
                     weight.assign_add(slow(x))
 
-    recorder = Recorder(model, kept=100)
+    recorder = StepRecorder(model, kept=100)
     with marks.recording(recorder):
         tf.function(step)(tf.constant(1.0))
     begun, computed, _, updated = recorder.read()[0, 0]
@@ -86,7 +86,7 @@ def test_an_accelerator_is_waited_for(devices, monkeypatch):
     # As if the second tower were one: what the host copies shows its progress.
     monkeypatch.setattr(marks, "_host_of", lambda device: devices[0])
     step = Step(devices)
-    recorder = Recorder(step.model, kept=100)
+    recorder = StepRecorder(step.model, kept=100)
     with marks.recording(recorder):
         tf.function(step)(tf.constant(1.0))
     (times,) = recorder.read()

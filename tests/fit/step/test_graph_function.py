@@ -71,6 +71,25 @@ def test_inlined_an_output_is_ready_before_what_follows():
     assert not any("Call" in operation for operation in needed)
 
 
+def test_shapes_follow_from_the_inputs_of_a_call():
+    """TensorFlow takes a loss for one number if labels are broadcast."""
+
+    def loss(x, y):
+        return tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+            features=x, labels=y
+        ).loss
+
+    function = GraphFunction(traced(loss, [[None, 3]], [[1, 3]]))
+
+    @tf.function
+    def caller(x, y):
+        (losses,) = function([x, y])
+        return losses, tf.constant(losses.shape.as_list())
+
+    found, shape = caller(tf.zeros([8, 3]), tf.ones([1, 3]))
+    assert found.shape == [8] and shape.numpy().tolist() == [8]
+
+
 @pytest.mark.parametrize(
     "function, spec, reason",
     [

@@ -42,6 +42,9 @@ def standardized(x):
         (lambda x: 2 * x, (6, 500), "1 exchange in 1 round, 12 KB"),
         # Every example has two rows, in two blocks.
         (lambda x: tf.concat([x, x], 0) * 2, (None, 5), ", 40 bytes x N"),
+        # Sentences are as long as the longest one of a batch.
+        (lambda x: 2 * x, (None, None, 5), ", 20 bytes x N x length"),
+        (lambda x: tf.reduce_sum(x, 0), (None, None, 5), "20 bytes x length"),
         (lambda x: tf.reshape(x, (-1, 2)), (None, 6), ", 24 bytes x N"),
         (lambda x: tf.reduce_sum(x, 0), (None, 5), "in 1 round, 20 bytes"),
         # A sum needs the mean, of which there are as many.
@@ -59,7 +62,7 @@ def test_exchanges(function, shape, summary):
 @pytest.mark.parametrize("towers", [2, 5])
 def test_maxima_are_gathered_from_each_tower(towers):
     found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
-    assert (found.fixed, found.per_example) == (20 * towers, 0)
+    assert (found.fixed, found.per_unit) == (20 * towers, {})
 
 
 class Ranked(keras.Model):
@@ -132,3 +135,20 @@ def test_few_rows_are_exchanged_instead_of_a_large_gradient(as_arrays):
             model.fit(**(arrays if as_arrays else {"x": data}), verbose=0)
             sums_gradients.append("102 KB" in steps_of(strategy)[0])
     assert sums_gradients == [False, False, True]
+
+
+def test_rows_of_a_sparse_gradient_are_gathered():
+    layers = [
+        keras.Input((3,), dtype="int32"),
+        keras.layers.Embedding(50, 4),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1, use_bias=False),
+    ]
+    model = keras.Sequential(layers, name="words")
+    # XLA makes gradients dense.
+    model.compile("sgd", "mse", jit_compile=False)
+    with kt.TowerStrategy(2) as strategy:
+        model.fit(np.ones((12, 3), "int32"), X[:, :1], 5, verbose=0)
+    assert steps_of(strategy) == [
+        "training of 'words': 4 exchanges in 1 round, 52 bytes + 60 bytes x N"
+    ]

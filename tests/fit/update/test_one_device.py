@@ -103,13 +103,13 @@ def assert_as_keras(make, steps, **options):
 )
 def test_the_result_is_that_of_keras(make, dtype, fused, monkeypatch):
     repetitions = []
-    record = update_rules.Recording.repeat
+    record = update_rules.RecordedOperations.repeat
 
     def counted(self, inputs):
         repetitions.append(inputs)
         record(self, inputs)
 
-    monkeypatch.setattr(update_rules.Recording, "repeat", counted)
+    monkeypatch.setattr(update_rules.RecordedOperations, "repeat", counted)
     found, _ = assert_as_keras(make, gradients_for(SHAPES, dtype=dtype))
     assert sum(found[kind] for kind in FUSED) == fused * len(SHAPES)
     if make is scheduled:
@@ -124,6 +124,22 @@ def test_writes_and_reads_are_those_of_keras():
         assert ours[kind] == reference[kind]
     assert ours["Sqrt"] == len(SHAPES) + 1
     assert reference["Sqrt"] == 2 * len(SHAPES)
+
+
+def test_decay_of_weights_is_that_of_keras():
+    """Weights share what none of them changes, and some are excluded."""
+
+    def make():
+        optimizer = KERAS.AdamW(0.1, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["w1"])
+        return optimizer
+
+    gradients = gradients_for([(2,), (3, 2), (4,), (5,)], 1)
+    ours, reference = assert_as_keras(make, gradients)
+    for kind in ("AssignAddVariableOp", "AssignSubVariableOp", "Mul"):
+        assert ours[kind] <= reference[kind]
+    assert ours["AssignSubVariableOp"] == reference["AssignSubVariableOp"]
+    assert reference["ReadVariableOp"] - ours["ReadVariableOp"] >= 2
 
 
 @pytest.mark.parametrize("cls", [KERAS.Adam, KERAS.SGD])

@@ -94,6 +94,31 @@ def supervised_contrastive(m, x, y):
     return -tf.reduce_mean(mean)
 
 
+@t.step(net=t.mlp(8, 4))
+def simclr_without_own_pairs(m, x, y):
+    z, n = t.unit(m.net(tf.concat(t.views(x), 0))), t.rows(x)
+    logits = tf.matmul(z, z, transpose_b=True) / 0.5
+    logits = tf.linalg.set_diag(logits, tf.fill([2 * n], -1e9))
+    labels = tf.concat([n + tf.range(n), tf.range(n)], 0)
+    return tf.reduce_mean(t.cross_entropy(labels, logits))
+
+
+@t.step(net=t.mlp(8, 4))
+def whitened(m, x, y):
+    z = m.net(x) - tf.reduce_mean(m.net(x), 0)
+    n = tf.cast(t.rows(x), tf.float32)
+    covariance = tf.matmul(z, z, transpose_a=True) / n + tf.eye(4)
+    factor = tf.linalg.cholesky(covariance)
+    z = tf.transpose(tf.linalg.triangular_solve(factor, tf.transpose(z)))
+    return t.mse(y, z[:, :1])
+
+
+@t.step()
+def distance_of_sorted_batches(m, x, y):
+    p = tf.sort(m.net(x)[:, 0])
+    return tf.reduce_mean(tf.abs(p - tf.sort(y[:, 0])))
+
+
 def _whole_batches():
     return tuple(array[: 2 * t.BATCH] for array in t.numbers())
 

@@ -108,6 +108,16 @@ def bank_whose_rows_grow(m, x, y):
     return t.mse(y, z[:, :1]) + tf.reduce_mean(tf.nn.softplus(near)) / kept
 
 
+@t.step(seen=lambda: tf.Variable(tf.zeros([9, t.WIDTH]), trainable=False))
+def parts_of_a_tensorflow_variable(m, x, y):
+    """Assigned slices, and rows that are written by their numbers."""
+    m.seen[3:5].assign(tf.concat([x, x], 0)[:2])
+    m.seen.scatter_nd_add([[1], [2]], tf.ones([2, t.WIDTH]))
+    m.seen.scatter_nd_update(tf.range(7, 9)[:, None], tf.ones([2, t.WIDTH]))
+    first = m.seen.gather_nd([[1], [3]])
+    return t.default_loss(m, x + m.seen[4], y) + tf.reduce_mean(m.net(first))
+
+
 @t.step()
 def gradient_of_a_python_function(m, x, y):
     ranked = tf.py_function(

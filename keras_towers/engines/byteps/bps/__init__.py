@@ -35,7 +35,7 @@ from byteps.tensorflow import (
     size as size,
 )
 
-from keras_towers.engines.dropin import callbacks as callbacks
+from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines.dropin import (
     check_compression,
     distributed_models,

@@ -30,6 +30,7 @@ from keras_towers.engines.dropin.distributed_optimizer import (
 )
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
+from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.reduction import divide
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.rank_environment import is_elastic
@@ -274,7 +275,7 @@ class _DistributedTape(_GradientTape):
     """Mixin for a tape whose gradients are reduced over the ranks."""
 
     _options: ReductionOptions
-    _local_keys: set[Any]
+    _local_keys: set[IdentityKey[Any]]
 
     def register_local_source(self, source: Any) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
@@ -395,7 +396,7 @@ class ReductionOptions:
     sparse_as_dense: bool
     gradient_predivide_factor: float
     op: Any
-    groups: int | tuple[tuple[int, ...], ...] | None
+    groups: int | tuple[tuple[IdentityKey[Any], ...], ...] | None
     process_set: Any
     scale_local_gradients: bool
 

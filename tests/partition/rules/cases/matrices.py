@@ -14,6 +14,12 @@ def _invertible(function):
     return lambda x: function(tf.matmul(x, x, transpose_b=True) + tf.eye(2))
 
 
+def _searched(x, y, side):
+    return getattr(tf.raw_ops, f"{side}Bound")(
+        sorted_inputs=tf.sort(x), values=y, out_type=tf.int32
+    )
+
+
 _square = functools.partial(cases_of, "bdd")
 _any = functools.partial(cases_of, "bcd")
 _MATRICES = [
@@ -22,6 +28,13 @@ _MATRICES = [
     *cases_of("abc", "MatrixDiagPart"),
     *cases_of("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
     *cases_of("abc, -", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
+    *cases_of(
+        "ab, ac",
+        {
+            f"{side}Bound": functools.partial(_searched, side=side)
+            for side in ("Lower", "Upper")
+        },
+    ),
     *cases_of("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
     *cases_of(
         "aDc, -",
