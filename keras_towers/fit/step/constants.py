@@ -73,7 +73,7 @@ def _constants_in(graph: Any, seen: set[int]) -> Iterator[Any]:
 def _fingerprint(value: np.ndarray) -> np.ndarray:
     """Return the logarithm of the norm of real numbers, and two projections."""
     if value.dtype.kind == "c":
-        value = np.stack([value.real, value.imag])
+        value = np.stack([np.real(value), np.imag(value)])
     flat = value.astype("float64").ravel()
     finite = np.isfinite(flat)
     flat = np.where(finite, flat, 0)
