@@ -93,7 +93,7 @@ class StepOrder:
         """
         self._constants.update(dict.fromkeys(constants.shown))
         self._agreement = self._assert_same_step(
-            described, constants.digest, constants.about
+            described, constants.digest, constants.approximate
         )
 
     def once_compared(self, act: Callable[[], None]) -> None:
@@ -163,7 +163,7 @@ class StepOrder:
         self,
         described: Sequence[str],
         digest: int = 0,
-        about: Sequence[int] = (0, 0, 0),
+        approximate: Sequence[int] = (0, 0, 0),
     ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
@@ -178,7 +178,7 @@ class StepOrder:
         if tf.executing_eagerly():
             where = "compares the steps"
             if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
-                raise self.difference()
+                raise self.mismatch_error()
             return []
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
@@ -187,37 +187,37 @@ class StepOrder:
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         return [
             tf.debugging.Assert(
-                self._are_equal(number, about), [rank_checks.OTHER_STEP]
+                self._are_equal(number, approximate), [rank_checks.OTHER_STEP]
             )
         ]
 
     def _are_equal(
-        self, number: tf.Tensor, about: Sequence[int] = (0, 0, 0)
+        self, number: tf.Tensor, approximate: Sequence[int] = (0, 0, 0)
     ) -> tf.Tensor:
         """Whether all ranks have the same numbers.
 
         Args:
             number: a 32-bit number.
-            about: more numbers, which may differ by one.
+            approximate: more numbers, which may differ by one.
         """
         # One sum is faster than a gather, which exchanges sizes first.
         size = self._transport.size
         half = tf.constant(2**16, tf.int64)
         halves = tf.stack([number // half, tf.math.floormod(number, half)])
-        numbers = tf.concat([halves, tf.constant(about, tf.int64)], 0)
+        numbers = tf.concat([halves, tf.constant(approximate, tf.int64)], 0)
         both = tf.concat([numbers, numbers**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
         # The mean of the squares equals the square of the mean only if all
         # numbers are equal. Of large numbers, both are modulo 2**64.
         total, squares = tf.split(sums, 2)
-        allowed = [0, 0, *(size**2 for _ in about)]
+        allowed = [0, 0, *(size**2 for _ in approximate)]
         return tf.reduce_all(abs(squares * size - total**2) <= allowed)
 
-    def failed(self, error: Exception) -> bool:
-        """Whether a step failed because the ranks differ."""
+    def is_mismatch(self, error: Exception) -> bool:
+        """Whether an error says that the steps of ranks differ."""
         return rank_checks.OTHER_STEP in str(error)
 
-    def difference(self) -> TowerError:
+    def mismatch_error(self) -> TowerError:
         """Return an error that names the differences. Collective."""
         lists, constants = zip(
             *rank_checks.gather(
