@@ -61,9 +61,8 @@ def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
     ((_, port),) = listening(launcher)
     assert is_refused(port)
     environments = [process.environ() for process in everyone]
-    (secret,) = {
-        e[settings.ENV_SECRET] for e in environments if settings.ENV_SECRET in e
-    }
+    name = settings.ENV_SECRET
+    (secret,) = {e[name] for e in environments if name in e}
     for process in everyone:
         line = " ".join(process.cmdline())
         assert secret not in line and store.path_token(secret) not in line
