@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.step.step_costs import line_of
-from keras_towers.partition.effects import called_graphs
+from keras_towers.fit.step.trace import Trace
 
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4
@@ -39,11 +38,13 @@ class Constants:
     shown: Sequence[str] = ()
 
 
-def constants_of(graph: Any) -> Constants:
-    """Return the constants of a graph, and of the functions that it calls."""
+def constants_of(traced: Trace) -> Constants:
+    """Return the constants on which results or variables of a step depend."""
     digest, sums, shown = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
-    for operation in _constants_in(graph, set()):
+    for operation in traced.needed:
+        if operation.type != "Const":
+            continue
         value = tf.make_ndarray(operation.get_attr("value"))
         if value.dtype.kind == "V":
             value = value.astype("float32")  # NumPy has no bfloat16.
@@ -58,16 +59,6 @@ def constants_of(graph: Any) -> Constants:
         shown.append(f"{_show(value)} of {line_of(operation)}")
     first, second, third = np.rint(sums / _TOLERANCE).astype(int).tolist()
     return Constants(digest % 2**32, (first, second, third), shown)
-
-
-def _constants_in(graph: Any, seen: set[int]) -> Iterator[Any]:
-    seen.add(id(graph))
-    for operation in graph.get_operations():
-        if operation.type == "Const":
-            yield operation
-        for called in called_graphs(operation):
-            if called is not None and id(called) not in seen:
-                yield from _constants_in(called, seen)
 
 
 def _fingerprint(value: np.ndarray) -> np.ndarray:

@@ -273,7 +273,7 @@ class GlobalStep:
         constants = Constants()
         if self.same is not None:
             # With data of their own, ranks may know other sizes of a batch.
-            constants = constants_of(traced.graph)
+            constants = constants_of(traced)
         self.order.compare(
             [
                 *ready.describe_exchanges(),

@@ -19,11 +19,11 @@ def outside_variables(traced: Trace, model: keras.Model) -> list[Any]:
     """Return the handles of numeric variables that a step uses besides.
 
     Such as a ``tf.Variable``, or the weights of another model, that no layer of
-    the model has.
+    the model has. A variable that only a summary shows is not among them.
     """
     own = state_lib.collect(model).everything()
     known = {id(_handle_of(variable)) for variable in own}
-    used = [tensor for tensor in traced.captures if tensor.dtype == tf.resource]
+    used = [t for t in traced.needed_captures if t.dtype == tf.resource]
     for call in traced.updates.values():
         for part in state_lib.optimizers_in(call.optimizer):
             used += map(_handle_of, part.variables)

@@ -1,10 +1,13 @@
 """The constants of a step, as ranks compare them."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.constants import constants_of
+from keras_towers.fit.step.outside import outside_variables
+from keras_towers.fit.step.trace import trace
 
 pytestmark = pytest.mark.core
 MANY = np.random.default_rng(0).normal(size=(40, 30))
@@ -13,7 +16,6 @@ MANY = np.random.default_rng(0).normal(size=(40, 30))
 def traced(constant):
     """The constants of a step, of which Python has computed one."""
 
-    @tf.function
     def step(x):
         return tf.cond(
             x > 0,
@@ -21,8 +23,19 @@ def traced(constant):
             lambda: x * 0.5,
         )
 
-    spec = tf.TensorSpec([])
-    return constants_of(step.get_concrete_function(spec).graph)
+    return constants_of(trace_of(step))
+
+
+def trace_of(step):
+    """The trace of a step that takes a number."""
+
+    @tf.function
+    def outer():
+        found.append(trace(step, tf.TensorSpec([]), "evaluate", None))
+
+    found = []
+    outer.get_concrete_function()
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -68,3 +81,35 @@ def test_other_numbers_differ(one, other):
 def test_a_constant_is_shown_with_its_line():
     shown = traced(np.float32(0.3)).shown
     assert any(text.startswith("0.3 of test_constants.py:") for text in shown)
+
+
+NUMBER = tf.Variable(7, dtype=tf.int64)
+SCALE = tf.Variable(2.0)
+
+
+def scaled(x):
+    return tf.math.log(x * 0.3) * SCALE
+
+
+def with_summary(x):
+    tf.summary.scalar("rate", 0.125, NUMBER)
+    return scaled(x)
+
+
+@pytest.mark.parametrize("wrapped", [lambda step: step, tf.function])
+@pytest.mark.parametrize("written", [False, True])
+def test_what_only_a_summary_shows_may_differ(tmp_path, wrapped, written):
+    def step(x):
+        if written:
+            NUMBER.assign_add(1)
+        return wrapped(with_summary)(x)
+
+    without = trace_of(step)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        shown = trace_of(step)
+    assert len(shown.captures) > len(without.captures)
+    assert constants_of(shown) == constants_of(without)
+    used = {id(SCALE.handle), *([id(NUMBER.handle)] if written else ())}
+    for found in shown, without:
+        outside = outside_variables(found, keras.Sequential())
+        assert {id(handle) for handle in outside} == used
