@@ -31,7 +31,8 @@ ENV_STORE = "KERAS_TOWERS_STORE"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it supervises.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Seconds in which all ranks have to meet. Default: 600.
+#: Seconds in which all ranks have to meet, and parameter servers and the chief
+#: to start. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
 #: Seconds in which BytePS processes that were started by hand have to find one
 #: another. Default: 300.

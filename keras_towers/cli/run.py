@@ -143,8 +143,8 @@ def run(
     _check_strategy(strategy, no_strategy, towers, plan)
     setup = Setup(
         strategy=strategy,
-        advice=None if strategy or no_strategy else plan.advice(servers),
-        connects=plan.has_servers,
+        suggested=None if strategy or no_strategy else plan.suggested(servers),
+        has_servers=plan.has_servers,
         towers=towers,
         module=module,
     )
@@ -217,7 +217,7 @@ class Plan:
         """Whether there may be several processes that train."""
         return bool(self.elastic or self.member or self.processes != 1)
 
-    def advice(self, servers: int | None) -> str | None:
+    def suggested(self, servers: int | None) -> str | None:
         """Return the suitable strategy; None for a single process."""
         if not self.elastic and (self.processes or 1) == 1:
             return None

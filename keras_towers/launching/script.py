@@ -23,23 +23,23 @@ class Setup:
 
     Attributes:
         strategy: the name of the strategy that the script runs inside, if any.
-        advice: the name of a strategy that connects processes, to recommend if
-            the script trains without one; None: it may.
-        connects: whether the process belongs to a job with parameter servers.
+        suggested: the name of a strategy that connects processes, to recommend
+            if the script trains without one; None: it may.
+        has_servers: whether the process is in a job with parameter servers.
         towers: the number of towers of the process.
         module: whether the script is a module, as for ``python -m``.
     """
 
     strategy: str | None = None
-    advice: str | None = None
-    connects: bool = False
+    suggested: str | None = None
+    has_servers: bool = False
     towers: int | None = None
     module: bool = False
 
     def command(self, script: str, *arguments: str) -> list[str]:
         """The command of a rank."""
         python = [sys.executable, "-m"]
-        if self.strategy or self.advice or self.connects:
+        if self.strategy or self.suggested or self.has_servers:
             setup = json.dumps(dataclasses.asdict(self))
             return [*python, __name__, setup, script, *arguments]
         python = python if self.module else python[:1]
@@ -50,11 +50,11 @@ def main(setup: Setup, script: str, *arguments: str) -> None:
     """Run the script, inside a strategy or refusing to train without one."""
     # When ranks connect, they compare the script that this names.
     sys.argv = [script, *arguments]
-    if setup.advice:
-        _forbid_separate_training(setup.advice, setup.connects)
+    if setup.suggested:
+        _forbid_separate_training(setup.suggested, setup.has_servers)
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if setup.strategy or setup.connects:
-        context = _connect(setup.strategy, setup.towers, setup.connects)
+    if setup.strategy or setup.has_servers:
+        context = _connect(setup.strategy, setup.towers, setup.has_servers)
     try:
         with context:
             if setup.module:
@@ -73,25 +73,25 @@ def main(setup: Setup, script: str, *arguments: str) -> None:
         sys.exit(1)
 
 
-def _forbid_separate_training(advice: str, served: bool) -> None:
+def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
     """Make Keras train only inside a strategy."""
     # Importing the package hooks the import of Keras, where this is checked.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.rank_checks import forbid_training
+    from keras_towers.rendezvous.training_permission import forbid_training
     from keras_towers.strategies import STRATEGIES
 
     forbid_training(
-        f"To train one model in all of them, add --strategy {advice} to "
-        f"`keras-towers run`, or `with kt.{STRATEGIES[advice].kind}():` "
+        f"To train one model in all of them, add --strategy {suggested} to "
+        f"`keras-towers run`, or `with kt.{STRATEGIES[suggested].kind}():` "
         "around fit in the script. "
         "If each is to train a model of its own, give --no-strategy"
-        + (", and -np in place of --ps and --workers." if served else ".")
+        + (", and -np in place of --ps and --workers." if has_servers else ".")
     )
 
 
 @contextlib.contextmanager
 def _connect(
-    name: str | None, towers: int | None, connects: bool
+    name: str | None, towers: int | None, has_servers: bool
 ) -> Iterator[None]:
     """Connect the process, and enter the strategy, if one is named."""
     import keras
@@ -108,7 +108,7 @@ def _connect(
     try:
         if towers is not None:
             _split_cpu(towers, name)
-        if connects:
+        if has_servers:
             from keras_towers.parameter_servers.connection import take_role
 
             # Before any model is made.

@@ -1,45 +1,21 @@
-"""Checks that the ranks of a job train one model together.
+"""Checks that all ranks of a job are about to do the same thing.
 
-They run the same versions and the same script, a strategy connects them, and
-they are about to do the same thing: ranks exchange plain values and compare
-them. ``fit`` does so for the arguments of a call and for variables
-(``fit/rank_agreement.py``).
+Ranks exchange plain values and compare them. ``fit`` does so for the arguments
+of a call and for variables (``fit/rank_agreement.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import logging
-import os
 import re
-import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-from keras_towers._imports import packages
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store
 from keras_towers.rendezvous.liveness import describe_each
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
 _SHOWN_CONSTANTS = 3
-# How many components of a version must match, from the left; None: all. Any
-# other difference only causes a warning.
-_PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
-    **{"TensorFlow": 2, "Keras": 2},
-    **{"keras_towers": None, "Horovod": None, "BytePS": None},
-}
-# How to connect the processes; None: this process may train.
-_advice: str | None = None
-
-
-# ---- the same actions --------------------------------------------------------
 
 
 class Peers(Protocol):
@@ -103,31 +79,44 @@ def describe_gradients(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
 ) -> str:
     """Describe the gradients that some ranks lack."""
-    common = set.intersection(*({kind for kind, _ in r} for r in ranks))
-    extra = [
-        sorted({name for kind, name in r if kind not in common}) for r in ranks
-    ]
-    named = [", ".join(names) or "none" for names in extra]
-    listed = describe_ranks(named, "; only on ")
     return (
-        f"the ranks do not have the same gradients. Only on {listed}. Every "
-        "rank has to run the same model, and to compute the same loss for the "
-        "same variables."
+        "the ranks do not have the same gradients. "
+        f"{_only_on(ranks, ', ')}. Every rank has to run the same model, and "
+        "to compute the same loss for the same variables."
     )
 
 
 def describe_constants(ranks: Sequence[Sequence[str]]) -> str:
     """Describe the constants of a step that differ between ranks."""
-    common = set.intersection(*map(set, ranks))
-    extra = [[c for c in own if c not in common] for own in ranks]
-    named = ["; ".join(own[:_SHOWN_CONSTANTS]) or "none" for own in extra]
-    listed = ". Only on ".join(f"rank {r}: {t}" for r, t in enumerate(named))
+    values = [[(shown, shown) for shown in own] for own in ranks]
     return (
-        "the ranks have traced different constants into their steps. Only on "
-        f"{listed}. Python and NumPy have computed them: give their random "
-        "generators the same seed on every rank (keras.utils.set_random_seed), "
-        "or keep what is drawn in a variable, which all ranks take from rank 0."
+        "the ranks have traced different constants into their steps. "
+        f"{_only_on(values, '; ', _SHOWN_CONSTANTS)}. Python and NumPy have "
+        "computed them: give their random generators the same seed on every "
+        "rank (keras.utils.set_random_seed), or keep what is drawn in a "
+        "variable, which all ranks take from rank 0."
     )
+
+
+def _only_on(
+    ranks: Sequence[Collection[tuple[Hashable, str]]],
+    separator: str,
+    shown: int | None = None,
+) -> str:
+    """Describe what some ranks lack.
+
+    Args:
+        ranks: for each rank, what it has: a key to compare, and its name.
+        separator: stands between two names.
+        shown: the largest number of names for each rank; None: all.
+    """
+    common = set.intersection(*({key for key, _ in own} for own in ranks))
+    extra = [
+        sorted({name for key, name in own if key not in common})
+        for own in ranks
+    ]
+    named = [separator.join(names[:shown]) or "none" for names in extra]
+    return f"Only on {describe_ranks(named, '. Only on ')}"
 
 
 def without_numbers(path: str) -> str:
@@ -137,128 +126,3 @@ def without_numbers(path: str) -> str:
     models than the other ranks.
     """
     return re.sub(r"_\d+(?=[/_ ]|$)", "", path)
-
-
-# ---- the same versions -------------------------------------------------------
-
-
-@functools.cache
-def process_facts(engine: str = "") -> dict[str, str]:
-    """The versions and script of this process, to compare between ranks."""
-    import keras_towers
-
-    found = {
-        "TensorFlow": _version("tensorflow"),
-        "Keras": _version("keras"),
-        "keras_towers": keras_towers.__version__,
-        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
-    }
-    if engine:
-        found[engine] = _version(engine.lower())
-    # A notebook or `python -c` has no script.
-    with contextlib.suppress(OSError):
-        script = Path(*sys.argv[:1])
-        digest = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
-        found["script"] = f"{script.name} ({digest})"
-    return found
-
-
-def _version(module: str) -> str:
-    """The version of a module, imported or not."""
-    version = getattr(sys.modules.get(module), "__version__", None)
-    return version or ", ".join(packages(module).values())
-
-
-def compare_facts(
-    me: str,
-    my_facts: Mapping[str, str],
-    other: str,
-    their_facts: Mapping[str, str],
-    *,
-    warns: bool = True,
-) -> None:
-    """Compare the facts of two ranks, and refuse versions that must match."""
-    refused, warned = [], []
-    for name in dict.fromkeys((*my_facts, *their_facts)):
-        parts = _PARTS_THAT_MUST_MATCH.get(name)
-        ours = my_facts.get(name, "").split(".")
-        theirs = their_facts.get(name, "").split(".")
-        if name in _PARTS_THAT_MUST_MATCH and ours[:parts] != theirs[:parts]:
-            refused.append(name)
-        elif ours != theirs:
-            warned.append(name)
-
-    def differs(names: Sequence[str]) -> str:
-        one, two = (
-            " and ".join(
-                f"{n} {facts[n]}" if n in facts else f"no {n}" for n in names
-            )
-            for facts in (my_facts, their_facts)
-        )
-        return f"{me} has {one}, but {other} has {two}"
-
-    if refused:
-        raise TowerError(
-            f"{differs(refused)}, which cannot train together: install the "
-            "same versions everywhere."
-        )
-    if warned and warns:
-        logger.warning("%s: results may differ.", differs(warned))
-
-
-def compare_with_first_rank(engine: str) -> None:
-    """Compare this rank with the first rank of its job that arrived.
-
-    To be called before the engine connects, which may crash if versions differ.
-    No rank waits for another, so that a worker that joins an elastic job can
-    compare itself while the remaining ranks train.
-    """
-    server = store.from_environment()
-    if server is None:
-        return  # The ranks compare over the engine, once connected.
-    rank = os.environ.get("HOROVOD_RANK", "?")
-    me = f"rank {rank} on {os.environ.get('HOROVOD_HOSTNAME', '?')}"
-    my_facts = process_facts(engine)
-    other, their_facts = server.setdefault(store.FACTS, (me, my_facts))
-    compare_facts(me, my_facts, other, their_facts)
-
-
-# ---- a strategy --------------------------------------------------------------
-
-
-def forbid_training(advice: str) -> None:
-    """Forbid training in this process until a strategy connects it."""
-    global _advice
-    _advice = advice
-
-
-def permit_training() -> None:
-    """Permit training: the script has a strategy that connects processes."""
-    global _advice
-    _advice = None
-
-
-def check_permitted(kind: str, model: str) -> None:
-    """Raise an error if a method would train without any strategy."""
-    if _advice is None or _is_connected_by_script():
-        return
-    raise TowerError(
-        f"{kind} of model {model!r}: `keras-towers run` started this script in "
-        "several processes, and each would train a model of its own, since "
-        "neither its options nor the script have a strategy that connects "
-        f"them. {_advice}"
-    )
-
-
-def _is_connected_by_script() -> bool:
-    """Whether the script itself has connected this process by an engine."""
-    # Imported here because engines are a layer above this package.
-    from keras_towers import engines
-
-    for name in (engine.module for engine in engines.ENGINES.values()):
-        module = sys.modules.get(name)
-        # size() raises unless the engine has been initialized.
-        with contextlib.suppress(AttributeError, ValueError):
-            if module is not None and module.size() > 1:
-                return True
-    return False

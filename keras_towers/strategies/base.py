@@ -39,7 +39,8 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import Mirrored
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.rank_checks import Peers, permit_training
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.rendezvous.training_permission import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.options import Options
 from keras_towers.system import defer_interrupts

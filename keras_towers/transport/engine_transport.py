@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain_values
 
 
@@ -136,10 +136,10 @@ class EngineTransport(Transport):
 
     def compare(self, engine: str = "") -> None:
         """Compare the ranks' environments."""
-        everyone = self.gather_objects(rank_checks.process_facts(engine))
+        everyone = self.gather_objects(versions.process_facts(engine))
         for rank, facts in enumerate(everyone):
             # Each rank that differs from rank 0 warns about it once.
-            rank_checks.compare_facts(
+            versions.compare_facts(
                 f"rank {self.rank}",
                 everyone[self.rank],
                 f"rank {rank}",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers.building import recipe
-from keras_towers.cli.install import build_environment
+from keras_towers.building.build import build_environment
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
 

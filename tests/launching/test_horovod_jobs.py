@@ -6,6 +6,7 @@ import urllib.request
 import psutil
 import pytest
 
+from keras_towers import settings
 from keras_towers.rendezvous import store
 from tests.kit.processes import all_gone
 from tests.kit.scripts import write_executable
@@ -60,7 +61,8 @@ def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
     ((_, port),) = listening(launcher)
     assert is_refused(port)
     environments = [process.environ() for process in everyone]
-    (secret,) = {e[store.SECRET] for e in environments if store.SECRET in e}
+    name = settings.ENV_SECRET
+    (secret,) = {e[name] for e in environments if name in e}
     for process in everyone:
         line = " ".join(process.cmdline())
         assert secret not in line and store.path_token(secret) not in line

@@ -36,11 +36,11 @@ with job.naming_lost_servers():
 """
 
 TAKES = f"""{SPEAKS}
-from keras_towers.parameter_servers.remote_runtime import Running
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.replicas.named_resources import Queue, trace
 letters = Queue("letters", job.devices[0], [tf.int64])
 def take():
-    return int(Running(trace(letters.get)).wait(60)[0])
+    return int(RunningFunction(trace(letters.get)).wait(60)[0])
 """
 
 SPREADS = f"""{SPEAKS}

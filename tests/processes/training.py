@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous import versions
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
 from tests.processes import small as s
@@ -408,7 +408,7 @@ def other_versions_are_refused():
     mine = {"Keras": f"3.{s.RANK}", "Python": "3.11"}
     said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
     with (
-        mock.patch.object(rank_checks, "process_facts", lambda engine: mine),
+        mock.patch.object(versions, "process_facts", lambda engine: mine),
         s.refused(said, "install the same"),
     ):
         s.Strategy()._config.transport.compare()

@@ -14,7 +14,12 @@ from types import ModuleType
 from keras_towers import settings
 from keras_towers.engines.byteps import dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import launchers, rank_checks, tf_config, watch
+from keras_towers.rendezvous import (
+    launchers,
+    tf_config,
+    versions,
+    watch,
+)
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import (
     ENV_BYTEPS_LAUNCHED,
@@ -47,7 +52,7 @@ def connect(bps: ModuleType) -> None:
         )
     if _worker is None and member is None:
         tf_config.refuse_unread("BytePS")
-    rank_checks.compare_with_first_rank("BytePS")
+    versions.compare_with_first_rank("BytePS")
     dmlc.set_defaults(_worker)
     with _limit_start(_worker), _coarse_timers():
         bps.init(lazy=False)

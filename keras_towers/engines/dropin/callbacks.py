@@ -233,7 +233,8 @@ class RateSchedule(keras.callbacks.Callback):
     ):
         super().__init__()
         self.multiplier = multiplier
-        self.initial_lr = initial_lr
+        self._given_lr = initial_lr
+        self.initial_lr: float = initial_lr or 0.0
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.staircase = staircase
@@ -251,8 +252,8 @@ class RateSchedule(keras.callbacks.Callback):
                 f"{optimizer.name!r}, which is a schedule or a function: "
                 "create the optimizer with a number."
             )
-        if self.initial_lr is None:
-            self.initial_lr = self._rate()
+        given = self._given_lr
+        self.initial_lr = self._rate() if given is None else given
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
@@ -282,7 +283,6 @@ class RateSchedule(keras.callbacks.Callback):
         return float(_inner(self.model.optimizer).learning_rate.numpy())
 
     def _set(self, epoch: float) -> None:
-        assert self.initial_lr is not None
         old = self._rate()
         _inner(self.model.optimizer).learning_rate = (
             self.initial_lr * self.multiplier(epoch)

@@ -26,9 +26,9 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     launchers,
     meet,
-    rank_checks,
     store,
     tf_config,
+    versions,
     watch,
 )
 from keras_towers.rendezvous.rank_environment import is_elastic
@@ -47,7 +47,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         if member and not (member.speaks_mpi and hvd.mpi_built()):
             meet.join_job()
         if not _connected:
-            rank_checks.compare_with_first_rank("Horovod")
+            versions.compare_with_first_rank("Horovod")
             meet.take_elastic_rank()
         # Without a rendezvous, Horovod's C++ code would wait and then abort.
         cannot_meet = not (

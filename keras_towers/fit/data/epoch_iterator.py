@@ -54,8 +54,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         together = config.transport.size > 1
         self._config, self._kind = config, kind
         self._between, self._order = between, order
-        # Ranks with their own training data have their own validation data.
         self.at_last_step: bool = False
+        # Ranks with their own training data have their own validation data.
         self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
@@ -265,7 +265,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return size or compat.batch_size_of(self.source)
 
     def has_unknown_rows(self) -> bool:
-        """Whether numbers of rows of a batch's parts may differ, and how."""
+        """Whether the parts of a batch may have different numbers of rows."""
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return False
         batch = self.source.element_spec

@@ -29,19 +29,19 @@ class Constants:
 
     Attributes:
         digest: of their shapes and dtypes, and of integers and truth values.
-        about: integers that differ by at most one between ranks whose real
-            numbers differ by rounding only.
+        approximate: integers that differ by at most one between ranks whose
+            real numbers differ by rounding only.
         shown: describes each of them, with its line of code.
     """
 
     digest: int = 0
-    about: tuple[int, int, int] = (0, 0, 0)
+    approximate: tuple[int, int, int] = (0, 0, 0)
     shown: Sequence[str] = ()
 
 
 def constants_of(graph: Any) -> Constants:
     """Return the constants of a graph, and of the functions that it calls."""
-    digest, about, shown = 0, np.zeros(3), []
+    digest, sums, shown = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
     for operation in _constants_in(graph, set()):
         value = tf.make_ndarray(operation.get_attr("value"))
@@ -53,10 +53,10 @@ def constants_of(graph: Any) -> Constants:
         if value.dtype.kind in "biu":
             exact += value.tobytes()
         else:
-            about += _fingerprint(value)
+            sums += _fingerprint(value)
         digest += zlib.crc32(exact)
         shown.append(f"{_show(value)} of {line_of(operation)}")
-    first, second, third = np.rint(about / _TOLERANCE).astype(int).tolist()
+    first, second, third = np.rint(sums / _TOLERANCE).astype(int).tolist()
     return Constants(digest % 2**32, (first, second, third), shown)
 
 
@@ -73,7 +73,7 @@ def _constants_in(graph: Any, seen: set[int]) -> Iterator[Any]:
 def _fingerprint(value: np.ndarray) -> np.ndarray:
     """Return the logarithm of the norm of real numbers, and two projections."""
     if value.dtype.kind == "c":
-        value = np.stack([value.real, value.imag])
+        value = np.stack([np.real(value), np.imag(value)])
     flat = value.astype("float64").ravel()
     finite = np.isfinite(flat)
     flat = np.where(finite, flat, 0)

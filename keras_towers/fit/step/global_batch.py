@@ -19,7 +19,6 @@ from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.fit.data.rank_data import (
-    EagerDraws,
     SameBatches,
     gather_batch,
     rounded_fingerprint,
@@ -27,6 +26,7 @@ from keras_towers.fit.data.rank_data import (
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.eager_draws import EagerDraws
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components

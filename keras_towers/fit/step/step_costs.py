@@ -216,6 +216,12 @@ def _once(program: Program) -> dict[str, float]:
     return {line: count / total for line, count in counts.items()}
 
 
+@functools.cache
+def _absolute(path: str) -> str:
+    """Return an absolute path; many operations come from the same files."""
+    return os.path.abspath(path)
+
+
 def line_of(operation: Any) -> str:
     """Return the innermost line of the user's code, or the operation's name."""
     for frame in reversed(list(operation.traceback)):
@@ -226,10 +232,6 @@ def line_of(operation: Any) -> str:
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
     return operation.name.rpartition("/")[0] or operation.type
-
-
-# Operations have the same files in their tracebacks.
-_absolute = functools.cache(os.path.abspath)
 
 
 @functools.cache

@@ -103,7 +103,7 @@ class StepOrder:
         """
         self._constants.update(dict.fromkeys(constants.shown))
         self._agreement = self._assert_same_step(
-            described, constants.digest, constants.about, data
+            described, constants.digest, constants.approximate, data
         )
 
     def once_compared(self, act: Callable[[], None]) -> None:
@@ -173,7 +173,7 @@ class StepOrder:
         self,
         described: Sequence[str],
         digest: int = 0,
-        about: Sequence[int] = (0, 0, 0),
+        approximate: Sequence[int] = (0, 0, 0),
         data: tf.Tensor | None = None,
     ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
@@ -189,14 +189,14 @@ class StepOrder:
         if tf.executing_eagerly():
             where = "compares the steps"
             if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
-                raise self.difference()
+                raise self.mismatch_error()
             return []
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run an exchange of constants.
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-            nearly = tf.constant(about, tf.int64)
+            nearly = tf.constant(approximate, tf.int64)
             if data is not None:
                 nearly = tf.concat([nearly, data], 0)
         equal = self._are_equal(number, nearly)
@@ -213,31 +213,35 @@ class StepOrder:
                 tf.reduce_all(same_data), str(different_data(_BATCH)), []
             )
 
-    def _are_equal(self, number: tf.Tensor, about: tf.Tensor) -> tf.Tensor:
+    def _are_equal(
+        self, number: tf.Tensor, approximate: tf.Tensor
+    ) -> tf.Tensor:
         """Whether all ranks have the same numbers, for each of them.
 
         Args:
             number: a 32-bit number.
-            about: more numbers, which may differ by one.
+            approximate: more numbers, which may differ by one.
         """
         # One sum is faster than a gather, which exchanges sizes first.
         size = self._transport.size
         half = tf.constant(2**16, tf.int64)
         halves = tf.stack([number // half, tf.math.floormod(number, half)])
-        numbers = tf.concat([halves, about], 0)
+        numbers = tf.concat([halves, approximate], 0)
         both = tf.concat([numbers, numbers**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
         # The mean of the squares equals the square of the mean only if all
         # numbers are equal. Of large numbers, both are modulo 2**64.
         total, squares = tf.split(sums, 2)
-        allowed = tf.concat([[0, 0], tf.fill(tf.shape(about), size**2)], 0)
+        allowed = tf.concat(
+            [[0, 0], tf.fill(tf.shape(approximate), size**2)], 0
+        )
         return abs(squares * size - total**2) <= tf.cast(allowed, tf.int64)
 
-    def failed(self, error: Exception) -> bool:
-        """Whether a step failed because the ranks differ."""
+    def is_mismatch(self, error: Exception) -> bool:
+        """Whether an error says that the steps of ranks differ."""
         return rank_checks.OTHER_STEP in str(error)
 
-    def difference(self) -> TowerError:
+    def mismatch_error(self) -> TowerError:
         """Return an error that names the differences. Collective."""
         lists, constants = zip(
             *rank_checks.gather(

@@ -37,7 +37,7 @@ def traced(constant):
 def test_rounding_is_no_difference(one, other):
     one, other = traced(one), traced(other)
     assert one.digest == other.digest
-    assert np.abs(np.subtract(one.about, other.about)).max() <= 1
+    assert np.abs(np.subtract(one.approximate, other.approximate)).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_rounding_is_no_difference(one, other):
 )
 def test_other_numbers_differ(one, other):
     one, other = traced(one), traced(other)
-    far = np.abs(np.subtract(one.about, other.about)).max() > 1
+    far = np.abs(np.subtract(one.approximate, other.approximate)).max() > 1
     assert one.digest != other.digest or far
 
 

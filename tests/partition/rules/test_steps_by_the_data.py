@@ -120,3 +120,10 @@ def test_batches_of_a_known_size(name):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
     check_divided(_STEPS[name], *given, towers=towers)
+
+
+def test_a_band_has_as_many_diagonals_as_there_are_examples():
+    given = _OfSix(sharded(-1, 7).layout, (-1, 7))
+    check_on_towers(
+        lambda x: tf.linalg.diag(x, k=(0, 5)), given, towers=((3, 3),)
+    )

@@ -383,7 +383,7 @@ _ABOVE_DIGESTS = 2**32 + 2
 
 @dataclasses.dataclass(frozen=True)
 class ReductionOptions:
-    """ReductionOptions of a reduction; see ``DistributedOptimizer``.
+    """Options of a reduction; see ``DistributedOptimizer``.
 
     Attributes:
         groups: a number of groups, or the keys of each group's variables.

@@ -37,7 +37,7 @@ _MATRICES = [
     ),
     *cases_of("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
     *cases_of(
-        "adc, -",
+        "aDc, -",
         {
             "MatrixDiagV2-band": {**_DIAGONALS, "k": [0, 1]},
             "MatrixDiagV3-band": {**_DIAGONALS, "k": [0, 1]},
