@@ -21,6 +21,7 @@ from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.fit.data.rank_data import (
     SameBatches,
     gather_batch,
+    rounded_fingerprint,
 )
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
@@ -138,16 +139,19 @@ class GlobalStep:
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
         batch = self.order.begin_step(batch)
+        fingerprint = None
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
+            fingerprint = rounded_fingerprint(data)
         of_all, batch = self._count_examples(batch, kind)
         has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._sees_global_batch:
             spec = data_lib.spec_of(data)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
-        return DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
+        layouts = layouts_of(spec, has_rows)
+        return DividedBatch(batch, spec, layouts, of_all, fingerprint)
 
     @property
     def _sees_global_batch(self) -> bool:
@@ -250,7 +254,7 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self._agree(traced, ready, model)
+            self._agree(traced, ready, model, divided)
         results = ready.add_to_graph(
             common,
             parts,
@@ -264,7 +268,11 @@ class GlobalStep:
         return traced.output_with(results)
 
     def _agree(
-        self, traced: Trace, ready: TowerProgram, model: keras.Model
+        self,
+        traced: Trace,
+        ready: TowerProgram,
+        model: keras.Model,
+        divided: DividedBatch,
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
         outside = list(
@@ -281,6 +289,7 @@ class GlobalStep:
                 *outside_lib.describe(outside),
             ],
             constants,
+            divided.fingerprint,
         )
         if outside and self._outside is not None:
             take_over = functools.partial(self._outside.take_over, outside)
@@ -489,12 +498,14 @@ class DividedBatch:
             ragged and sparse tensors.
         of_all: the batch before micro-batching, with its start and total among
             the examples of all processes.
+        fingerprint: by which ranks compare it; None: each has its own data.
     """
 
     batch: TowerBatch
     whole: Any
     layouts: Sequence[InputLayout]
     of_all: TowerBatch
+    fingerprint: tf.Tensor | None = None
 
     @property
     def share(self) -> tf.Tensor:

@@ -23,10 +23,11 @@ class Played(SingleProcess):
         for number, about in zip(
             self._numbers[1:], self._about[1:], strict=True
         ):
-            order._are_equal(number, [about])
+            order._are_equal(number, tf.constant([about], tf.int64))
         said, self._said = self._said, []
         self._others = tf.add_n(said)
-        return bool(order._are_equal(self._numbers[0], [self._about[0]]))
+        about = tf.constant(self._about[:1], tf.int64)
+        return bool(tf.reduce_all(order._are_equal(self._numbers[0], about)))
 
     def all_reduce(self, tensors, key):
         (mine,) = tensors
