@@ -144,6 +144,33 @@ def variables_outside_of_a_model_are_those_of_rank_0():
     assert_exact(make, act)
 
 
+class Taught(Stepping):
+    """Learns what another model says."""
+
+    def loss_of(self, y, p):
+        return tf.reduce_mean((p - self.taught) ** 2)
+
+    def before(self, x):
+        self.taught = self.__dict__["teacher"](x)
+
+
+@rare_check
+def variables_outside_of_a_model_are_those_of_rank_0_on_each_tower():
+    teacher = m.mlp()
+    inner = m.mlp()
+    mine = Taught(*inner.inputs, *inner.outputs)
+    mine.__dict__["teacher"] = teacher
+    mine.compile("sgd")
+    strategy = Strategy(towers=2, updates="sharded")
+    with strategy:
+        teacher.predict(X[:8], verbose=0)
+        # Each tower has a copy from now on.
+        teacher.set_weights([w * (1 + RANK) for w in teacher.get_weights()])
+        mine.fit(X[:8], Y[:8], verbose=0)
+    assert_same_model(mine)
+    assert_same_model(teacher)
+
+
 class Summarized(Stepping):
     """Shows its learning rate and a number where there is a writer."""
 

@@ -23,11 +23,11 @@ class Played(SingleProcess):
         for number, about in zip(
             self._numbers[1:], self._about[1:], strict=True
         ):
-            order._are_equal(number, tf.constant([about], tf.int64))
+            order.are_equal(number, tf.constant([about], tf.int64))
         said, self._said = self._said, []
         self._others = tf.add_n(said)
         about = tf.constant(self._about[:1], tf.int64)
-        return bool(tf.reduce_all(order._are_equal(self._numbers[0], about)))
+        return bool(tf.reduce_all(order.are_equal(self._numbers[0], about)))
 
     def all_reduce(self, tensors, key):
         (mine,) = tensors
