@@ -24,7 +24,7 @@ def outside_variables(traced: Trace, model: keras.Model) -> list[Any]:
     """
     own = state_lib.collect(model).everything()
     known = {id(_handle_of(variable)) for variable in own}
-    used = [t for t in traced.needed_captures if t.dtype == tf.resource]
+    used = [t for _, t in traced.needed_captures if t.dtype == tf.resource]
     for call in traced.updates.values():
         for part in state_lib.optimizers_in(call.optimizer):
             used += map(_handle_of, part.variables)
