@@ -88,7 +88,7 @@ def _fingerprint(value: np.ndarray) -> np.ndarray:
         # The square of a large number may be infinite.
         part = np.where(finite, part, 0) / (largest or 1)
         weights = generator.uniform(-1, 1, (2, part.size))
-        squares += part @ part
+        squares += float(part @ part)
         sums += weights @ part
         # Infinite numbers count by where they are.
         infinite += weights @ ~finite
