@@ -40,7 +40,8 @@ _FOR_SAME_DATA = (
 _RATE = "learning_rate"
 _LAYERS = "layers"
 _SHOWN_CHARACTERS = 80
-# These differences only warn: a custom layer may have per-rank settings.
+# These differences only warn: not every setting changes a step. Where a layer's
+# does, ranks refuse the step by its constants or its exchanges.
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
     "train with the learning rate of rank 0.",

@@ -110,7 +110,8 @@ def describe(handles: Sequence[Any]) -> list[str]:
         for handle in handles
     ]
     return [
-        f"variable {tf.as_dtype(f.dtype).name} {tf.TensorShape(f.shape)}"
+        f"a variable outside of the model {tf.TensorShape(f.shape)} "
+        f"{tf.as_dtype(f.dtype).name}"
         for f in found
     ]
 

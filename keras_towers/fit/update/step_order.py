@@ -245,27 +245,26 @@ class StepOrder:
         lists, constants = zip(
             *rank_checks.gather(
                 self._transport,
-                (dict(self._traced), list(self._constants)),
+                (list(self._traced.values()), list(self._constants)),
                 "compares the steps",
             ),
             strict=True,
         )
-        exchanged = [
-            {tuple(map(rank_checks.without_numbers, of)) for of in own.values()}
+        of_ranks = [
+            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
             for own in lists
         ]
-        if all(own == exchanged[0] for own in exchanged):
-            return TowerError(rank_checks.describe_constants(constants))
-        known = set.intersection(*(set(traced) for traced in lists))
+        common = set.intersection(*map(set, of_ranks))
         odd = [
             [
-                (rank_checks.without_numbers(name), name)
-                for digest in traced.keys() - known
-                for name in traced[digest]
+                pair
+                for kinds, described in own.items()
+                if kinds not in common
+                for pair in zip(kinds, described, strict=True)
             ]
-            for traced in lists
+            for own in of_ranks
         ]
-        return TowerError(rank_checks.describe_gradients(odd))
+        return TowerError(rank_checks.describe_steps(odd, constants))
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
