@@ -40,7 +40,8 @@ _FOR_SAME_DATA = (
 _RATE = "learning_rate"
 _LAYERS = "layers"
 _SHOWN_CHARACTERS = 80
-# These differences only warn: a custom layer may have per-rank settings.
+# These differences only warn: not every setting changes a step. Where a layer's
+# does, ranks refuse the step by its constants or its exchanges.
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
     "train with the learning rate of rank 0.",
@@ -111,16 +112,21 @@ def _compiled(model: keras.Model) -> dict[str, str]:
     except Exception:  # A custom optimizer need not be serializable.
         options = {}
     # All ranks take rank 0's learning rate only if it is a variable.
-    shared = isinstance(getattr(inner, "_learning_rate", None), keras.Variable)
+    rate = getattr(inner, "_learning_rate", None)
+    shared = isinstance(rate, keras.Variable)
+    configured = options.pop(_RATE, None)
+    if shared:
+        rate = configured
+    elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        # Not every schedule has a configuration that says all.
+        rate = [type(rate), vars(rate)]
     compiled_loss = getattr(model, "_compile_loss", None)
     settings = {
         "loss": getattr(model, "loss", None),
         "loss_weights": getattr(compiled_loss, "_user_loss_weights", None),
         "steps_per_execution": getattr(model, "steps_per_execution", 1),
         "optimizer": type(optimizer),
-        _RATE if shared else "schedule of learning rates": options.pop(
-            _RATE, None
-        ),
+        _RATE if shared else "schedule of learning rates": rate,
     }
     options.pop("name", None)
     settings |= {f"{name} of the optimizer": options[name] for name in options}

@@ -1,5 +1,7 @@
 """Checks of a worker: steps that write state by themselves, on two ranks."""
 
+import tempfile
+
 import keras
 import tensorflow as tf
 
@@ -11,7 +13,7 @@ from tests.kit.compare import assert_all_close, use_model
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.processes.exact import assert_one_device
-from tests.processes.small import RANK, Strategy, refused
+from tests.processes.small import RANK, Strategy, assert_same_model, refused
 
 
 def assert_exact(make, act):
@@ -140,6 +142,52 @@ def variables_outside_of_a_model_are_those_of_rank_0():
         return logs, model.train_on_batch(X[:5], Y[:5])
 
     assert_exact(make, act)
+
+
+class Taught(Stepping):
+    """Learns what another model says."""
+
+    def loss_of(self, y, p):
+        return tf.reduce_mean((p - self.taught) ** 2)
+
+    def before(self, x):
+        self.taught = self.__dict__["teacher"](x)
+
+
+@rare_check
+def variables_outside_of_a_model_are_those_of_rank_0_on_each_tower():
+    def taught(more):
+        inner = m.mlp()
+        mine = Taught(*inner.inputs, *inner.outputs)
+        mine.compile("sgd")
+        with Strategy(towers=2, updates="sharded"):
+            # Each tower has a copy of what is made here.
+            teacher = mine.__dict__["teacher"] = m.mlp()
+            teacher.set_weights([w + more for w in teacher.get_weights()])
+            mine.fit(X[:8], Y[:8], verbose=0)
+        return mine.get_weights()
+
+    assert_all_close(taught(RANK), taught(0), 0)
+
+
+class Summarized(Stepping):
+    """Shows its learning rate and a number where there is a writer."""
+
+    def before(self, x):
+        tf.summary.scalar("rate", self.optimizer.learning_rate)
+        tf.summary.scalar("number", 0.5)
+
+
+@check
+def rank_0_alone_writes_summaries():
+    inner = m.mlp()
+    mine = Summarized(*inner.inputs, *inner.outputs)
+    mine.compile("sgd")
+    with tempfile.TemporaryDirectory() as folder:
+        board = keras.callbacks.TensorBoard(folder, update_freq=1)
+        with Strategy():
+            mine.fit(X[:8], Y[:8], verbose=0, callbacks=[board])
+    assert_same_model(mine)
 
 
 class Scaled(Stepping):

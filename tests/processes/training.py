@@ -161,6 +161,32 @@ def other_data_of_an_epoch_that_follows_is_refused():
 
 
 @check
+def other_data_later_in_an_epoch_is_refused():
+    """As of workers that draw in another order; rounding is no difference."""
+
+    def batches():
+        for step in range(3):
+            yield s.X + s.RANK * (1 if step == 2 else 1e-6), s.Y
+
+    mine = s.model()
+    weights = []
+    remember = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: weights.append(
+            mine.get_weights()
+        )
+    )
+    with s.Strategy():
+        with s.refused("in a batch after the first one", *REMEDIES):
+            s.fit(
+                mine, batches(), None, steps_per_epoch=3, callbacks=[remember]
+            )
+        assert len(weights) == 2
+        assert_all_close(mine.get_weights(), weights[-1], 0)
+        s.fit(mine, batches(), None, steps_per_epoch=2)
+    s.assert_same_model(mine)
+
+
+@check
 def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
     """What is trained is what rank 0 trains by itself."""
 

@@ -29,8 +29,11 @@ _REMEDY = (
     "and use no deterministic=False. "
     'Or set batches="each" to let every rank read its own data.'
 )
-# About how many values of a batch, and rows of arrays, a fingerprint covers.
+# About how many values of each tensor a fingerprint covers: of an epoch's first
+# batch, and of the others.
 _VALUES = 2**20
+_FEW_VALUES = 2**12
+# About how many rows of arrays a fingerprint covers.
 _ROWS = 64
 _PRIME = 1_000_000_007
 _FACTORS = [[618_033], [414_213]]
@@ -138,24 +141,38 @@ def different_data(why: str) -> TowerError:
     return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
 
 
-def fingerprint(structure: Any) -> tf.Tensor:
-    """Return four numbers, nearly equal only if the values are nearly equal."""
+def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
+    """Return four numbers, nearly equal only if the values are nearly equal.
+
+    Args:
+        structure: of tensors.
+        values: about how many values of each of them to look at.
+    """
     rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
         with tf.device("CPU:0"):
             if leaf is not None and leaf.dtype != tf.variant:
-                rows.append(_fingerprint_of(tf.reshape(leaf, [-1]), len(rows)))
+                flat = tf.reshape(leaf, [-1])
+                rows.append(_fingerprint_of(flat, len(rows), values))
     return tf.add_n(rows)
 
 
-def _fingerprint_of(flat: tf.Tensor, number: int) -> tf.Tensor:
+def rounded_fingerprint(structure: Any) -> tf.Tensor:
+    """Return four integers, which rounding of the values changes by one."""
+    with tf.device("CPU:0"):
+        few = tf.cast(fingerprint(structure, _FEW_VALUES), tf.float64)
+        return tf.cast(tf.round(few / _TOLERANCE), tf.int64)
+
+
+def _fingerprint_of(flat: tf.Tensor, number: int, values: int) -> tf.Tensor:
+    count = tf.size(flat, tf.int64)
+    flat = flat[:: 1 + count // values]
     if flat.dtype == tf.string:
         flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
     elif flat.dtype.is_complex:
         flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], 0)
-    count = tf.size(flat, tf.int64)
-    flat = tf.cast(flat[:: 1 + count // _VALUES], tf.float64)
+    flat = tf.cast(flat, tf.float64)
     # A column of large numbers must not hide differences in other columns.
     flat = tf.math.asinh(tf.where(tf.math.is_finite(flat), flat, 1))
     norm = tf.norm(flat)
@@ -177,6 +194,7 @@ def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
 class SameBatches:
     """Checks that all ranks get the same first batch in each epoch.
 
+    Of other batches, each step compares a few values (``StepOrder.compare``).
     The batch is checked in the step that uses it: a generator's output cannot
     be read twice, and a dataset may draw a new order.
     """

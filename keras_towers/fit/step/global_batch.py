@@ -21,6 +21,7 @@ from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.fit.data.rank_data import (
     SameBatches,
     gather_batch,
+    rounded_fingerprint,
 )
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
@@ -32,6 +33,7 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import adoption as adoption_lib
+from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -87,14 +89,15 @@ class GlobalStep:
             self.same = SameBatches(self.config.transport)
         self._outside: outside_lib.OutsideVariables | None = None
         if self.config.transport.size > 1:
-            transport = self.config.transport
-            self._outside = outside_lib.OutsideVariables(transport)
+            self._outside = outside_lib.OutsideVariables(
+                self.config.transport, self.config.devices, self.order
+            )
         self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
         if self._outside is not None:
-            self._outside.send_in_next_step()
+            self._outside.compare_in_next_step()
         if self.same is not None:
             self.same.check_next_batch()
 
@@ -138,16 +141,19 @@ class GlobalStep:
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
         batch = self.order.begin_step(batch)
+        fingerprint = None
         if self.same is not None and whole:
             check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
+            fingerprint = rounded_fingerprint(data)
         of_all, batch = self._count_examples(batch, kind)
         has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._sees_global_batch:
             spec = data_lib.spec_of(data)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
-        return DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
+        layouts = layouts_of(spec, has_rows)
+        return DividedBatch(batch, spec, layouts, of_all, fingerprint)
 
     @property
     def _sees_global_batch(self) -> bool:
@@ -188,7 +194,7 @@ class GlobalStep:
         ):
             result = step(whole)
         for handles_of_towers in variables.handles().values():
-            _copy_first(handles_of_towers, self.config.devices)
+            copy_first(handles_of_towers, self.config.devices)
         return result
 
     def _run_divided(
@@ -250,7 +256,7 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self._agree(traced, ready, model)
+            self._agree(traced, ready, model, divided)
         results = ready.add_to_graph(
             common,
             parts,
@@ -260,30 +266,35 @@ class GlobalStep:
             functools.partial(self._update, traced, local_step, divided),
         )
         for handles_of_towers in copied:
-            _copy_first(handles_of_towers, config.devices)
+            copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
 
     def _agree(
-        self, traced: Trace, ready: TowerProgram, model: keras.Model
+        self,
+        traced: Trace,
+        ready: TowerProgram,
+        model: keras.Model,
+        divided: DividedBatch,
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
-        outside = list(
-            map(_capture, outside_lib.outside_variables(traced, model))
-        )
+        outside = outside_lib.outside_variables(traced, model)
         constants = Constants()
         if self.same is not None:
             # With data of their own, ranks may know other sizes of a batch.
-            constants = constants_of(traced.graph)
+            constants = constants_of(traced)
         self.order.compare(
             [
                 *ready.describe_exchanges(),
                 *traced.describe_gradients(),
-                *outside_lib.describe(outside),
+                *outside_lib.describe(list(map(_capture, outside))),
             ],
             constants,
+            divided.fingerprint,
         )
         if outside and self._outside is not None:
-            take_over = functools.partial(self._outside.take_over, outside)
+            mirrors = self.update.variables.handles()
+            copies = [mirrors.get(id(handle), [handle]) for handle in outside]
+            take_over = functools.partial(self._outside.take_over, copies)
             self.order.once_compared(take_over)
 
     def _trace(
@@ -452,15 +463,6 @@ def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
         )
 
 
-def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
-    """Assign a variable's value on the first tower to all other towers."""
-    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
-    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
-    for handle, device in zip(handles[1:], devices[1:], strict=True):
-        with tf.device(device):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
     """Multiply gradients by a factor; a factor of 0 turns NaN into 0, too."""
 
@@ -489,12 +491,14 @@ class DividedBatch:
             ragged and sparse tensors.
         of_all: the batch before micro-batching, with its start and total among
             the examples of all processes.
+        fingerprint: by which ranks compare it; None: each has its own data.
     """
 
     batch: TowerBatch
     whole: Any
     layouts: Sequence[InputLayout]
     of_all: TowerBatch
+    fingerprint: tf.Tensor | None = None
 
     @property
     def share(self) -> tf.Tensor:

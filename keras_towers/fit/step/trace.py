@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
+from keras_towers.fit.step.needed import needed_operations
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.partition import UpdateInfo
@@ -43,6 +45,28 @@ class Trace:
     def results(self) -> list[tf.Tensor]:
         """The tensors in the output."""
         return tensors_in(self.output)
+
+    @property
+    def needed(self) -> list[Any]:
+        """The operations on which results, gradients and variables depend.
+
+        They include those of called functions.
+        """
+        graphs = self._needed.values()
+        return [operation for found in graphs for operation in found.values()]
+
+    @property
+    def needed_captures(self) -> list[tuple[Any, Any]]:
+        """The captures among what is needed: inside, and of the outer graph."""
+        found = self._needed[self.graph]
+        captures = zip(self._captured, self.captures, strict=True)
+        return [pair for pair in captures if pair[0].op.name in found]
+
+    @functools.cached_property
+    def _needed(self) -> dict[Any, dict[str, Any]]:
+        ends = [tensor.op for tensor in self.results]
+        ends += map(self.graph.get_operation_by_name, self.updates)
+        return needed_operations(self.graph, ends)
 
     @property
     def written(self) -> list[int]:

@@ -12,11 +12,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
 from keras_towers.fit.data.batches import (
     TowerBatch,
     identity_of,
     tensors_in,
 )
+from keras_towers.fit.data.rank_data import different_data
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from keras_towers.fit.step.constants import Constants
 
 _HOST = "CPU:0"
+_BATCH = "they have different examples in a batch after the first one"
 
 
 class StepOrder:
@@ -84,16 +87,23 @@ class StepOrder:
             self.gate = [before()]
         return self._gate_batch(batch)
 
-    def compare(self, described: Sequence[str], constants: Constants) -> None:
+    def compare(
+        self,
+        described: Sequence[str],
+        constants: Constants,
+        data: tf.Tensor | None = None,
+    ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
 
         Args:
             described: what the ranks exchange, in its order.
             constants: the constants of the step, which must be the same, too.
+            data: integers of the global batch, which differ by at most one
+                between ranks with the same batch; None: each has its own.
         """
         self._constants.update(dict.fromkeys(constants.shown))
         self._agreement = self._assert_same_step(
-            described, constants.digest, constants.approximate
+            described, constants.digest, constants.approximate, data
         )
 
     def once_compared(self, act: Callable[[], None]) -> None:
@@ -164,6 +174,7 @@ class StepOrder:
         described: Sequence[str],
         digest: int = 0,
         approximate: Sequence[int] = (0, 0, 0),
+        data: tf.Tensor | None = None,
     ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
@@ -185,33 +196,45 @@ class StepOrder:
         with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run an exchange of constants.
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-        return [
-            tf.debugging.Assert(
-                self._are_equal(number, approximate), [rank_checks.OTHER_STEP]
-            )
+            nearly = tf.constant(approximate, tf.int64)
+            if data is not None:
+                nearly = tf.concat([nearly, data], 0)
+        equal = self.are_equal(number, nearly)
+        if data is not None:
+            equal, same_data = tf.split(equal, [-1, data.shape[0]])
+        agreement = [
+            tf.debugging.Assert(tf.reduce_all(equal), [rank_checks.OTHER_STEP])
         ]
+        if data is None:
+            return agreement
+        # Other steps may have other data: say that the steps differ.
+        with tf.control_dependencies(agreement):
+            return agreement + error_notes.assert_for_user(
+                tf.reduce_all(same_data), str(different_data(_BATCH)), []
+            )
 
-    def _are_equal(
-        self, number: tf.Tensor, approximate: Sequence[int] = (0, 0, 0)
-    ) -> tf.Tensor:
-        """Whether all ranks have the same numbers.
+    def are_equal(self, exact: tf.Tensor, approximate: Any = ()) -> tf.Tensor:
+        """Whether all ranks have the same numbers, for each of them.
 
         Args:
-            number: a 32-bit number.
+            exact: 32-bit numbers; the result has two entries for each.
             approximate: more numbers, which may differ by one.
         """
         # One sum is faster than a gather, which exchanges sizes first.
         size = self._transport.size
         half = tf.constant(2**16, tf.int64)
-        halves = tf.stack([number // half, tf.math.floormod(number, half)])
-        numbers = tf.concat([halves, tf.constant(approximate, tf.int64)], 0)
+        exact = tf.reshape(exact, [-1])
+        halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
+        nearly = tf.cast(approximate, tf.int64)
+        numbers = tf.concat([halves, nearly], 0)
         both = tf.concat([numbers, numbers**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
         # The mean of the squares equals the square of the mean only if all
         # numbers are equal. Of large numbers, both are modulo 2**64.
         total, squares = tf.split(sums, 2)
-        allowed = [0, 0, *(size**2 for _ in approximate)]
-        return tf.reduce_all(abs(squares * size - total**2) <= allowed)
+        slack = tf.ones_like(nearly) * size**2
+        allowed = tf.concat([tf.zeros_like(halves), slack], 0)
+        return abs(squares * size - total**2) <= allowed
 
     def is_mismatch(self, error: Exception) -> bool:
         """Whether an error says that the steps of ranks differ."""
@@ -222,27 +245,26 @@ class StepOrder:
         lists, constants = zip(
             *rank_checks.gather(
                 self._transport,
-                (dict(self._traced), list(self._constants)),
+                (list(self._traced.values()), list(self._constants)),
                 "compares the steps",
             ),
             strict=True,
         )
-        exchanged = [
-            {tuple(map(rank_checks.without_numbers, of)) for of in own.values()}
+        of_ranks = [
+            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
             for own in lists
         ]
-        if all(own == exchanged[0] for own in exchanged):
-            return TowerError(rank_checks.describe_constants(constants))
-        known = set.intersection(*(set(traced) for traced in lists))
+        common = set.intersection(*map(set, of_ranks))
         odd = [
             [
-                (rank_checks.without_numbers(name), name)
-                for digest in traced.keys() - known
-                for name in traced[digest]
+                pair
+                for kinds, described in own.items()
+                if kinds not in common
+                for pair in zip(kinds, described, strict=True)
             ]
-            for traced in lists
+            for own in of_ranks
         ]
-        return TowerError(rank_checks.describe_gradients(odd))
+        return TowerError(rank_checks.describe_steps(odd, constants))
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:

@@ -215,6 +215,20 @@ def copy_to_towers(variables: Sequence[Any]) -> None:
                     other.assign(fresh, read_value=False)
 
 
+def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
+    """Assign a variable's value on the first tower to all other towers.
+
+    Args:
+        handles: the handles of its copies on K towers.
+        devices: the K towers' devices.
+    """
+    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
+    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
+    for handle, device in zip(handles[1:], devices[1:], strict=True):
+        with tf.device(device):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
 class TowerVariables:
     """Places the variables of a strategy's models, and puts them back later.
 

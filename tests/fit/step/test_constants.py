@@ -1,10 +1,14 @@
 """The constants of a step, as ranks compare them."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.step import constants
 from keras_towers.fit.step.constants import constants_of
+from keras_towers.fit.step.outside import outside_variables
+from keras_towers.fit.step.trace import trace
 
 pytestmark = pytest.mark.core
 MANY = np.random.default_rng(0).normal(size=(40, 30))
@@ -13,7 +17,6 @@ MANY = np.random.default_rng(0).normal(size=(40, 30))
 def traced(constant):
     """The constants of a step, of which Python has computed one."""
 
-    @tf.function
     def step(x):
         return tf.cond(
             x > 0,
@@ -21,8 +24,19 @@ def traced(constant):
             lambda: x * 0.5,
         )
 
-    spec = tf.TensorSpec([])
-    return constants_of(step.get_concrete_function(spec).graph)
+    return constants_of(trace_of(step))
+
+
+def trace_of(step):
+    """The trace of a step that takes a number."""
+
+    @tf.function
+    def outer():
+        found.append(trace(step, tf.TensorSpec([]), "evaluate", None))
+
+    found = []
+    outer.get_concrete_function()
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -31,8 +45,9 @@ def traced(constant):
         (0.3, 0.3 * (1 + 1e-7)),
         (MANY, MANY.astype("float32").astype("float64")),
         (MANY, MANY.copy()),
+        (tf.constant(MANY), tf.constant(MANY * (1 + 1e-8))),
     ],
-    ids=["number", "array", "equal"],
+    ids=["number", "array", "equal", "captured"],
 )
 def test_rounding_is_no_difference(one, other):
     one, other = traced(one), traced(other)
@@ -53,10 +68,13 @@ def test_rounding_is_no_difference(one, other):
         (True, False),
         (MANY, MANY[::-1].copy()),
         (MANY, MANY.T.copy()),
+        (tf.constant(MANY), tf.constant(MANY[::-1])),
+        (tf.range(999), tf.range(999)[::-1]),
     ],
     ids=[
         *("number", "small", "sign", "zero", "infinite", "nan"),
         *("integer", "truth", "order", "shape"),
+        *("captured", "captured-integers"),
     ],
 )
 def test_other_numbers_differ(one, other):
@@ -66,5 +84,50 @@ def test_other_numbers_differ(one, other):
 
 
 def test_a_constant_is_shown_with_its_line():
-    shown = traced(np.float32(0.3)).shown
-    assert any(text.startswith("0.3 of test_constants.py:") for text in shown)
+    for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
+        shown = [t for t in traced(constant).shown if t.startswith(value)]
+        assert all(" of test_constants.py:" in text for text in shown)
+        assert shown
+
+
+NUMBER = tf.Variable(7, dtype=tf.int64)
+SCALE = tf.Variable(2.0)
+
+
+def scaled(x):
+    return tf.math.log(x * 0.3) * SCALE
+
+
+def with_summary(x):
+    tf.summary.scalar("rate", 0.125, NUMBER)
+    return scaled(x)
+
+
+def test_a_large_constant_is_read_in_parts(monkeypatch):
+    one, other = MANY.copy(), MANY.copy()
+    other[-1, -1] += 0.1
+    whole = traced(one)
+    monkeypatch.setattr(constants, "_CHUNK", 100)
+    one, other = traced(one), traced(other)
+    assert one.digest == whole.digest == other.digest
+    far = np.abs(np.subtract(one.approximate, other.approximate))
+    assert far.max() > 1
+
+
+@pytest.mark.parametrize("wrapped", [lambda step: step, tf.function])
+@pytest.mark.parametrize("written", [False, True])
+def test_what_only_a_summary_shows_may_differ(tmp_path, wrapped, written):
+    def step(x):
+        if written:
+            NUMBER.assign_add(1)
+        return wrapped(with_summary)(x)
+
+    without = trace_of(step)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        shown = trace_of(step)
+    assert len(shown.captures) > len(without.captures)
+    assert constants_of(shown) == constants_of(without)
+    used = {id(SCALE.handle), *([id(NUMBER.handle)] if written else ())}
+    for found in shown, without:
+        outside = outside_variables(found, keras.Sequential())
+        assert {id(handle) for handle in outside} == used
