@@ -200,10 +200,13 @@ class StepOrder:
             if data is not None:
                 nearly = tf.concat([nearly, data], 0)
         equal = self.are_equal(number, nearly)
-        if data is not None:
-            equal, same_data = tf.split(equal, [-1, data.shape[0]])
+        # The number has two entries.
+        same_step = equal[: 2 + len(approximate)]
+        same_data = equal[2 + len(approximate) :]
         agreement = [
-            tf.debugging.Assert(tf.reduce_all(equal), [rank_checks.OTHER_STEP])
+            tf.debugging.Assert(
+                tf.reduce_all(same_step), [rank_checks.OTHER_STEP]
+            )
         ]
         if data is None:
             return agreement
