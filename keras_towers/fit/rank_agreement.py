@@ -244,7 +244,9 @@ def digest_of(variable: keras.Variable) -> str:
     value = variable._value.read_value()
     if value.dtype == tf.string:
         return ""
-    return hashlib.sha256(value.numpy().tobytes()).hexdigest()[:16]
+    # Not tobytes(), which would copy the value.
+    flat = value.numpy().ravel().view(np.uint8)
+    return hashlib.sha256(flat).hexdigest()[:16]
 
 
 def _listed(variables: Sequence[str]) -> str:

@@ -65,9 +65,14 @@ def _on_copies(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    *("scatter_nd_update", "scatter_nd_add", "scatter_nd_sub"),
-    *("scatter_nd_max", "scatter_nd_min", "batch_scatter_update"),
-    *("gather_nd", "sparse_read"),
+    "scatter_nd_update",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_max",
+    "scatter_nd_min",
+    "batch_scatter_update",
+    "gather_nd",
+    "sparse_read",
 ):
     setattr(Mirrored, _name, _on_copies(_name))
 
