@@ -404,12 +404,16 @@ def interleaves_in_any_order(dataset: Any) -> bool:
     """Whether a dataset is a parallel ``interleave`` in no fixed order."""
     if not isinstance(dataset, _ParallelInterleaveDataset):
         return False
+    import tensorflow as tf
+
     # Only the graph contains this argument.
-    graph = _GraphDef.FromString(
-        dataset._as_serialized_graph(
+    try:
+        text = dataset._as_serialized_graph(
             external_state_policy=_ExternalStatePolicy.IGNORE
         ).numpy()
-    )
+    except tf.errors.OpError:  # It contains arrays larger than 2 GB.
+        return False
+    graph = _GraphDef.FromString(text)
     functions = [function.node_def for function in graph.library.function]
     return any(
         node.attr["deterministic"].s == b"false"

@@ -40,7 +40,8 @@ _FOR_SAME_DATA = (
 _RATE = "learning_rate"
 _LAYERS = "layers"
 _SHOWN_CHARACTERS = 80
-# These differences only warn: a custom layer may have per-rank settings.
+# These differences only warn: not every setting changes a step. Where a layer's
+# does, ranks refuse the step by its constants or its exchanges.
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
     "train with the learning rate of rank 0.",
@@ -243,7 +244,9 @@ def digest_of(variable: keras.Variable) -> str:
     value = variable._value.read_value()
     if value.dtype == tf.string:
         return ""
-    return hashlib.sha256(value.numpy().tobytes()).hexdigest()[:16]
+    # Not tobytes(), which would copy the value.
+    flat = value.numpy().ravel().view(np.uint8)
+    return hashlib.sha256(flat).hexdigest()[:16]
 
 
 def _listed(variables: Sequence[str]) -> str:

@@ -25,13 +25,11 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 # ``as`` marks a name as re-exported.
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook as CommunicationHook,
-    across_ranks as across_ranks,
-    sum_over_ranks as sum_over_ranks,
-)
-from keras_towers.reduction.communication_hooks import (
     CompressionName as CompressionName,
+    across_ranks as across_ranks,
     owned_by as owned_by,
     power_sgd as power_sgd,
+    sum_over_ranks as sum_over_ranks,
 )
 from keras_towers.reduction.gradients import (
     Gradient as Gradient,

@@ -79,8 +79,30 @@ def describe_gradients(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
 ) -> str:
     """Describe the gradients that some ranks lack."""
+    return f"the ranks do not have the same gradients. {_not_on_all(ranks)}"
+
+
+def describe_steps(
+    ranks: Sequence[Collection[tuple[Hashable, str]]],
+    constants: Sequence[Sequence[str]],
+) -> str:
+    """Describe how the steps of ranks differ.
+
+    Args:
+        ranks: for each rank, the exchanges, gradients and other variables of
+            the steps that some ranks do not have: a key to compare, and a name.
+        constants: for each rank, the constants of its steps.
+    """
+    texts = []
+    if any(ranks):
+        texts.append(f"the ranks have different steps. {_not_on_all(ranks)}")
+    if len(set(map(frozenset, constants))) > 1 or not texts:
+        texts.append(describe_constants(constants))
+    return " Besides, ".join(texts)
+
+
+def _not_on_all(ranks: Sequence[Collection[tuple[Hashable, str]]]) -> str:
     return (
-        "the ranks do not have the same gradients. "
         f"{_only_on(ranks, ', ')}. Every rank has to run the same model, and "
         "to compute the same loss for the same variables."
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +21,8 @@ from keras_towers.fit.step.trace import Trace
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4
 _SHOWN = 4
+# Numbers of which copies are made at a time.
+_CHUNK = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +45,7 @@ def constants_of(traced: Trace) -> Constants:
     """Return the constants on which results or variables of a step depend."""
     digest, sums, shown = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
-    for operation in traced.needed:
-        if operation.type != "Const":
-            continue
-        value = tf.make_ndarray(operation.get_attr("value"))
+    for operation, value in _constants_in(traced):
         if value.dtype.kind == "V":
             value = value.astype("float32")  # NumPy has no bfloat16.
         if value.dtype.kind not in "biufc":
@@ -61,23 +61,39 @@ def constants_of(traced: Trace) -> Constants:
     return Constants(digest % 2**32, (first, second, third), shown)
 
 
+def _constants_in(traced: Trace) -> Iterator[tuple[Any, np.ndarray]]:
+    """Return the constants, and the operations that introduce them."""
+    for operation in traced.needed:
+        if operation.type == "Const":
+            yield operation, tf.make_ndarray(operation.get_attr("value"))
+    # TensorFlow captures large tensors rather than make them constants.
+    for inside, tensor in traced.needed_captures:
+        if tensor.dtype.is_numpy_compatible and not tf.is_symbolic_tensor(
+            tensor
+        ):
+            yield inside.op, tensor.numpy()
+
+
 def _fingerprint(value: np.ndarray) -> np.ndarray:
     """Return the logarithm of the norm of real numbers, and two projections."""
     if value.dtype.kind == "c":
         value = np.stack([np.real(value), np.imag(value)])
-    flat = value.astype("float64").ravel()
-    finite = np.isfinite(flat)
-    flat = np.where(finite, flat, 0)
-    # The square of a large number may be infinite.
-    largest = np.abs(flat).max(initial=0)
-    if largest:
-        flat /= largest
-    norm = np.linalg.norm(flat)
-    size = np.log(largest) + np.log(norm) if largest else -100
-    # Infinite numbers count by where they are.
-    unit = np.where(finite, flat / (norm or 1), 2)
-    weights = np.random.default_rng(1).uniform(-1, 1, (2, flat.size))
-    return np.array([size, *(weights @ unit)])
+    flat = value.ravel()
+    largest = float(np.abs(flat).max(initial=0, where=np.isfinite(flat)))
+    squares, sums, infinite = 0.0, np.zeros(2), np.zeros(2)
+    generator = np.random.default_rng(1)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK].astype("float64")
+        finite = np.isfinite(part)
+        # The square of a large number may be infinite.
+        part = np.where(finite, part, 0) / (largest or 1)
+        weights = generator.uniform(-1, 1, (2, part.size))
+        squares += float(part @ part)
+        sums += weights @ part
+        # Infinite numbers count by where they are.
+        infinite += weights @ ~finite
+    size = np.log(largest) + np.log(squares) / 2 if largest else -100
+    return np.array([size, *(sums / (squares**0.5 or 1) + 2 * infinite)])
 
 
 def _show(value: np.ndarray) -> str:

@@ -33,6 +33,7 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import adoption as adoption_lib
+from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -88,14 +89,15 @@ class GlobalStep:
             self.same = SameBatches(self.config.transport)
         self._outside: outside_lib.OutsideVariables | None = None
         if self.config.transport.size > 1:
-            transport = self.config.transport
-            self._outside = outside_lib.OutsideVariables(transport)
+            self._outside = outside_lib.OutsideVariables(
+                self.config.transport, self.config.devices, self.order
+            )
         self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
         if self._outside is not None:
-            self._outside.send_in_next_step()
+            self._outside.compare_in_next_step()
         if self.same is not None:
             self.same.check_next_batch()
 
@@ -192,7 +194,7 @@ class GlobalStep:
         ):
             result = step(whole)
         for handles_of_towers in variables.handles().values():
-            _copy_first(handles_of_towers, self.config.devices)
+            copy_first(handles_of_towers, self.config.devices)
         return result
 
     def _run_divided(
@@ -264,7 +266,7 @@ class GlobalStep:
             functools.partial(self._update, traced, local_step, divided),
         )
         for handles_of_towers in copied:
-            _copy_first(handles_of_towers, config.devices)
+            copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
 
     def _agree(
@@ -275,9 +277,7 @@ class GlobalStep:
         divided: DividedBatch,
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
-        outside = list(
-            map(_capture, outside_lib.outside_variables(traced, model))
-        )
+        outside = outside_lib.outside_variables(traced, model)
         constants = Constants()
         if self.same is not None:
             # With data of their own, ranks may know other sizes of a batch.
@@ -286,13 +286,15 @@ class GlobalStep:
             [
                 *ready.describe_exchanges(),
                 *traced.describe_gradients(),
-                *outside_lib.describe(outside),
+                *outside_lib.describe(list(map(_capture, outside))),
             ],
             constants,
             divided.fingerprint,
         )
         if outside and self._outside is not None:
-            take_over = functools.partial(self._outside.take_over, outside)
+            mirrors = self.update.variables.handles()
+            copies = [mirrors.get(id(handle), [handle]) for handle in outside]
+            take_over = functools.partial(self._outside.take_over, copies)
             self.order.once_compared(take_over)
 
     def _trace(
@@ -459,15 +461,6 @@ def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
             model,
             strategy,
         )
-
-
-def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
-    """Assign a variable's value on the first tower to all other towers."""
-    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
-    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
-    for handle, device in zip(handles[1:], devices[1:], strict=True):
-        with tf.device(device):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.tower_variables import copy_on_tower
+from keras_towers.fit.weights.tower_variables import copy_first, copy_on_tower
 from keras_towers.transport import Transport, next_key
 
 
@@ -23,7 +24,7 @@ def outside_variables(traced: Trace, model: keras.Model) -> list[Any]:
     """
     own = state_lib.collect(model).everything()
     known = {id(_handle_of(variable)) for variable in own}
-    used = [t for t in traced.needed_captures if t.dtype == tf.resource]
+    used = [t for _, t in traced.needed_captures if t.dtype == tf.resource]
     for call in traced.updates.values():
         for part in state_lib.optimizers_in(call.optimizer):
             used += map(_handle_of, part.variables)
@@ -48,31 +49,58 @@ def _is_numeric(handle: Any) -> bool:
 class OutsideVariables:
     """Gives all ranks rank 0's values of these variables.
 
-    Only the trace of a step shows them, so they are sent in the first step of
-    an epoch.
+    Only the trace of a step shows them, so ranks compare them in the first step
+    of an epoch, and send them if they differ.
     """
 
-    def __init__(self, transport: Transport):
+    def __init__(
+        self, transport: Transport, devices: Sequence[str], order: StepOrder
+    ):
         self._transport = transport
+        self._devices = devices
+        self._order = order
         self._due = compat.hidden_variable("CPU:0", False)
 
-    def send_in_next_step(self) -> None:
-        """Send the variables that the next step uses."""
+    def compare_in_next_step(self) -> None:
+        """Compare the variables that the next step uses."""
         self._due.assign(True)
 
-    def take_over(self, handles: Sequence[Any]) -> None:
-        """Assign rank 0's values to variables, given their handles."""
+    def take_over(self, variables: Sequence[Sequence[Any]]) -> None:
+        """Assign rank 0's values to variables, unless they are the same.
 
-        def share() -> tf.Tensor:
-            received = self._transport.broadcast(
-                [_value_of(handle) for handle in handles],
-                next_key("broadcast"),
+        Args:
+            variables: of each variable, the handles of its copies on K towers,
+                or its only handle.
+        """
+
+        def compare() -> tf.Tensor:
+            values = [_value_of(handles[0]) for handles in variables]
+            equal = self._order.are_equal(_digest(values))
+            tf.cond(
+                tf.reduce_all(equal),
+                lambda: False,
+                lambda: self._send(values, variables),
             )
-            for handle, value in zip(handles, received, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             return tf.identity(self._due.assign(False))
 
-        tf.cond(self._due, share, lambda: False)
+        tf.cond(self._due, compare, lambda: False)
+
+    def _send(
+        self, values: Sequence[tf.Tensor], variables: Sequence[Sequence[Any]]
+    ) -> bool:
+        key = next_key("broadcast")
+        received = self._transport.broadcast(values, key)
+        for handles, value in zip(variables, received, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
+            copy_first(handles, self._devices[: len(handles)])
+        return True
+
+
+def _digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return a digest of values: two 32-bit numbers."""
+    rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+    digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+    return tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
 
 
 def describe(handles: Sequence[Any]) -> list[str]:
@@ -82,12 +110,12 @@ def describe(handles: Sequence[Any]) -> list[str]:
         for handle in handles
     ]
     return [
-        f"variable {tf.as_dtype(f.dtype).name} {tf.TensorShape(f.shape)}"
+        f"a variable outside of the model {tf.TensorShape(f.shape)} "
+        f"{tf.as_dtype(f.dtype).name}"
         for f in found
     ]
 
 
 def _value_of(handle: Any) -> tf.Tensor:
-    (found,) = compat.get_resource_handle_data(handle).shape_and_type
-    dtype = tf.as_dtype(found.dtype)
+    dtype = tf.as_dtype(compat.type_of_variable(handle))
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

@@ -291,7 +291,7 @@ def _with_shapes(
                 f"the step cannot be divided: {name!r} has the shape "
                 f"{value.shape} where the layout has {tensor.shape}. This is a "
                 "defect of keras_towers: please report it, with the model. "
-                "NoOpStrategy trains the model on one device."
+                "Without a strategy, the model trains on one device."
             )
         value.set_shape(tensor.shape)
     return dict(zip(tensors, values, strict=True))

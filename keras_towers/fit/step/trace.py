@@ -56,13 +56,11 @@ class Trace:
         return [operation for found in graphs for operation in found.values()]
 
     @property
-    def needed_captures(self) -> list[Any]:
-        """The captures among what is needed."""
+    def needed_captures(self) -> list[tuple[Any, Any]]:
+        """The captures among what is needed: inside, and of the outer graph."""
         found = self._needed[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
-        return [
-            outside for inside, outside in captures if inside.op.name in found
-        ]
+        return [pair for pair in captures if pair[0].op.name in found]
 
     @functools.cached_property
     def _needed(self) -> dict[Any, dict[str, Any]]:

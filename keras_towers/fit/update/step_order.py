@@ -199,7 +199,7 @@ class StepOrder:
             nearly = tf.constant(approximate, tf.int64)
             if data is not None:
                 nearly = tf.concat([nearly, data], 0)
-        equal = self._are_equal(number, nearly)
+        equal = self.are_equal(number, nearly)
         if data is not None:
             equal, same_data = tf.split(equal, [-1, data.shape[0]])
         agreement = [
@@ -213,29 +213,28 @@ class StepOrder:
                 tf.reduce_all(same_data), str(different_data(_BATCH)), []
             )
 
-    def _are_equal(
-        self, number: tf.Tensor, approximate: tf.Tensor
-    ) -> tf.Tensor:
+    def are_equal(self, exact: tf.Tensor, approximate: Any = ()) -> tf.Tensor:
         """Whether all ranks have the same numbers, for each of them.
 
         Args:
-            number: a 32-bit number.
+            exact: 32-bit numbers; the result has two entries for each.
             approximate: more numbers, which may differ by one.
         """
         # One sum is faster than a gather, which exchanges sizes first.
         size = self._transport.size
         half = tf.constant(2**16, tf.int64)
-        halves = tf.stack([number // half, tf.math.floormod(number, half)])
-        numbers = tf.concat([halves, approximate], 0)
+        exact = tf.reshape(exact, [-1])
+        halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
+        nearly = tf.cast(approximate, tf.int64)
+        numbers = tf.concat([halves, nearly], 0)
         both = tf.concat([numbers, numbers**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
         # The mean of the squares equals the square of the mean only if all
         # numbers are equal. Of large numbers, both are modulo 2**64.
         total, squares = tf.split(sums, 2)
-        allowed = tf.concat(
-            [[0, 0], tf.fill(tf.shape(approximate), size**2)], 0
-        )
-        return abs(squares * size - total**2) <= tf.cast(allowed, tf.int64)
+        slack = tf.ones_like(nearly) * size**2
+        allowed = tf.concat([tf.zeros_like(halves), slack], 0)
+        return abs(squares * size - total**2) <= allowed
 
     def is_mismatch(self, error: Exception) -> bool:
         """Whether an error says that the steps of ranks differ."""
@@ -246,27 +245,31 @@ class StepOrder:
         lists, constants = zip(
             *rank_checks.gather(
                 self._transport,
-                (dict(self._traced), list(self._constants)),
+                (list(self._traced.values()), list(self._constants)),
                 "compares the steps",
             ),
             strict=True,
         )
-        exchanged = [
-            {tuple(map(rank_checks.without_numbers, of)) for of in own.values()}
+        of_ranks = [
+            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
             for own in lists
         ]
-        if all(own == exchanged[0] for own in exchanged):
-            return TowerError(rank_checks.describe_constants(constants))
-        known = set.intersection(*(set(traced) for traced in lists))
+        common = set.intersection(*map(set, of_ranks))
         odd = [
             [
-                (rank_checks.without_numbers(name), name)
-                for digest in traced.keys() - known
-                for name in traced[digest]
+                pair
+                for kinds, described in own.items()
+                if kinds not in common
+                for pair in zip(_numbered(kinds), described, strict=True)
             ]
-            for traced in lists
+            for own in of_ranks
         ]
-        return TowerError(rank_checks.describe_gradients(odd))
+        return TowerError(rank_checks.describe_steps(odd, constants))
+
+
+def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Return texts with the number of equal ones before each."""
+    return [(text, texts[:k].count(text)) for k, text in enumerate(texts)]
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:

@@ -65,9 +65,14 @@ def _on_copies(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    *("scatter_nd_update", "scatter_nd_add", "scatter_nd_sub"),
-    *("scatter_nd_max", "scatter_nd_min", "batch_scatter_update"),
-    *("gather_nd", "sparse_read"),
+    "scatter_nd_update",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_max",
+    "scatter_nd_min",
+    "batch_scatter_update",
+    "gather_nd",
+    "sparse_read",
 ):
     setattr(Mirrored, _name, _on_copies(_name))
 
@@ -208,6 +213,20 @@ def copy_to_towers(variables: Sequence[Any]) -> None:
             if other is not newest:
                 with tf.device(other.device):
                     other.assign(fresh, read_value=False)
+
+
+def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
+    """Assign a variable's value on the first tower to all other towers.
+
+    Args:
+        handles: the handles of its copies on K towers.
+        devices: the K towers' devices.
+    """
+    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
+    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
+    for handle, device in zip(handles[1:], devices[1:], strict=True):
+        with tf.device(device):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 class TowerVariables:

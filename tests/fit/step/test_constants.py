@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.step import constants
 from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.outside import outside_variables
 from keras_towers.fit.step.trace import trace
@@ -44,8 +45,9 @@ def trace_of(step):
         (0.3, 0.3 * (1 + 1e-7)),
         (MANY, MANY.astype("float32").astype("float64")),
         (MANY, MANY.copy()),
+        (tf.constant(MANY), tf.constant(MANY * (1 + 1e-8))),
     ],
-    ids=["number", "array", "equal"],
+    ids=["number", "array", "equal", "captured"],
 )
 def test_rounding_is_no_difference(one, other):
     one, other = traced(one), traced(other)
@@ -66,10 +68,13 @@ def test_rounding_is_no_difference(one, other):
         (True, False),
         (MANY, MANY[::-1].copy()),
         (MANY, MANY.T.copy()),
+        (tf.constant(MANY), tf.constant(MANY[::-1])),
+        (tf.range(999), tf.range(999)[::-1]),
     ],
     ids=[
         *("number", "small", "sign", "zero", "infinite", "nan"),
         *("integer", "truth", "order", "shape"),
+        *("captured", "captured-integers"),
     ],
 )
 def test_other_numbers_differ(one, other):
@@ -79,8 +84,10 @@ def test_other_numbers_differ(one, other):
 
 
 def test_a_constant_is_shown_with_its_line():
-    shown = traced(np.float32(0.3)).shown
-    assert any(text.startswith("0.3 of test_constants.py:") for text in shown)
+    for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
+        shown = [t for t in traced(constant).shown if t.startswith(value)]
+        assert all(" of test_constants.py:" in text for text in shown)
+        assert shown
 
 
 NUMBER = tf.Variable(7, dtype=tf.int64)
@@ -94,6 +101,17 @@ def scaled(x):
 def with_summary(x):
     tf.summary.scalar("rate", 0.125, NUMBER)
     return scaled(x)
+
+
+def test_a_large_constant_is_read_in_parts(monkeypatch):
+    one, other = MANY.copy(), MANY.copy()
+    other[-1, -1] += 0.1
+    whole = traced(one)
+    monkeypatch.setattr(constants, "_CHUNK", 100)
+    one, other = traced(one), traced(other)
+    assert one.digest == whole.digest == other.digest
+    far = np.abs(np.subtract(one.approximate, other.approximate))
+    assert far.max() > 1
 
 
 @pytest.mark.parametrize("wrapped", [lambda step: step, tf.function])

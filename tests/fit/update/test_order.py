@@ -23,11 +23,11 @@ class Played(SingleProcess):
         for number, about in zip(
             self._numbers[1:], self._about[1:], strict=True
         ):
-            order._are_equal(number, tf.constant([about], tf.int64))
+            order.are_equal(number, tf.constant([about], tf.int64))
         said, self._said = self._said, []
         self._others = tf.add_n(said)
         about = tf.constant(self._about[:1], tf.int64)
-        return bool(tf.reduce_all(order._are_equal(self._numbers[0], about)))
+        return bool(tf.reduce_all(order.are_equal(self._numbers[0], about)))
 
     def all_reduce(self, tensors, key):
         (mine,) = tensors
@@ -89,3 +89,34 @@ def test_no_exchange_begins_without_a_batch():
     with pytest.raises(tf.errors.OutOfRangeError):
         step()
     assert transport.begun.numpy() == 1
+
+
+class Told(SingleProcess):
+    """Gathers what this rank and another one tell."""
+
+    size = 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def gather_objects(self, value):
+        return [value, (value[0], self.other)]
+
+
+@pytest.mark.parametrize(
+    "step, constant, said, unsaid",
+    [
+        (["sum a_1"], "2", ["different constants"], "different steps"),
+        (["sum a", "w"], "1", ["different steps", "1: w"], "constants"),
+        (["sum a"] * 2, "1", ["0: none", "1: sum a"], "constants"),
+        (["w"], "2", ["0: sum a. ", "1: w", "different constants"], "none"),
+    ],
+    ids=["constants", "steps", "one-more", "both"],
+)
+def test_a_difference_is_told_for_what_it_is(step, constant, said, unsaid):
+    order = StepOrder(Told(([step], [constant])))
+    order._traced[1] = ["sum a"]
+    order._constants["1"] = None
+    text = str(order.mismatch_error())
+    assert all(words in text for words in said), text
+    assert unsaid not in text
