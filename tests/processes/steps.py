@@ -50,6 +50,19 @@ def xla_compiles_what_each_rank_computes():
     assert_exact(make, lambda model: fit(model, x=X[:21], y=Y[:21]))
 
 
+@check
+def a_batch_of_one_row_leaves_a_rank_with_constants_only():
+    """Which TensorFlow would exchange by itself, while it optimizes."""
+    make = stacked(
+        lambda: [
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+        ]
+    )
+    assert_exact(make, lambda model: model.train_on_batch(X[:1], Y[:1]))
+
+
 class Largest(keras.metrics.Metric):
     """The largest score, which is no mean over examples."""
 

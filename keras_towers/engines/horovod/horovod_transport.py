@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import settings
+from keras_towers import compat, settings
 from keras_towers.engines import HOROVOD
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
@@ -162,6 +162,18 @@ class HorovodTransport(EngineTransport):
         # Horovod's.
         return len(tensors) == 1
 
+    def _run(
+        self,
+        what: str,
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        tensors: Sequence[tf.Tensor],
+        any_rows: bool = False,
+    ) -> list[tf.Tensor]:
+        def never_folded(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return collective([_never_constant(tensor) for tensor in tensors])
+
+        return super()._run(what, never_folded, tensors, any_rows)
+
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
             self.engine.mpi_ops._allreduce(
@@ -191,6 +203,23 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
+
+
+def _never_constant(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of which TensorFlow's optimizer knows no value or size.
+
+    Horovod's operations do not say that they have side effects. Constant
+    folding would run those of constants by itself, before the step and only on
+    ranks that have constants: those without rows of a batch, for instance.
+    """
+    if tf.executing_eagerly():
+        return tensor
+    return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
+
+
+@functools.cache
+def _one() -> tf.Variable:
+    return compat.hidden_variable("CPU:0", 1)
 
 
 _DTYPES: tuple[tf.DType, ...] = tuple(

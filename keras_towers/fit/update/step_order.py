@@ -263,11 +263,16 @@ class StepOrder:
                 pair
                 for kinds, described in own.items()
                 if kinds not in common
-                for pair in zip(kinds, described, strict=True)
+                for pair in zip(_numbered(kinds), described, strict=True)
             ]
             for own in of_ranks
         ]
         return TowerError(rank_checks.describe_steps(odd, constants))
+
+
+def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Return texts with the number of equal ones before each."""
+    return [(text, texts[:k].count(text)) for k, text in enumerate(texts)]
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
