@@ -95,7 +95,7 @@ _KERAS = "keras.src"
 # TensorFlow: distributed values.
 _VALUES = f"{_TF}.distribute.values"
 Mirrored = resolve(f"{_VALUES}:Mirrored")
-MirroredVariable = resolve(f"{_VALUES}:MirroredVariable")
+MirroredVariable = resolve(f"{_VALUES}:MirroredVariable", "_get")
 SyncOnReadVariable = resolve(f"{_VALUES}:SyncOnReadVariable", "assign")
 DistributedVariable = resolve(
     f"{_VALUES}:DistributedVariable",

@@ -36,7 +36,7 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.tower_variables import Mirrored
+from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
@@ -443,7 +443,7 @@ class TowerExtended(compat.MirroredExtended):
         variable = super()._create_variable(next_creator, **kwargs)
         if type(variable) is compat.MirroredVariable:
             # TensorFlow's tables of classes are those of all strategies.
-            variable.__class__ = Mirrored
+            variable.__class__ = TowerMirroredVariable
         return variable
 
     def _call_for_each_replica(self, fn, args, kwargs):

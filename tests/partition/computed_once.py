@@ -41,8 +41,7 @@ ONCE = {
     "CTC sum": "16 AddV2, MatMul, 24 Mul, 8 Sub, 24 TensorScatterAdd, 16 While",
     "CategoricalCrossentropy sum": "AddN, MatMul, 8 Reshape",
     "ContrastLimitedAdaptiveHistogramEqualization": (
-        "AddN, MatMul, SigmoidGrad, 4 StatelessRandomGammaV3, 3 "
-        "StridedSlice, 2 TopKV2"
+        "4 StatelessRandomGammaV3, 3 StridedSlice, 2 TopKV2"
     ),
     "Embedding": "ConcatV2, SparseCross",
     "RandomZoom": ("ConcatV2, 2 LookupTableFindV2, Slice, StringSplitV2"),

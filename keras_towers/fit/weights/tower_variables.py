@@ -26,7 +26,7 @@ from keras_towers.fit.contract import TowerConfig
 _SUM = tf.VariableAggregation.SUM
 
 
-class Mirrored(compat.MirroredVariable):
+class TowerMirroredVariable(compat.MirroredVariable):
     """A variable with a copy on each tower.
 
     TensorFlow's class has no slices to assign, and none of the methods below:
@@ -51,11 +51,15 @@ class Mirrored(compat.MirroredVariable):
 def _on_copies(name: str) -> Callable[..., Any]:
     """Return a method that calls that of plain variables."""
 
-    def method(variable: Mirrored, *args: Any, **kwargs: Any) -> Any:
+    def method(
+        variable: TowerMirroredVariable, *args: Any, **kwargs: Any
+    ) -> Any:
         if thread_state.current_step() is not None:
             return getattr(variable._get(), name)(*args, **kwargs)
         if not tf.distribute.in_cross_replica_context():
-            return getattr(super(Mirrored, variable), name)(*args, **kwargs)
+            return getattr(super(TowerMirroredVariable, variable), name)(
+                *args, **kwargs
+            )
         first, *_ = [
             getattr(copy, name)(*args, **kwargs) for copy in variable.values
         ]
@@ -74,14 +78,16 @@ for _name in (
     "gather_nd",
     "sparse_read",
 ):
-    setattr(Mirrored, _name, _on_copies(_name))
+    setattr(TowerMirroredVariable, _name, _on_copies(_name))
 
 
-def mirrored(config: TowerConfig, primary: tf.Variable) -> Mirrored:
+def mirrored(
+    config: TowerConfig, primary: tf.Variable
+) -> TowerMirroredVariable:
     """Combine a variable and copies of it on the other towers."""
     start = primary.read_value()
     others = [_copy(primary, start, device) for device in config.devices[1:]]
-    return Mirrored(
+    return TowerMirroredVariable(
         config.strategy,
         [primary, *others],
         tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -244,7 +250,9 @@ class TowerVariables:
     def __init__(self, config: TowerConfig, mirrors: bool):
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
-        self._mirrored: IdentityDict[keras.Variable, Mirrored] = IdentityDict()
+        self._mirrored: IdentityDict[keras.Variable, TowerMirroredVariable] = (
+            IdentityDict()
+        )
         # Whether replicas may have written parts. A single process can always
         # reduce them, since it exchanges nothing.
         self.has_parts: bool = config.peers.size == 1
