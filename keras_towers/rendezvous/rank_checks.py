@@ -138,7 +138,7 @@ def _only_on(
         for own in ranks
     ]
     named = [separator.join(names[:shown]) or "none" for names in extra]
-    return f"Only on {describe_ranks(named, '. Only on ')}"
+    return f"Only on {describe_ranks(named, '; only on ')}"
 
 
 def without_numbers(path: str) -> str:
