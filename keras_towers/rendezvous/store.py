@@ -110,10 +110,6 @@ class Endpoint:
     port: int
     secret: str
 
-    def client(self) -> StoreClient:
-        """A client of the store."""
-        return StoreClient(self)
-
 
 class StoreClient(Store):
     """A store that another process serves."""
@@ -228,7 +224,7 @@ def from_environment() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return Endpoint(host, int(port), secret).client()
+    return StoreClient(Endpoint(host, int(port), secret))
 
 
 def report_connected(rank: int) -> None:
