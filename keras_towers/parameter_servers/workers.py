@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.fit.data.rank_data import different_data
+from keras_towers.fit.data.same_data import different_data
 from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_process import missing_workers
