@@ -16,16 +16,9 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
+from keras_towers.parameter_servers import server_store
 from keras_towers.parameter_servers.remote_runtime import device_of, join
 from keras_towers.parameter_servers.server_process import serve
-from keras_towers.parameter_servers.server_store import (
-    ServerStore,
-    goodbyes_key,
-    introduce,
-    prefix,
-    store_on,
-    task_name,
-)
 from keras_towers.rendezvous import rank_environment, tf_config, watch
 from keras_towers.rendezvous.liveness import (
     AnswerWatch,
@@ -82,13 +75,13 @@ class Connection:
         self.devices: tuple[str, ...] = tuple(
             device_of(server) for server in range(len(cluster.ps))
         )
-        self.store: ServerStore = ServerStore(
+        self.store: server_store.ServerStore = server_store.ServerStore(
             self.devices[0], self.naming_lost_servers
         )
-        self.prefix: str = prefix(cluster)
+        self.prefix: str = server_store.prefix(cluster)
         self.dropped: DroppedResources = DroppedResources()
         self.finished: bool = True
-        self._name = task_name(cluster, self.rank)
+        self._name = server_store.task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)
         with self.naming_lost_servers():
             join(
@@ -101,7 +94,7 @@ class Connection:
             )
             report_connected(cluster.number)
             for server in range(len(cluster.ps)):
-                introduce(cluster, server)
+                server_store.introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
@@ -140,8 +133,8 @@ class Connection:
         for server in range(len(self.devices)):
             # The server may have died.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = f"{goodbyes_key(self.cluster)}-{self.rank}"
-                store_on(server).put(key, failure)
+                key = f"{server_store.goodbyes_key(self.cluster)}-{self.rank}"
+                server_store.store_on(server).put(key, failure)
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
@@ -289,7 +282,7 @@ class ServerPeers:
 
     def _await(self, read: Callable[[], Any], key: str) -> Any:
         cluster = self.connection.cluster
-        me = task_name(cluster, self.rank)
+        me = server_store.task_name(cluster, self.rank)
         look_s = min(settings.LIVENESS_CHECK_S, self.stall_shutdown_s)
         missing_tasks = ""
         for waited_s in wait_loop(self.stall_shutdown_s, 0):
@@ -300,7 +293,7 @@ class ServerPeers:
             found = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in found] or [0]
             missing_tasks = ", ".join(
-                task_name(cluster, rank)
+                server_store.task_name(cluster, rank)
                 for rank in missing[: settings.MAX_RANKS_NAMED]
             )
             if waited_s:
