@@ -19,13 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import server_store
 from keras_towers.parameter_servers.remote_runtime import device_of, join
 from keras_towers.parameter_servers.server_process import serve
-from keras_towers.rendezvous import rank_environment, tf_config, watch
-from keras_towers.rendezvous.liveness import (
-    AnswerWatch,
-    State,
-    describe_each,
-    wait_loop,
-)
+from keras_towers.rendezvous import liveness, rank_environment, tf_config, watch
 from keras_towers.rendezvous.network import is_reachable, task_answers
 from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
@@ -98,7 +92,7 @@ class Connection:
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
-        self._watch = AnswerWatch(
+        self._watch = liveness.AnswerWatch(
             range(len(cluster.ps)),
             lambda server: task_answers(cluster.ps[server]),
             settings.LOST_S,
@@ -109,7 +103,7 @@ class Connection:
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may be waiting for a lost server."""
         names = _names({n: self.cluster.ps[n] for n in servers})
-        lost = describe_each(dict.fromkeys(names, State.LOST))
+        lost = liveness.describe_each(dict.fromkeys(names, liveness.State.LOST))
         watch.end_process(
             f"{self._name} has to end: {lost}. Start all tasks of the job "
             "again, from a backup."
@@ -148,7 +142,9 @@ class Connection:
             lost = {n: a for n, a in servers if not is_reachable(a)}
             if lost:
                 state = "can no longer be reached"
-                reason = describe_each(dict.fromkeys(_names(lost), state))
+                reason = liveness.describe_each(
+                    dict.fromkeys(_names(lost), state)
+                )
             if reason is None:
                 raise
             first, *_ = str(error.message).strip().splitlines() or [""]
@@ -161,7 +157,7 @@ class Connection:
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
     limit_s = rank_environment.meeting_limit_s()
-    for waited_s in wait_loop(limit_s, settings.NETWORK_POLL_S):
+    for waited_s in liveness.wait_loop(limit_s, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
@@ -285,7 +281,7 @@ class ServerPeers:
         me = server_store.task_name(cluster, self.rank)
         look_s = min(settings.LIVENESS_CHECK_S, self.stall_shutdown_s)
         missing_tasks = ""
-        for waited_s in wait_loop(self.stall_shutdown_s, 0):
+        for waited_s in liveness.wait_loop(self.stall_shutdown_s, 0):
             try:
                 return wait_for(read, look_s)
             except TimeoutError:
