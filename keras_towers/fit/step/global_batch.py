@@ -25,7 +25,7 @@ from keras_towers.fit.data.rank_data import (
 )
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.eager_draws import EagerDraws
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
@@ -278,17 +278,14 @@ class GlobalStep:
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
         outside = outside_lib.outside_variables(traced, model)
-        constants = Constants()
-        if self.same is not None:
-            # With data of their own, ranks may know other sizes of a batch.
-            constants = constants_of(traced)
         self.order.compare(
             [
                 *ready.describe_exchanges(),
                 *traced.describe_gradients(),
                 *outside_lib.describe(list(map(_capture, outside))),
             ],
-            constants,
+            constants_of(traced),
+            divided.whole,
             divided.fingerprint,
         )
         if outside and self._outside is not None:

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.data.batches import TowerBatch
+from keras_towers.fit.update import step_order
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.transport import SingleProcess
 
@@ -104,19 +105,26 @@ class Told(SingleProcess):
 
 
 @pytest.mark.parametrize(
-    "step, constant, said, unsaid",
+    "step, constants, said, unsaid",
     [
-        (["sum a_1"], "2", ["different constants"], "different steps"),
-        (["sum a", "w"], "1", ["different steps", "1: w"], "constants"),
-        (["sum a"] * 2, "1", ["0: none", "1: sum a"], "constants"),
-        (["w"], "2", ["0: sum a; only on rank 1: w", "different constants"], "none"),
+        (["sum a_1"], ["2"], ["different constants"], "different steps"),
+        (["sum a"], ["1"] * 2, ["constants", "1: 1"], "different steps"),
+        (["sum a", "w"], ["1"], ["different steps", "1: w"], "constants"),
+        (["sum a"] * 2, ["1"], ["0: none", "1: sum a"], "constants"),
+        (
+            ["w"],
+            ["2"],
+            ["0: sum a; only on rank 1: w", "different constants"],
+            "none",
+        ),
     ],
-    ids=["constants", "steps", "one-more", "both"],
+    ids=["constants", "one-more-constant", "steps", "one-more", "both"],
 )
-def test_a_difference_is_told_for_what_it_is(step, constant, said, unsaid):
-    order = StepOrder(Told(([step], [constant])))
+def test_a_difference_is_told_for_what_it_is(step, constants, said, unsaid):
+    numbered = list(map(list, step_order._numbered(constants)))
+    order = StepOrder(Told(([step], numbered)))
     order._traced[1] = ["sum a"]
-    order._constants["1"] = None
+    order._constants["1", 0] = None
     text = str(order.mismatch_error())
     assert all(words in text for words in said), text
     assert unsaid not in text
