@@ -66,9 +66,7 @@ COLUMNS = {
         "{:.1f} s",
     ),
     "epoch_cost_s": Column(
-        "epoch",
-        "overhead of fit per epoch, besides the steps.",
-        "{:.2f} s",
+        "epoch", "overhead of fit per epoch, besides the steps.", "{:.2f} s"
     ),
     "memory_mb": Column(
         "memory",
@@ -99,10 +97,7 @@ class Result:
 
 
 def summarize(
-    rows: Mapping[str, Row],
-    samples: Sequence[Sample],
-    batch: int,
-    devices: int,
+    rows: Mapping[str, Row], samples: Sequence[Sample], batch: int, devices: int
 ) -> list[Result]:
     """Combine all repeats into one result per row, in the order of samples.
 

@@ -9,12 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor.checks import (
-    Finding,
-    Status,
-    check_all,
-    run_self_test,
-)
+from keras_towers.doctor.checks import Finding, Status, check_all, run_self_test
 
 
 def doctor(

@@ -95,12 +95,12 @@ class Cluster:
     @property
     def local_rank(self) -> int:
         """The index of this process among the ``workers`` on its host."""
-        return self._placement.local_rank
+        return self._placement().local_rank
 
     @property
     def local_size(self) -> int:
         """The number of ``workers`` on this process's host."""
-        return self._placement.local_size
+        return self._placement().local_size
 
     def identity(self) -> str:
         """A text shared by the tasks of this job and by no other job."""
@@ -111,7 +111,6 @@ class Cluster:
         task = {"type": self.role, "index": self.index}
         return json.dumps({"cluster": dict(self.jobs), "task": task})
 
-    @property
     def _placement(self) -> RankPlacement:
         hosts = [address.rpartition(":")[0] for address in self.workers]
         return place_ranks(hosts)[self.rank]

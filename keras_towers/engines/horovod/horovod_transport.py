@@ -157,17 +157,14 @@ class HorovodTransport(EngineTransport):
         # Horovod's.
         return len(tensors) == 1
 
-    def _run(
-        self,
-        what: str,
-        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-        tensors: Sequence[tf.Tensor],
-        any_rows: bool = False,
-    ) -> list[tf.Tensor]:
-        def never_folded(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return collective([_never_constant(tensor) for tensor in tensors])
-
-        return super()._run(what, never_folded, tensors, any_rows)
+    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Horovod's operations do not say that they have side effects. Constant
+        # folding would run those of constants by itself, before the step and
+        # only on ranks that have constants: those without rows of a batch, for
+        # instance. So no value or size is known.
+        if tf.executing_eagerly():
+            return tensor
+        return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
@@ -198,18 +195,6 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
-
-
-def _never_constant(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor of which TensorFlow's optimizer knows no value or size.
-
-    Horovod's operations do not say that they have side effects. Constant
-    folding would run those of constants by itself, before the step and only on
-    ranks that have constants: those without rows of a batch, for instance.
-    """
-    if tf.executing_eagerly():
-        return tensor
-    return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
 
 
 @functools.cache

@@ -65,9 +65,6 @@ class TensorFlowKerasState(ModelState):
 
     Raises:
         TowerError: the model is not built, or has no optimizer.
-
-    Example:
-        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     """
 
     # Set by the callbacks, if the script passes them as ``kwargs``.
@@ -97,8 +94,20 @@ class TensorFlowKerasState(ModelState):
             reset_accumulation(optimizer)
 
 
-KerasState = TensorFlowKerasState
-"""The state as ``horovod.keras`` names it."""
+class KerasState(TensorFlowKerasState):
+    """A ``TensorFlowKerasState``, as ``horovod.keras`` names it.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(model, optimizer, **kwargs)
 
 
 class TensorFlowState(VariablesState):
