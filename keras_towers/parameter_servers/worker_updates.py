@@ -22,7 +22,7 @@ from keras_towers.replicas.averages import (
     run_update,
 )
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.hogwild import atomic, takes_turns
+from keras_towers.replicas.hogwild import adds_atomically, takes_turns
 from keras_towers.replicas.named_resources import (
     Queue,
     Queues,
@@ -95,8 +95,8 @@ class WorkerUpdates:
         """Wait for all of the next weights; ``END`` if there are none."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """Let the other workers continue without this one."""
+    def leave(self, stops: bool = False) -> None:
+        """Let the other workers continue without this one, or stop them."""
 
     def is_over(self) -> bool:
         """Whether no update needs more gradients; on the chief."""
@@ -197,7 +197,7 @@ class AsyncUpdates(WorkerUpdates):
         self._taken = True
         variables = self._session.variables
         there = variables.on_servers(call.optimizer, call.variables)
-        with there, atomic.holding(True):
+        with there, adds_atomically.holding(True):
             call.update_variables()
 
     def wait_for_part(self, part: int) -> tf.Tensor:
@@ -367,7 +367,7 @@ class AveragedUpdates(WorkerUpdates):
     def wait_for_weights(self) -> tf.Tensor:
         return self._group.wait_for_token(self._rank)
 
-    def leave(self) -> None:
+    def leave(self, stops: bool = False) -> None:
         self._group.send(ReplicaEvent.LEFT, self._rank)
 
     def is_over(self) -> bool:
