@@ -352,13 +352,13 @@ class SizeBuilder(Builder):
         """Return the tensor of a global size; None: it is not available."""
         if isinstance(size, (int, np.integer)):
             return self.constant(int(size), SIZE_DTYPE)
-        if not isinstance(size, Size) or not isinstance(size.number, int):
+        if not isinstance(size, Size):
             return None
         factors: list[Tensor] = []
         for symbol, power in size.powers:
             unit = self.units.get(symbol)
             factor = self.sizes.get(symbol) if unit is None else unit.total
-            if factor is None or power < 1:
+            if factor is None:
                 return None
             factors += [factor] * power
         return self.scaled_size(

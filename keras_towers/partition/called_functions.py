@@ -14,17 +14,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Output
-from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
-    REPLICATED,
     NotDivided,
     Value,
-    Values,
-    require,
-)
-from keras_towers.partition.list_elements import (
-    common_facts,
     have_same_facts,
+    require,
 )
 from keras_towers.partition.program import Function, Operation, Tensor
 from keras_towers.partition.registry import Node
@@ -77,32 +71,6 @@ def skip_identities(tensor: Any) -> Any:
 # ---- values ------------------------------------------------------------------
 
 
-def captured_value(partitioner: Converter, value: Value) -> Value:
-    """Return a value of the surrounding program as a function sees it."""
-    if not value.is_replicated:
-        return dataclasses.replace(value, whole_from=None)
-    return dataclasses.replace(
-        value,
-        layout=REPLICATED,
-        local=None,
-        whole=partitioner.replicate(value),
-        whole_from=None,
-    )
-
-
-def join_values(a: Value, b: Value) -> Value:
-    """Join two possible values, as at the end of a branch.
-
-    The result has their layout, and the facts that both share.
-
-    Raises:
-        NotDivided: they have different layouts.
-    """
-    layouts = [v.layout for v in (a, b) if not v.is_replicated]
-    require(all(layout == layouts[0] for layout in layouts))
-    return common_facts(a, b, layouts[0] if layouts else REPLICATED)
-
-
 # Enough passes for the layouts of a loop to settle.
 _PASSES = 8
 
@@ -130,32 +98,6 @@ def settle(
             return result, states
         states = after
     raise NotDivided
-
-
-def try_with_partial_sums(
-    node: Node, inputs: Values, lay_out: Callable[[Values], Values]
-) -> Values:
-    """Lay out a call, if possible without adding up partial sums first.
-
-    Args:
-        node: the call.
-        inputs: the inputs of the functions.
-        lay_out: lays it out, given the inputs.
-
-    Raises:
-        NotDivided: the call has to be computed once.
-    """
-    partitioner = node.partitioner
-    before = len(partitioner.once)
-    while True:
-        try:
-            return lay_out(inputs)
-        except NotDivided:
-            del partitioner.once[before:]
-        parts = [value for value in inputs if value.is_partial]
-        require(parts)
-        for value in parts:
-            partitioner.assemble(value)
 
 
 # ---- calls -------------------------------------------------------------------

@@ -14,10 +14,15 @@ from typing import Any, TypeAlias
 from keras_towers.partition.layouts import Values
 from keras_towers.partition.sizes import UNKNOWN, broadcast_size
 
-# The label of an output axis of size 1.
-ONE = "1"
 # None: the axis cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
+
+
+@dataclasses.dataclass(frozen=True)
+class NewAxis:
+    """The label of an output axis of this size, which cannot be divided."""
+
+    size: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +83,17 @@ class Factors:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(sizes.get(label, UNKNOWN) for label in labels)
+            tuple(
+                label.size
+                if isinstance(label, NewAxis)
+                else sizes.get(label, UNKNOWN)
+                for label in labels
+            )
             for labels in self.outputs
         ]
 
     def _sizes(self, inputs: Values) -> dict[Hashable, Any]:
-        sizes: dict[Hashable, Any] = {ONE: 1}
+        sizes: dict[Hashable, Any] = {}
         for value, labels in zip(inputs, self.inputs, strict=True):
             for label, size in zip(
                 labels or (), value.shape or (), strict=False
@@ -118,7 +128,13 @@ def along_axes(
         linear: as in ``Factors``.
         keeps: whether the outputs have these axes, too.
     """
-    labels = [None if a in reduced else a for a in range(inputs[0].rank)]
-    left = labels if keeps else [a for a in labels if a is not None]
+    labels: list[Any] = list(range(inputs[0].rank))
+    left = [a for a in labels if a not in reduced]
+    if keeps:
+        left = [
+            NewAxis(size) if axis in reduced else axis
+            for axis, size in enumerate(inputs[0].sizes)
+        ]
+    labels = [None if a in reduced else a for a in labels]
     options = [None] * (len(inputs) - 1)
     return Factors([labels, *options], [left] * outputs, linear)

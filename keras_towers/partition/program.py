@@ -171,6 +171,7 @@ class Program:
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
         once: the traced operations that take rows, but are computed once.
+        values: the values of the traced tensors, by their names.
         has_gathered: whether rows are gathered in place of larger sums, which
             is slow for batches larger than expected.
     """
@@ -182,6 +183,7 @@ class Program:
     results: Sequence[Tensor]
     graphs: Sequence[Any]
     once: Sequence[Any]
+    values: Mapping[str, Any]
     has_gathered: bool = False
 
     @property

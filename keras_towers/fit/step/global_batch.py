@@ -36,6 +36,7 @@ from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
+    MIRRORED,
     REPLICATED,
     InputLayout,
     RowSplits,
@@ -218,14 +219,15 @@ class GlobalStep:
         changed = traced.written if self.micro_batches > 1 else ()
         copied = [mirrors.pop(index) for index in changed if index in mirrors]
         first = len(divided.layouts)
+        layouts = [*divided.layouts, *[REPLICATED] * len(captures)]
+        for index in mirrors:
+            layouts[first + index] = MIRRORED
         program = partition_graph(
             traced.graph,
-            [*divided.layouts, *(REPLICATED for _ in captures)],
+            layouts,
             traced.results,
             traced.update_infos(),
             ranks=transport.size > 1,
-            mirrored=[False] * first
-            + [index in mirrors for index in range(len(captures))],
             xla=xla,
             gather_ratio=self._gather_ratio(transport),
         )

@@ -165,8 +165,6 @@ def _unit(size: Any) -> str | None:
     """Name what a size is a multiple of; None if only the data say."""
     if not isinstance(size, Size) or is_data_dependent(size):
         return None
-    if any(power < 0 for _, power in size.powers):
-        return None
     example = symbol_name(EXAMPLES)
     names = [
         "N" if name == example else "length"

@@ -11,14 +11,13 @@ from typing import Any, Literal, TypeAlias
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
 from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.factors import Factors, NewAxis
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
     NotDivided,
     RowNumbers,
-    Shape,
     Value,
     Values,
     local_shape,
@@ -27,7 +26,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
+from keras_towers.partition.registry import Node, axes, notes, rule
 from keras_towers.partition.rules.ragged import repeat_rows
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
@@ -317,13 +316,6 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
 # ---- segments ----------------------------------------------------------------
 
 
-@shape_of(*_SEGMENTS)
-def _segment_shape(
-    node: Node, values: Value, segments: Value, count: Value
-) -> Shape:
-    return (count.number, *values.sizes[len(segments.sizes) :])
-
-
 @axes(*_SEGMENTS)
 def _segment_axes(
     node: Node, values: Value, segments: Value, count: Value
@@ -333,7 +325,7 @@ def _segment_axes(
     is_sum = node.type == "UnsortedSegmentSum"
     return Factors(
         [labels, of_segments, None],
-        [[None, *trailing]],
+        [[NewAxis(count.number), *trailing]],
         [[0]] if is_sum else (),
         of_segments if is_sum else (),
     )

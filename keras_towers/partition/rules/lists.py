@@ -11,25 +11,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.conversions import (
+    is_row_per_element,
+    may_hold_rows,
+    stacked_layout,
+)
 from keras_towers.partition.layouts import (
     REPLICATED,
+    Elements,
     ListOf,
     NotDivided,
     Sharded,
     Value,
     Values,
+    common_elements,
     local_shape,
     require,
-)
-from keras_towers.partition.list_elements import (
-    Elements,
-    common_elements,
-    elements_of,
-    is_row_per_element,
-    local_element_shape,
-    may_hold_rows,
-    stacked_layout,
-    with_item,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
@@ -100,16 +97,16 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
-        return [_declared_element_shape(node, elements_of(inputs[0]))]
+        return [_declared_element_shape(node, inputs[0].known_elements)]
     if node.type == "TensorListLength" and is_row_per_element(element):
-        size = partitioner.global_size(elements_of(inputs[0]).length)
+        size = partitioner.global_size(inputs[0].known_elements.length)
         if size is None:
             raise NotDivided
         return [Value(REPLICATED, whole=partitioner.cast(size, tf.int32))]
     require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
         # The sizes of elements that are not set are unknown.
-        require(elements_of(inputs[0]).is_full)
+        require(inputs[0].known_elements.is_full)
         require(not isinstance(element, Sharded) or element.axis)
     operands = [
         _element_shape_operand(node, value, element, elements)
@@ -178,9 +175,9 @@ def _element_shape_operand(
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return local_element_shape(partitioner, known)
+            return partitioner.element_shape(known)
         require(sizes is not None and -1 not in sizes)
-        return local_element_shape(partitioner, sizes)
+        return partitioner.element_shape(sizes)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return partitioner.to_layout(shape, REPLICATED)
@@ -212,7 +209,7 @@ def _declared_element_shape(node: Node, elements: Elements) -> Value:
     """Return the declared shape of the elements of a list on one device."""
     partitioner = node.partitioner
     require(elements.declared is not None)
-    whole = local_element_shape(partitioner, list(np.ravel(elements.declared)))
+    whole = partitioner.element_shape(list(np.ravel(elements.declared)))
     if not np.ndim(elements.declared):
         whole = partitioner.vector_entry(whole, 0)
     return Value(REPLICATED, whole=partitioner.cast(whole, node.output_dtype()))
@@ -229,7 +226,7 @@ def _note(node: Node, inputs: Values, outputs: Values) -> None:
         outputs[0].elements = _facts_after(node, inputs)
     if takes[:1] != ["list"]:
         return
-    first, elements = outputs[0], elements_of(inputs[0])
+    first, elements = outputs[0], inputs[0].known_elements
     match node.type.removeprefix("TensorList"):
         case "PopBack" | "GetItem" | "OptionalGetValue":
             _note_taken_element(outputs[-1], elements, inputs[-1])
@@ -267,11 +264,9 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
                 are_row_numbers=False,
             )
         case "OptionalNone" | "OptionalFromValue":
-            option: Elements | None = Elements(None, is_optional=True)
-            for value in inputs:
-                option = with_item(option, value)
-            return option
-    elements = elements_of(inputs[0])
+            option = Elements(None, is_optional=True)
+            return option.with_item(inputs[0]) if inputs else option
+    elements = inputs[0].known_elements
     length = elements.length
     match kind:
         case "PopBack":
@@ -279,8 +274,7 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
         case "Resize":
             length = inputs[1].number
             return dataclasses.replace(elements, length=length, is_full=False)
-    after = with_item(elements, inputs[-1])
-    assert after is not None
+    after = elements.with_item(inputs[-1])
     if kind == "PushBack":
         return dataclasses.replace(after, length=length + 1)
     if node.attr("resize_if_index_out_of_bounds"):

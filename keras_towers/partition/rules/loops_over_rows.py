@@ -21,24 +21,19 @@ from keras_towers.partition.called_functions import (
     settle,
     skip_identities,
 )
+from keras_towers.partition.conversions import is_row_per_element
 from keras_towers.partition.folding import constant
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    Elements,
     ListOf,
     NotDivided,
     Sharded,
     Value,
     Values,
-    require,
-)
-from keras_towers.partition.list_elements import (
-    Elements,
     common_facts,
-    elements_of,
-    is_row_per_element,
-    local_list,
-    with_item,
+    require,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
@@ -249,8 +244,8 @@ class _RowLoop:
                     dtype.is_floating or dtype.is_integer or dtype.is_complex
                 )
                 return partitioner.to_partial(value)
-        require(elements_of(value).length == self._unit.size)
-        return local_list(partitioner, value, self._layout)
+        require(value.known_elements.length == self._unit.size)
+        return partitioner.to_layout(value, self._layout)
 
     def _settled_round(
         self, starts: Sequence[Tensor]
@@ -282,7 +277,7 @@ class _RowLoop:
         has_length = index in self._invariants or not self._pops_lists
         is_pushed = self._permissions[index] is Permission.PUSH
         length = self._unit.size if has_length and not is_pushed else UNKNOWN
-        elements = dataclasses.replace(elements_of(value), length=length)
+        elements = dataclasses.replace(value.known_elements, length=length)
         return Value(REPLICATED, shape=(), elements=elements)
 
     def _inputs_of_round(
@@ -338,7 +333,7 @@ class _RowLoop:
             return Value(REPLICATED, whole=total, shape=(), known=known)
         if state is State.SUM:
             return Value(PARTIAL, local, shape=end.shape)
-        elements = elements_of(end)
+        elements = end.known_elements
         if state is State.POPPED:
             # The list is empty, as on one device.
             empty = Elements(elements.dtype, elements.declared, 0)
@@ -400,8 +395,10 @@ class _RoundPartitioner(Partitioner):
             operands[1] = self._local_index(inputs[1])
         outputs = super().lay_out_node(node, operands)
         if node.type == "TensorListPushBack" and inputs[1] in self.row_numbers:
-            elements = with_item(inputs[0].elements, inputs[1], True)
-            outputs[0].elements = elements
+            elements = inputs[0].elements
+            outputs[0].elements = elements and elements.with_item(
+                inputs[1], is_row_number=True
+            )
         if node.type == "TensorListPopBack":
             elements = inputs[0].elements
             if elements and elements.is_full and elements.are_row_numbers:
@@ -450,7 +447,7 @@ class _RoundPartitioner(Partitioner):
         return outputs
 
     def _number_of_rows(self, node: Node, value: Value) -> Value:
-        require(elements_of(value).length == self._row_unit.size)
+        require(value.known_elements.length == self._row_unit.size)
         whole = self.cast(self._row_unit.total, node.output_dtype(0))
         known = np.asarray(self._row_unit.size, object)
         return Value(REPLICATED, whole=whole, shape=(), known=known)

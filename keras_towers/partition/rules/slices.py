@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.factors import Factors, NewAxis
 from keras_towers.partition.layouts import (
     NotDivided,
-    Shape,
     Sharded,
     Value,
     Values,
@@ -24,7 +23,7 @@ from keras_towers.partition.layouts import (
     static,
 )
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.registry import Node, axes, rule
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slice_spans import Span, spans, split_sizes
@@ -49,11 +48,14 @@ def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
     whole: list[Any] = [None] * rank
     left: list[Any] = []
     for span in taken:
-        label = span.axis if span.is_whole else None
-        if label is not None:
-            whole[label] = label
-        if not span.dropped:
-            left.append(label)
+        if span.axis is not None and span.is_whole:
+            whole[span.axis] = span.axis
+            left.append(span.axis)
+        elif span.axis is None:
+            left.append(NewAxis(1))
+        elif not span.dropped:
+            # Every n-th row does not select whole units.
+            left.append(NewAxis(span.size if span.stride == 1 else UNKNOWN))
     return whole, left
 
 
@@ -66,22 +68,6 @@ def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
         # The entry may be the global number of rows.
         entries[2] = [-1 if span.is_whole else None for span in taken]
     return Factors([whole, *[None] * len(ends)], [left], [[0]], entries=entries)
-
-
-@shape_of("StridedSlice", "Slice")
-def _slice_shape(node: Node, value: Value, *ends: Value) -> Shape:
-    sizes: list[Any] = []
-    for span in _known_spans(node, value.sizes, ends):
-        size: Any = 1
-        if span.axis is not None:
-            whole = value.sizes[span.axis]
-            size = whole if span.size is None else span.size
-        if span.stride != 1:
-            # Every n-th row does not select whole units.
-            size = UNKNOWN
-        if not span.dropped:
-            sizes.append(size)
-    return tuple(sizes)
 
 
 @rule("StridedSlice", "Slice")
@@ -176,7 +162,7 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
         return divide(node, [target, *inputs], factors)
     layout = value.sharded
     axis = left[layout.axis]
-    if axis is None or sizes[axis] != layout.size:
+    if not isinstance(axis, int) or sizes[axis] != layout.size:
         span = _only_partial_span(taken, layout.axis)
         return [
             _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
@@ -210,13 +196,17 @@ def _pad_blocks(
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
     require(widths.known is not None)
-    labels = [
-        axis if all(width == 0 for width in widths.known[axis]) else None
-        for axis in range(value.rank)
-    ]
+    sign = -1 if node.type == "MirrorPadGrad" else 1
+    labels: list[Any] = []
+    padded: list[Any] = []
+    for axis, size in enumerate(value.sizes):
+        width = sum(widths.known[axis])
+        is_kept = all(end == 0 for end in widths.known[axis])
+        labels.append(axis if is_kept else None)
+        padded.append(axis if is_kept else NewAxis(size + sign * width))
     return Factors(
         [labels, None, *[None] * len(fill)],
-        [labels],
+        [padded],
         () if fill else [[0]],
         needs_rows=node.type.startswith("Mirror"),
     )
