@@ -19,6 +19,7 @@ from keras_towers.partition.layouts import (
     Value,
     have_same_facts,
     require,
+    required,
 )
 from keras_towers.partition.program import Function, Operation, Tensor
 from keras_towers.partition.registry import Node
@@ -54,8 +55,7 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     Raises:
         NotDivided: the function is unknown, or cannot be laid out.
     """
-    graph = compat.graph_of_function(node.operation.graph, name)
-    require(graph is not None)
+    graph = required(compat.graph_of_function(node.operation.graph, name))
     require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph))
     return graph

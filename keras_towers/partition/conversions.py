@@ -26,6 +26,7 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
     require,
+    required,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import UNKNOWN
@@ -98,7 +99,7 @@ class Converter(SizeBuilder):
             wholes = [self.assemble(given) for given in value.whole_from.inputs]
             outputs = self.copy(value.whole_from.operation, wholes)
             return outputs[value.whole_from.index]
-        local = cast("Tensor", value.local)
+        local = required(value.local)
         if isinstance(value.layout, Partial):
             return self.exchange("sum", local, sizes=value.shape)
         if isinstance(value.layout, Sharded):
@@ -175,7 +176,7 @@ class Converter(SizeBuilder):
             NotDivided: the value does not have these rows.
         """
         if value.layout == layout:
-            return cast("Tensor", value.local)
+            return required(value.local)
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
@@ -197,7 +198,7 @@ class Converter(SizeBuilder):
     def to_partial(self, value: Value) -> Tensor:
         """Return a partial sum: the whole on the first tower, 0 on the rest."""
         if value.is_partial:
-            return cast("Tensor", value.local)
+            return required(value.local)
         if value not in self._parts:
             whole = self.replicate(value)
             zeros = self.op("ZerosLike", [whole], whole.shape)
@@ -264,9 +265,9 @@ class Converter(SizeBuilder):
             NotDivided: the list cannot have this layout.
         """
         if value.layout == layout:
-            return cast("Tensor", value.local)
+            return required(value.local)
         require(value.is_replicated)
-        elements, element = value.known_elements, layout.element
+        elements, element = required(value.elements), layout.element
         handle = self.replicate(value)
         if _is_empty_optional(elements):
             return handle
@@ -296,7 +297,7 @@ class Converter(SizeBuilder):
         Raises:
             NotDivided: the facts do not suffice to gather it.
         """
-        elements = value.known_elements
+        elements = required(value.elements)
         element = cast("ListOf", value.layout).element
         require(not isinstance(element, ListOf))
         declared = self._declared_shape(elements, PARTIAL)
@@ -328,12 +329,10 @@ class Converter(SizeBuilder):
         Raises:
             NotDivided: the shape is not known completely.
         """
-        require(shape is not None)
-        sizes = [self.global_size(size) for size in shape or ()]
+        sizes = [self.global_size(size) for size in required(shape)]
         if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
             sizes[layout.axis] = self.local_rows(layout)
-        require(None not in sizes)
-        return self.size_vector(cast("list[Tensor]", sizes), tf.int32)
+        return self.size_vector([*map(required, sizes)], tf.int32)
 
     def _declared_shape(self, elements: Elements, layout: Any) -> Tensor:
         """Return the shape that the local list declares for its elements."""

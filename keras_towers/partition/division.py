@@ -21,6 +21,7 @@ from keras_towers.partition.layouts import (
     Values,
     WholeFrom,
     require,
+    required,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
@@ -249,12 +250,11 @@ def _pad_empty_tower(
     partitioner: Converter, tensor: Tensor, layout: Sharded
 ) -> Tensor:
     """Append rows of zeros for one unit if the tower has none."""
-    rank, count = tensor.shape.rank, layout.unit.count
-    require(rank is not None)
+    rank, count = required(tensor.shape.rank), layout.unit.count
     least = partitioner.compute_size("Maximum", count, 1)
     more = partitioner.compute_size("Sub", least, count)
     more = partitioner.scaled_size(layout.rows_per_unit, more)
-    ends = [[0] * rank, partitioner.size_at_axis(layout.axis, rank, more, 0)]
+    ends = [[0] * rank, partitioner.size_at_axis(layout.axis, rank, more)]
     widths = partitioner.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
     # OneDNN would fuse "Pad" with a convolution, without padding.
     zero = partitioner.constant(0, tensor.dtype)
@@ -265,8 +265,7 @@ def _drop_padding(
     partitioner: Converter, output: Value, divided_by: Sharded
 ) -> Tensor:
     """Drop the output for rows that ``_pad_empty_tower`` has appended."""
-    layout, tensor = output.sharded, output.local
-    assert tensor is not None
+    layout, tensor = output.sharded, required(output.local)
     if layout is not None:
         count = partitioner.local_rows(layout)
         return partitioner.slice_rows(

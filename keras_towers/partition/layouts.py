@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Sequence[Value]"
+FoundT = TypeVar("FoundT")
 
 
 class NotDivided(Exception):
@@ -39,6 +40,13 @@ def require(condition: object) -> None:
     """Raise ``NotDivided`` unless a condition holds."""
     if not condition:
         raise NotDivided
+
+
+def required(found: FoundT | None) -> FoundT:
+    """Return what was found; raise ``NotDivided`` if it is None."""
+    if found is None:
+        raise NotDivided
+    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -316,8 +324,7 @@ class Value:
         Raises:
             NotDivided: its rank is unknown.
         """
-        require(self.shape is not None)
-        return self.shape or ()
+        return required(self.shape)
 
     def as_rows(self) -> tuple[Sharded, Tensor]:
         """Return its layout and its local rows.
@@ -325,18 +332,7 @@ class Value:
         Raises:
             NotDivided: it is not sharded.
         """
-        require(self.sharded)
-        return cast("Sharded", self.layout), cast("Tensor", self.local)
-
-    @property
-    def known_elements(self) -> Elements:
-        """The facts about the elements of a list.
-
-        Raises:
-            NotDivided: nothing is known about them.
-        """
-        require(self.elements is not None)
-        return cast("Elements", self.elements)
+        return required(self.sharded), required(self.local)
 
     @property
     def number(self) -> Any:
@@ -406,7 +402,7 @@ class Elements:
         after = dataclasses.replace(
             self, item=item, are_row_numbers=is_row_number
         )
-        return cast("Elements", common_elements(self, after))
+        return required(common_elements(self, after))
 
 
 # ---- common facts ------------------------------------------------------------

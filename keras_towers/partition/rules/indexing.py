@@ -22,6 +22,7 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     require,
+    required,
     sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -95,9 +96,8 @@ def _local_operands(
 
 def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
     """Return the row numbers of an input with this role."""
-    numbers, shape = value.row_numbers, value.shape
-    if numbers is None or not shape:
-        raise NotDivided
+    numbers, shape = required(value.row_numbers), value.sizes
+    require(shape)
     if role == "numbers":
         require(not numbers.is_first_column)
     else:
@@ -122,9 +122,8 @@ def _local_operand(
         require(layout == target)
         return rows
     # The first size, or the only one.
-    known = value.known
-    if known is None or known.flat[0] != target.size:
-        raise NotDivided
+    known = required(value.known)
+    require(known.flat[0] == target.size)
     if role == "count":
         count = partitioner.local_rows(target)
         return partitioner.cast(count, partitioner.replicate(value).dtype)

@@ -27,6 +27,7 @@ from keras_towers.partition.layouts import (
     common_elements,
     local_shape,
     require,
+    required,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
@@ -97,16 +98,15 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
-        return [_declared_element_shape(node, inputs[0].known_elements)]
+        return [_declared_element_shape(node, required(inputs[0].elements))]
     if node.type == "TensorListLength" and is_row_per_element(element):
-        size = partitioner.global_size(inputs[0].known_elements.length)
-        if size is None:
-            raise NotDivided
+        length = required(inputs[0].elements).length
+        size = required(partitioner.global_size(length))
         return [Value(REPLICATED, whole=partitioner.cast(size, tf.int32))]
     require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
         # The sizes of elements that are not set are unknown.
-        require(inputs[0].known_elements.is_full)
+        require(required(inputs[0].elements).is_full)
         require(not isinstance(element, Sharded) or element.axis)
     operands = [
         _element_shape_operand(node, value, element, elements)
@@ -208,9 +208,9 @@ def _known_entries(shape: Value) -> list[Any] | None:
 def _declared_element_shape(node: Node, elements: Elements) -> Value:
     """Return the declared shape of the elements of a list on one device."""
     partitioner = node.partitioner
-    require(elements.declared is not None)
-    whole = partitioner.element_shape(list(np.ravel(elements.declared)))
-    if not np.ndim(elements.declared):
+    declared = required(elements.declared)
+    whole = partitioner.element_shape(list(np.ravel(declared)))
+    if not np.ndim(declared):
         whole = partitioner.vector_entry(whole, 0)
     return Value(REPLICATED, whole=partitioner.cast(whole, node.output_dtype()))
 
@@ -226,7 +226,7 @@ def _note(node: Node, inputs: Values, outputs: Values) -> None:
         outputs[0].elements = _facts_after(node, inputs)
     if takes[:1] != ["list"]:
         return
-    first, elements = outputs[0], inputs[0].known_elements
+    first, elements = outputs[0], required(inputs[0].elements)
     match node.type.removeprefix("TensorList"):
         case "PopBack" | "GetItem" | "OptionalGetValue":
             _note_taken_element(outputs[-1], elements, inputs[-1])
@@ -266,7 +266,7 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
         case "OptionalNone" | "OptionalFromValue":
             option = Elements(None, is_optional=True)
             return option.with_item(inputs[0]) if inputs else option
-    elements = inputs[0].known_elements
+    elements = required(inputs[0].elements)
     length = elements.length
     match kind:
         case "PopBack":

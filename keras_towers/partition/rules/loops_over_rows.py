@@ -28,12 +28,12 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Elements,
     ListOf,
-    NotDivided,
     Sharded,
     Value,
     Values,
     common_facts,
     require,
+    required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
@@ -244,7 +244,7 @@ class _RowLoop:
                     dtype.is_floating or dtype.is_integer or dtype.is_complex
                 )
                 return partitioner.to_partial(value)
-        require(value.known_elements.length == self._unit.size)
+        require(required(value.elements).length == self._unit.size)
         return partitioner.to_layout(value, self._layout)
 
     def _settled_round(
@@ -277,7 +277,7 @@ class _RowLoop:
         has_length = index in self._invariants or not self._pops_lists
         is_pushed = self._permissions[index] is Permission.PUSH
         length = self._unit.size if has_length and not is_pushed else UNKNOWN
-        elements = dataclasses.replace(value.known_elements, length=length)
+        elements = dataclasses.replace(required(value.elements), length=length)
         return Value(REPLICATED, shape=(), elements=elements)
 
     def _inputs_of_round(
@@ -333,7 +333,7 @@ class _RowLoop:
             return Value(REPLICATED, whole=total, shape=(), known=known)
         if state is State.SUM:
             return Value(PARTIAL, local, shape=end.shape)
-        elements = end.known_elements
+        elements = required(end.elements)
         if state is State.POPPED:
             # The list is empty, as on one device.
             empty = Elements(elements.dtype, elements.declared, 0)
@@ -429,9 +429,7 @@ class _RoundPartitioner(Partitioner):
             require(reads or node.type == "TensorListElementShape")
             return None
         if after is State.POPPED:
-            if origin is None:
-                raise NotDivided
-            self.popped.add(origin)
+            self.popped.add(required(origin))
         return after, origin
 
     def _reserve_rows(self, node: Node, inputs: Values) -> Values:
@@ -447,7 +445,7 @@ class _RoundPartitioner(Partitioner):
         return outputs
 
     def _number_of_rows(self, node: Node, value: Value) -> Value:
-        require(value.known_elements.length == self._row_unit.size)
+        require(required(value.elements).length == self._row_unit.size)
         whole = self.cast(self._row_unit.total, node.output_dtype(0))
         known = np.asarray(self._row_unit.size, object)
         return Value(REPLICATED, whole=whole, shape=(), known=known)

@@ -18,6 +18,7 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    required,
     static,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -35,8 +36,7 @@ def known_ints(value: Value) -> list[int]:
     Raises:
         NotDivided: an entry is unknown or symbolic.
     """
-    require(value.known is not None)
-    entries = list(np.ravel(value.known))
+    entries = list(np.ravel(required(value.known)))
     require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
     return [int(entry) for entry in entries]
 

@@ -74,7 +74,7 @@ def index_value(
         rank: the rank of the indexed tensor.
     """
     start = partitioner.scaled_size(of.rows, of.unit.start)
-    offset = partitioner.size_at_axis(0, rank, start, 0)
+    offset = partitioner.size_at_axis(0, rank, start)
     numbers = partitioner.op("AddV2", [own, offset], own.shape)
     row_numbers = RowNumbers(
         own, rows, of.unit, of.rows, is_first_column=rank > 1

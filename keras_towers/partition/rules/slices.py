@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from keras_towers.partition.division import divide
 from keras_towers.partition.factors import Factors, NewAxis
 from keras_towers.partition.layouts import (
-    NotDivided,
     Sharded,
     Value,
     Values,
     local_shape,
     require,
+    required,
     static,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -37,7 +37,7 @@ def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
 def _entries(value: Value) -> Sequence[Any]:
     """Return the entries of a vector, ``UNKNOWN`` where they are not known."""
     if value.known is not None:
-        return cast("Sequence[Any]", value.known)
+        return value.known
     (count,) = value.sizes
     require(isinstance(count, int))
     return [UNKNOWN] * count
@@ -103,9 +103,7 @@ def _slice_blocks(
 
 def _with_blocks(layout: Sharded, size: Any) -> Sharded:
     """Return the layout of another size with blocks of the same size."""
-    blocks = layout.blocks_in(size)
-    if not blocks:
-        raise NotDivided
+    blocks = required(layout.blocks_in(size) or None)
     return dataclasses.replace(layout, blocks=blocks)
 
 
@@ -152,9 +150,8 @@ def _split(node: Node, *inputs: Value) -> Values:
 @rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    sizes = target.known
-    if sizes is None or value.shape is None:
-        raise NotDivided
+    sizes = required(target.known)
+    require(value.shape is not None)
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
     if value.sharded is None:
@@ -184,7 +181,7 @@ def _pad_blocks(
         rows and partitioner.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
     ]
-    columns = [partitioner.size_at_axis(axis, rank, end, 0) for end in ends]
+    columns = [partitioner.size_at_axis(axis, rank, end) for end in ends]
     widths = partitioner.op("Pack", columns, (rank, 2), axis=1)
     shape[axis] = padded.size
     local = partitioner.op(
@@ -195,13 +192,13 @@ def _pad_blocks(
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
-    require(widths.known is not None)
+    known = required(widths.known)
     sign = -1 if node.type == "MirrorPadGrad" else 1
     labels: list[Any] = []
     padded: list[Any] = []
     for axis, size in enumerate(value.sizes):
-        width = sum(widths.known[axis])
-        is_kept = all(end == 0 for end in widths.known[axis])
+        width = sum(known[axis])
+        is_kept = all(end == 0 for end in known[axis])
         labels.append(axis if is_kept else None)
         padded.append(axis if is_kept else NewAxis(size + sign * width))
     return Factors(
@@ -214,8 +211,7 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 
 @rule("Pad")
 def _pad(node: Node, value: Value, widths: Value) -> Values:
-    (layout, _), known = value.as_rows(), widths.known
-    require(known is not None)
+    (layout, _), known = value.as_rows(), required(widths.known)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
     require(padded == [layout.axis])
     before, after = known[layout.axis]
