@@ -17,10 +17,11 @@ from keras_towers.partition.called_functions import has_control_flow_v1
 from keras_towers.partition.conversions import CannotGather, Options
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
-    MIRRORED,
     REPLICATED,
     InputLayout,
+    Mirrored,
     RaggedSplits,
+    Replicated,
     RowSplits,
     Sharded,
     SparseIndices,
@@ -112,7 +113,7 @@ def _laid_out(
     partitioner.sizes.update(sizes)
     copies: dict[int, Tensor] = {}
     for index, layout in enumerate(layouts):
-        if layout == MIRRORED:
+        if isinstance(layout, Mirrored):
             copy = dataclasses.replace(tensors[index], on_towers=True)
             copies[index] = values[index].local = copy
             partitioner.order.copies[copy] = tensors[index]
@@ -139,7 +140,7 @@ def _laid_out(
 
 def _tensor(traced: Any, layout: InputLayout) -> Tensor:
     """Return the tensor of an input."""
-    on_towers = layout not in (REPLICATED, MIRRORED)
+    on_towers = not isinstance(layout, (Mirrored, Replicated))
     handle = None
     if traced.dtype == tf.resource and is_variable(traced):
         handle = compat.get_resource_handle_data(traced)
@@ -215,9 +216,9 @@ def _value(
                     SIZE_DTYPE, tf.TensorShape(()), on_towers=False
                 )
         shape = tuple(shape)
-    if tensor.on_towers:
-        return Value(layout, local=tensor, shape=shape)
-    return Value(REPLICATED, whole=tensor, shape=shape)
+    if isinstance(layout, (Mirrored, Replicated)):
+        return Value(REPLICATED, whole=tensor, shape=shape)
+    return Value(layout, local=tensor, shape=shape)
 
 
 # ---- sparse and ragged rows --------------------------------------------------
