@@ -21,7 +21,12 @@ from keras_towers.partition.layouts import (
     require,
     required,
 )
-from keras_towers.partition.program import Function, Operation, Tensor
+from keras_towers.partition.program import (
+    Function,
+    Operation,
+    Tensor,
+    needed_operations,
+)
 from keras_towers.partition.registry import Node
 
 # In the control flow of TensorFlow 1, an operation may have no result, and
@@ -114,35 +119,13 @@ def bind_captures(
     Returns:
         The N functions, and the tensors that all of them take as last inputs.
     """
-    captured = [_find_captures(function) for function in functions]
+    captured = [needed_operations(f, _is_rematerialized) for f in functions]
     captures = list(dict.fromkeys(t for _, others in captured for t in others))
     closures = [
         Function([*function.inputs, *captures], function.outputs, operations)
         for function, (operations, _) in zip(functions, captured, strict=True)
     ]
     return closures, captures
-
-
-def _find_captures(function: Function) -> tuple[list[Operation], list[Tensor]]:
-    """The operations that a function needs, and the tensors it captures."""
-    inside = {id(operation) for operation in function.operations}
-    seen, waiting = set(function.inputs), list(function.outputs)
-    kept: set[int] = set()
-    others: list[Tensor] = []
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        operation = tensor.operation
-        if operation is not None and (
-            id(operation) in inside or _is_rematerialized(operation)
-        ):
-            kept.add(id(operation))
-            waiting += operation.inputs
-        else:
-            others.append(tensor)
-    return [o for o in function.operations if id(o) in kept], others
 
 
 def _is_rematerialized(operation: Operation) -> bool:

@@ -27,6 +27,7 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     Update,
+    needed_operations,
 )
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -80,16 +81,21 @@ class TowerProgram:
         used = _used_elsewhere(program)
         self._levels = [self._level(level, used, mode) for level in levels]
 
-    def _level(self, level: int, used: set[Tensor], mode: CallMode) -> _Level:
+    def _level(
+        self, level: int, elsewhere: set[Tensor], mode: CallMode
+    ) -> _Level:
         program = self._program
         of_towers: list[Operation] = []
         common: list[Operation] = []
         for operation in program.operations:
             if operation.level == level and not operation.is_repeated:
                 (of_towers if operation.on_towers else common).append(operation)
-        made = [t for o in common for t in o.outputs if t in used]
-        outputs = [t for o in of_towers for t in o.outputs if t in used]
-        inputs = _needed_from_outside(of_towers)
+        made = [t for o in common for t in o.outputs if t in elsewhere]
+        outputs = [t for o in of_towers for t in o.outputs if t in elsewhere]
+        used = [t for o in of_towers for t in o.inputs]
+        _, inputs = needed_operations(
+            Function((), used, of_towers), lambda o: o.is_repeated
+        )
         function = None
         if of_towers:
             body = Function(inputs, outputs, of_towers)
@@ -339,25 +345,6 @@ def _used_elsewhere(program: Program) -> set[Tensor]:
             ):
                 used.add(tensor)
     return used
-
-
-def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
-    """The tensors that operations use but do not make, without duplicates."""
-    made = {t for operation in operations for t in operation.outputs}
-    needed: dict[Tensor, None] = {}
-    waiting = [t for o in operations for t in o.inputs]
-    seen: set[Tensor] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in made or tensor in seen:
-            continue
-        seen.add(tensor)
-        source = tensor.operation
-        if source is not None and source.is_repeated:
-            waiting += source.inputs
-        else:
-            needed[tensor] = None
-    return list(needed)
 
 
 def exchange_tensors(

@@ -229,7 +229,11 @@ def _note(node: Node, inputs: Values, outputs: Values) -> None:
     first, elements = outputs[0], required(inputs[0].elements)
     match node.type.removeprefix("TensorList"):
         case "PopBack" | "GetItem" | "OptionalGetValue":
-            _note_taken_element(outputs[-1], elements, inputs[-1])
+            taken = outputs[-1]
+            taken.shape = _shape_of(elements, inputs[-1])
+            if elements.is_full and elements.item is not None:
+                taken.known = elements.item.known
+                taken.elements = elements.item.elements
         case "Stack" | "Gather" as kind:
             sizes = _shape_of(elements, inputs[-1])
             count = (elements.length,) if kind == "Stack" else inputs[1].shape
@@ -288,14 +292,6 @@ def _facts_of_new_list(
     """Return the facts about the elements of a new list."""
     declared = None if shape.known is None else shape.known.tolist()
     return Elements(node.attr("element_dtype"), declared, length, **known)
-
-
-def _note_taken_element(value: Value, elements: Elements, shape: Value) -> None:
-    """Note the facts about an element taken from a list."""
-    value.shape = _shape_of(elements, shape)
-    if elements.is_full and elements.item is not None:
-        value.known = elements.item.known
-        value.elements = elements.item.elements
 
 
 def _shape_of(elements: Elements, shape: Value) -> Any:

@@ -328,9 +328,7 @@ class _RowLoop:
     ) -> Value:
         """Return the value of an output of the loop."""
         if index in self._counters:
-            total = self._partitioner.cast(self._unit.total, local.dtype)
-            known = np.asarray(self._unit.size, object)
-            return Value(REPLICATED, whole=total, shape=(), known=known)
+            return _total_of(self._unit, self._partitioner, local.dtype)
         if state is State.SUM:
             return Value(PARTIAL, local, shape=end.shape)
         elements = required(end.elements)
@@ -388,7 +386,9 @@ class _RoundPartitioner(Partitioner):
         if not before:
             return super().lay_out_node(node, inputs)
         if node.type == "TensorListLength":
-            return [self._number_of_rows(node, inputs[0])]
+            unit = self._row_unit
+            require(required(inputs[0].elements).length == unit.size)
+            return [_total_of(unit, self, node.output_dtype())]
         after = self._state_after(node, inputs, before)
         operands = list(inputs)
         if node.type in ("TensorListGetItem", "TensorListSetItem"):
@@ -444,12 +444,6 @@ class _RoundPartitioner(Partitioner):
         self.states[outputs[0]] = State.UNCHANGED, None
         return outputs
 
-    def _number_of_rows(self, node: Node, value: Value) -> Value:
-        require(required(value.elements).length == self._row_unit.size)
-        whole = self.cast(self._row_unit.total, node.output_dtype(0))
-        known = np.asarray(self._row_unit.size, object)
-        return Value(REPLICATED, whole=whole, shape=(), known=known)
-
     def _local_index(self, index: Value) -> Value:
         """Convert the number of the round's row to an index on the tower."""
         require(index in self.row_numbers)
@@ -457,6 +451,13 @@ class _RoundPartitioner(Partitioner):
         start = self.cast(self._row_unit.start, number.dtype)
         local = self.op("Sub", [number, start], ())
         return Value(REPLICATED, whole=local, shape=())
+
+
+def _total_of(unit: Any, partitioner: Partitioner, dtype: Any) -> Value:
+    """Return the global number of units."""
+    whole = partitioner.cast(unit.total, dtype)
+    known = np.asarray(unit.size, object)
+    return Value(REPLICATED, whole=whole, shape=(), known=known)
 
 
 def _is_known_to_be(known: Any, number: Any) -> bool:
