@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors
 from keras_towers.partition.layouts import (
     Layout,
     Shape,

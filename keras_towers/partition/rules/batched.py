@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors
 from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors, elementwise
+from keras_towers.partition.division import Factors, divide, elementwise
 from keras_towers.partition.layouts import (
     Value,
     Values,

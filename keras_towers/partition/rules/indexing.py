@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors, NewAxis
+from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.factors import Factors, NewAxis, along_axes
+from keras_towers.partition.division import Factors, NewAxis, along_axes
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors, NewAxis, along_axes
+from keras_towers.partition.division import Factors, NewAxis, along_axes, divide
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,

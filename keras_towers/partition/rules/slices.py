@@ -11,8 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors, NewAxis
+from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     Sharded,
     Value,
