@@ -157,21 +157,18 @@ def _examples(
     layouts: Sequence[InputLayout],
 ) -> tuple[Any, Tensor]:
     """Return the global and the local number of examples."""
+    count = partitioner.unit.total
     for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
         if isinstance(layout, Sharded) and layout.unit is None:
-            size = tensor.shape[layout.axis]
-            count = _units(partitioner, own, layout)
-            return (
-                EXAMPLES if size is None else size // layout.rows_per_unit,
-                count,
-            )
-    for own, layout in zip(tensors, layouts, strict=True):
+            size: Any = tensor.shape[layout.axis]
+            size = EXAMPLES if size is None else size // layout.rows_per_unit
+            return size, _units(partitioner, own, layout)
         if isinstance(layout, RowSplits):
             ends = partitioner.axis_size(own)
-            return EXAMPLES, partitioner.compute_size("Sub", ends, 1)
-        if isinstance(layout, SparseShape):
-            return EXAMPLES, partitioner.vector_entry(own, 0)
-    return EXAMPLES, partitioner.unit.total
+            count = partitioner.compute_size("Sub", ends, 1)
+        elif isinstance(layout, SparseShape):
+            count = partitioner.vector_entry(own, 0)
+    return EXAMPLES, count
 
 
 def _units(partitioner: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:

@@ -335,6 +335,19 @@ class Value:
         return required(self.sharded), required(self.local)
 
     @property
+    def entries(self) -> list[Any]:
+        """The entries of a vector, ``UNKNOWN`` where they are not known.
+
+        Raises:
+            NotDivided: it is no vector, or its length is unknown.
+        """
+        if self.known is not None:
+            require(np.ndim(self.known) == 1)
+            return list(self.known)
+        require(self.rank == 1 and isinstance(self.sizes[0], int))
+        return [UNKNOWN] * self.sizes[0]
+
+    @property
     def number(self) -> Any:
         """Its only entry, or ``UNKNOWN``."""
         if self.known is None or np.size(self.known) != 1:

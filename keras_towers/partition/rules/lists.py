@@ -170,39 +170,23 @@ def _element_shape_operand(
         NotDivided: the local shape is not certain.
     """
     partitioner = node.partitioner
-    sizes = _known_entries(shape)
     if is_row_per_element(layout) and node.type == "TensorListStack":
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
             return partitioner.element_shape(known)
-        require(sizes is not None and -1 not in sizes)
-        return partitioner.element_shape(sizes)
+        require(-1 not in shape.entries)
+        return partitioner.element_shape(shape.entries)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return partitioner.to_layout(shape, REPLICATED)
-    if sizes is None or not shape.is_replicated:
-        raise NotDivided
+    require(shape.is_replicated)
+    sizes = shape.entries
     size = sizes[layout.axis]
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
     require(may_hold_rows(size, layout) or (size is UNKNOWN and is_full))
     return partitioner.local_target(shape, sizes, layout)
-
-
-def _known_entries(shape: Value) -> list[Any] | None:
-    """Return the entries of a shape, with ``UNKNOWN``, or None.
-
-    A number is no vector, and a vector may have an unknown length.
-    """
-    if shape.known is not None:
-        return list(shape.known) if np.ndim(shape.known) else None
-    sizes = shape.shape
-    if sizes == (0,):
-        return []
-    if not sizes or not isinstance(sizes[0], int):
-        return None
-    return [UNKNOWN] * sizes[0]
 
 
 def _declared_element_shape(node: Node, elements: Elements) -> Value:

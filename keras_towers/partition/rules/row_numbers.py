@@ -212,10 +212,8 @@ def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
 
 
 def _takes_first_column(node: Node, inputs: Values) -> bool:
-    shape, ends = inputs[0].shape or (), [v.known for v in inputs[1:]]
-    if any(end is None for end in ends):
-        return False
-    taken = spans(node, shape, *ends)
+    shape = inputs[0].sizes
+    taken = spans(node, shape, *[end.entries for end in inputs[1:]])
     return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
 
 

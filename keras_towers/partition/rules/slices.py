@@ -30,16 +30,7 @@ from keras_towers.partition.slice_spans import Span, spans, split_sizes
 
 def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
     """Return the spans of a slice, as far as they are known."""
-    return spans(node, shape, *map(_entries, ends))
-
-
-def _entries(value: Value) -> Sequence[Any]:
-    """Return the entries of a vector, ``UNKNOWN`` where they are not known."""
-    if value.known is not None:
-        return value.known
-    (count,) = value.sizes
-    require(isinstance(count, int))
-    return [UNKNOWN] * count
+    return spans(node, shape, *[end.entries for end in ends])
 
 
 def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
@@ -134,7 +125,7 @@ def _split(node: Node, *inputs: Value) -> Values:
     sizes = (
         [layout.size // count] * count
         if at
-        else split_sizes(_entries(inputs[1]), layout.size)
+        else split_sizes(inputs[1].entries, layout.size)
     )
     begins = itertools.accumulate(sizes, initial=0)
     return [
