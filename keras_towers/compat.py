@@ -125,8 +125,7 @@ _constant_value = resolve(f"{_TF}.framework.tensor_util:constant_value")
 # TensorFlow: variables.
 _VARIABLES = f"{_TF}.ops.resource_variable_ops"
 BaseResourceVariable = resolve(
-    f"{_VARIABLES}:BaseResourceVariable",
-    "handle _handle _unique_id",
+    f"{_VARIABLES}:BaseResourceVariable", "handle _handle _unique_id"
 )
 
 # TensorFlow: this process, and calls of functions.
@@ -284,8 +283,7 @@ TensorFlowTrainer = resolve(
     "_compile_metrics _compile_loss",
 )
 BaseTrainer = resolve(
-    f"{_KERAS}.trainers.trainer:Trainer",
-    "compile _resolve_auto_jit_compile",
+    f"{_KERAS}.trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
 )
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
@@ -319,8 +317,7 @@ convert_to_sliceable = resolve(
     f"{_ADAPTERS}.array_slicing:convert_to_sliceable"
 )
 GeneratorDataAdapter = resolve(
-    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter",
-    "_first_batches",
+    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter", "_first_batches"
 )
 py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
 
@@ -351,8 +348,7 @@ TFOptimizer = resolve(
     "_distribution_strategy",
 )
 resolve(
-    "keras.optimizers:Adam",
-    "update_step _apply_weight_decay _use_weight_decay",
+    "keras.optimizers:Adam", "update_step _apply_weight_decay _use_weight_decay"
 )
 resolve("keras.optimizers:SGD", "update_step")
 resolve("keras.optimizers:RMSprop", "_momentums")

@@ -120,11 +120,10 @@ def keep_freed_memory() -> None:
     A server receives tensors of the same sizes again and again. If their memory
     were returned, the kernel would have to clear the pages of every new tensor.
     """
-    # Only glibc has this function.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    # TensorFlow's wheels need glibc, which has this function.
+    glibc = ctypes.CDLL(None)
+    glibc.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+    glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 @functools.cache

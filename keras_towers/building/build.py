@@ -227,7 +227,7 @@ _ERROR = re.compile(
     r"(?:^|\s)(?:fatal )?error: |CMake Error|undefined reference"
     r"|No space left on device|internal compiler error"
     r"|THESE PACKAGES DO NOT MATCH THE HASHES|No matching distribution"
-    r"|cannot find -l|Killed signal",
+    r"|cannot find -l|Killed signal"
 )
 # Lines that only report that a subprocess failed.
 _NOISE = re.compile(

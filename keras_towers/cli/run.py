@@ -56,8 +56,7 @@ def run(
     module: Annotated[bool, typer.Option("-m")] = False,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     stall_warning: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING),
+        int, typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING)
     ] = settings.STALL_WARNING_S,
     stall_shutdown: Annotated[
         int,

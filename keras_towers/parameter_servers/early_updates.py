@@ -8,7 +8,6 @@ being received: this uses both directions of a link.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +15,7 @@ import tensorflow as tf
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.named_resources import Queue, Queues, run_flat
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.named_resources import Queue, Queues
 from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 
@@ -30,17 +28,11 @@ class EarlyGroup(ReplicaGroup):
 
     early = True
 
-    def __init__(
-        self,
-        name: str,
-        device: str,
-        quorum: Quorum,
-        run: Callable[[Any], list[Any]] = run_flat,
-    ):
-        super().__init__(name, device, quorum, run)
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         # The global step at which the fit began.
         self._first_step = self._number("first_step")
-        self._parts = Queues(f"{name}/parts", device)
+        self._parts = Queues(f"{self._name}/parts", self._device)
 
     def start_over(self) -> tf.Tensor:
         step = super().start_over()

@@ -29,8 +29,8 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import copy_on_tower
-from keras_towers.parameter_servers import remote_runtime
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_store import value_of
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradient
@@ -81,7 +81,7 @@ class Session:
         self.variables: ServerVariables = ServerVariables(
             self.name,
             self.connection,
-            lambda function: self.workers.run_function(function),
+            lambda function: self.workers.wait_for(RunningFunction(function)),
         )
         self.calls: TracedCalls = TracedCalls(self.run_in_step)
         self.updates: WorkerUpdates = make_updates(self)
@@ -95,7 +95,7 @@ class Session:
 
     def run_in_step(self, function: Any) -> list[Any]:
         """Run a concrete function, unless the chief ends the ``fit``."""
-        return self.workers.run_function(function, in_step=True)
+        return self.workers.wait_for(RunningFunction(function), in_step=True)
 
     def stop(self, fit: int) -> None:
         """Stop all fits up to this number; on the chief only."""
@@ -162,10 +162,7 @@ class ServerVariables:
     """
 
     def __init__(
-        self,
-        name: str,
-        connection: Connection,
-        run: Callable[[Any], list[Any]],
+        self, name: str, connection: Connection, run: Callable[[Any], list[Any]]
     ):
         self._name = name
         self._drop_with = connection.dropped.drop_with
@@ -307,9 +304,7 @@ class ServerVariables:
         return values
 
     def assign_local(
-        self,
-        variables: Sequence[keras.Variable],
-        values: Sequence[tf.Tensor],
+        self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]
     ) -> None:
         """Assign values to the local variables, inside a function."""
         for local, value in zip(variables, values, strict=True):
@@ -430,7 +425,7 @@ class NextWeights:
         self._session = session
         # Reads the next weights while a step runs. Opening the gate makes it
         # write them, when the step no longer reads the local variables.
-        self._running: remote_runtime.RunningFunction | None = None
+        self._running: RunningFunction | None = None
         self._gate = named_resources.Queue(
             f"{session.name}/gate", _HOST, [tf.int64]
         )
@@ -443,7 +438,7 @@ class NextWeights:
             ahead = session.calls.traced(
                 "ahead", lambda: self._read(parts, self._gate.get)
             )
-            self._running = remote_runtime.RunningFunction(ahead)
+            self._running = RunningFunction(ahead)
 
     def cancel(self) -> None:
         """Cancel a ``prefetch``."""

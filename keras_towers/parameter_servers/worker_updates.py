@@ -22,7 +22,7 @@ from keras_towers.replicas.averages import (
     run_update,
 )
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.hogwild import atomic, takes_turns
+from keras_towers.replicas.hogwild import adds_atomically, takes_turns
 from keras_towers.replicas.named_resources import (
     Queue,
     Queues,
@@ -197,7 +197,7 @@ class AsyncUpdates(WorkerUpdates):
         self._taken = True
         variables = self._session.variables
         there = variables.on_servers(call.optimizer, call.variables)
-        with there, atomic.holding(True):
+        with there, adds_atomically.holding(True):
             call.update_variables()
 
     def wait_for_part(self, part: int) -> tf.Tensor:

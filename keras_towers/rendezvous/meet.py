@@ -208,7 +208,7 @@ class Meeting:
                 self._file.write(dataclasses.replace(endpoint, address=address))
             return self._register(lambda: endpoint)
         except TimeoutError:
-            store = endpoint.client()
+            store = StoreClient(endpoint)
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
                 f"{_missing(store)}. Has it ended, or not reached this line? "
@@ -264,7 +264,7 @@ class Meeting:
                 try:
                     address = socket.gethostbyname(found.address)
                     found = dataclasses.replace(found, address=address)
-                    client = found.client()
+                    client = StoreClient(found)
                     introduction = _introduction(
                         network.source_address(address), nonce
                     )

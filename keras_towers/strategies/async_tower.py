@@ -29,12 +29,11 @@ class AsyncTowerStrategy(BaseStrategy):
     epoch; so do the callbacks of its last batch if the length of the data is
     known. ``fit`` raises errors that occur on a tower.
 
-    ``train_on_batch`` trains as one device does, and a single tower is plain
-    training. ``evaluate``, ``predict`` and custom training loops run on all
-    towers together, as with ``TowerStrategy``. If an update depends on the
-    number of earlier updates, or reads what it writes (gradient accumulation,
-    moving averages, loss scaling, constraints), the towers update one at a
-    time. With ``run_eagerly`` the towers take turns.
+    A single tower is plain training. ``train_on_batch``, ``evaluate``,
+    ``predict``, custom training loops and eager steps run as with
+    ``TowerStrategy``. If an update depends on the number of earlier updates, or
+    reads what it writes (gradient accumulation, moving averages, loss scaling,
+    constraints), the towers update one at a time.
 
     Ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to

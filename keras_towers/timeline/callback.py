@@ -137,7 +137,7 @@ class Timeline(ObservesFit):
                 rank, devices, recorder, self.first
             )
 
-        self.first.restart(kept, recorder)
+        self.first.restart(kept)
         if config is not None:
             # Trace the step with marks, and drop the marked trace afterwards.
             model.train_function = None
@@ -212,7 +212,7 @@ class Timeline(ObservesFit):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record that the train function is about to be called."""
         assert self._recorder is not None
-        self.first.begin_call()
+        self.first.begin_call(self._recorder.traces)
         if batch % _READ_EVERY == 0:
             self._recorder.read()
 

@@ -118,6 +118,10 @@ class EngineTransport(Transport):
             tensors,
         )
 
+    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Hide from TensorFlow what its optimizer must not know of a tensor."""
+        return tensor
+
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
         """Whether to exchange eager tensors without a ``tf.function``."""
         return False
@@ -130,12 +134,8 @@ class EngineTransport(Transport):
 
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""
-        if not EngineTransport._compared and self.size > 1:
-            self.compare(engine)
-            EngineTransport._compared = True
-
-    def compare(self, engine: str = "") -> None:
-        """Compare the ranks' environments."""
+        if EngineTransport._compared or self.size == 1:
+            return
         everyone = self.gather_objects(versions.process_facts(engine))
         for rank, facts in enumerate(everyone):
             # Each rank that differs from rank 0 warns about it once.
@@ -146,6 +146,7 @@ class EngineTransport(Transport):
                 facts,
                 warns=rank == 0,
             )
+        EngineTransport._compared = True
 
     def _run(
         self,
@@ -172,9 +173,10 @@ class EngineTransport(Transport):
         ]
 
         def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            results = collective([self._hidden(tensor) for tensor in tensors])
             return [
                 tf.ensure_shape(result, spec.shape)
-                for result, spec in zip(collective(tensors), specs, strict=True)
+                for result, spec in zip(results, specs, strict=True)
             ]
 
         if not tf.executing_eagerly() or self._runs_eagerly(tensors):

@@ -33,15 +33,13 @@ def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
 
 def test_discovered_hosts(tmp_path):
     path = tmp_path / "discover.sh"
-    found = discover_by_script(write_executable(path, "echo a:2; echo b"))()
+    found = discover_by_script(write_executable(path, "echo a:2; echo b"))
     assert found == {"a": 2, "b": 1}
     # There may be some later.
-    assert discover_by_script(write_executable(path, "true"))() == {}
-    fails = discover_by_script(
-        write_executable(path, "echo no cluster >&2; exit 3")
-    )
+    assert discover_by_script(write_executable(path, "true")) == {}
+    fails = write_executable(path, "echo no cluster >&2; exit 3")
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
-        fails()
+        discover_by_script(fails)
 
 
 def test_discovery_that_fails_for_a_while():

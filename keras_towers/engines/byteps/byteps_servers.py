@@ -67,11 +67,7 @@ class Servers:
         roles |= {f"server {i}": "server" for i in range(number)}
         self.processes: list[RankProcess] = [
             RankProcess(
-                run,
-                name,
-                index,
-                {**variables, dmlc.ROLE: role},
-                _SERVE,
+                run, name, index, {**variables, dmlc.ROLE: role}, _SERVE
             )
             for index, (name, role) in enumerate(roles.items())
         ]

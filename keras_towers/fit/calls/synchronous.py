@@ -109,7 +109,7 @@ class TowerCalls:
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):
-                from keras_towers.fit.data.rank_data import ShuffleOrder
+                from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
                 call.order = ShuffleOrder(config.peers, call.start)
                 stack.enter_context(call.order.of_sequences())

@@ -29,7 +29,7 @@ from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.adoption import Adoption
 
 if TYPE_CHECKING:
-    from keras_towers.fit.data.rank_data import ShuffleOrder
+    from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 logger = logging.getLogger("keras_towers")
 
@@ -226,7 +226,7 @@ class TowerCall:
         self.build_error = None
         return result
 
-    def created(self, variable: keras.Variable) -> None:
+    def share_created(self, variable: keras.Variable) -> None:
         """Give a variable that a step creates the value of rank 0."""
         transport = self.config.transport
         if self._builds and transport.size > 1:

@@ -15,7 +15,8 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import FitStart, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data import rank_data as ranks_lib
+from keras_towers.fit.data import rank_data, same_data
+from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 logger = logging.getLogger("keras_towers")
 
@@ -44,7 +45,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         config: TowerConfig,
         kind: str,
         between: Callable[[], None] = lambda: None,
-        order: ranks_lib.ShuffleOrder | None = None,
+        order: ShuffleOrder | None = None,
         whole: bool = False,
         **kwargs: Any,
     ):
@@ -62,7 +63,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             local_rows = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                local_rows = ranks_lib.read_local_rows(
+                local_rows = rank_data.read_local_rows(
                     self.data_adapter, config
                 )
         self._by_user = by_user = isinstance(
@@ -100,7 +101,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _agree(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
         same, config = None if self._each else dataset, self._config
-        numbers = ranks_lib.agree(
+        numbers = same_data.agree(
             config.peers, self._kind, self.data_adapter, same
         )
         if not self._each:
@@ -150,7 +151,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         dataset = data_lib.group(dataset, towers)
         if self._agreed is None:
             return dataset
-        dataset = ranks_lib.endless(dataset, towers, self._first_batch)
+        dataset = rank_data.endless(dataset, towers, self._first_batch)
         return dataset.take(self._agreed)
 
     def _first_batch(self) -> tf.data.Dataset:

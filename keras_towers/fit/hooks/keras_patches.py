@@ -8,7 +8,7 @@ of tracebacks. ``saving.py`` lists the functions that write a model, which are
 wrapped where several ranks save at one path. ``compat.py`` exempts this package
 from AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
 ``PyDataset`` adapter are patched while ``fit`` creates its data on several
-ranks with different seeds (``fit/data/rank_data.py``).
+ranks with different seeds (``fit/data/shuffle_order.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
@@ -172,7 +172,7 @@ def _create_variable(
         with strategy._components.adoption.registering_variable(variable):
             original(variable, value)
     if call is not None:
-        call.created(variable)
+        call.share_created(variable)
 
 
 def _batch_norm(
@@ -230,11 +230,15 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # Keras's loops create their iterator by this name.
     (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
     # Objects created in a scope belong to its strategy.
-    (_TRAINER, "__init__", functools.partial(_notify, Adoption.created)),
+    (
+        _TRAINER,
+        "__init__",
+        functools.partial(_notify, Adoption.register_created),
+    ),
     (
         compat.BaseTrainer,
         "compile",
-        functools.partial(_notify, Adoption.compiled),
+        functools.partial(_notify, Adoption.register_compiled),
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     (compat.KerasVariable, "_initialize", _create_variable),

@@ -18,11 +18,8 @@ from keras_towers.fit.context import marks, thread_state
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
-from keras_towers.fit.data.rank_data import (
-    SameBatches,
-    gather_batch,
-    rounded_fingerprint,
-)
+from keras_towers.fit.data.rank_data import gather_batch
+from keras_towers.fit.data.same_data import SameBatches, rounded_fingerprint
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.constants import Constants, constants_of
@@ -32,7 +29,6 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
@@ -265,7 +261,7 @@ class GlobalStep:
         ready = TowerProgram(program, mode, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            adoption_lib.log_without_xla(model, step.trains, why)
+            log_without_xla(model, step.trains, why)
         if transport.size > 1:
             self._agree(traced, ready, model, divided)
         results = ready.add_to_graph(
@@ -468,6 +464,20 @@ def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
             model,
             strategy,
         )
+
+
+def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
+    """Log once that XLA compiles no training, or evaluation, steps of a model.
+
+    It is a warning if the user requested XLA: if Keras would not turn it on by
+    default.
+    """
+    kind = "training" if training else "evaluation"
+    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
+    if first_time(line):
+        by_user = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if by_user else logging.INFO
+        logger.log(level, "%s", line)
 
 
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from keras_towers.fit.data.batches import (
     identity_of,
     tensors_in,
 )
-from keras_towers.fit.data.rank_data import different_data
+from keras_towers.fit.data.same_data import different_data
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key

@@ -109,7 +109,12 @@ class Told(SingleProcess):
         (["sum a_1"], "2", ["different constants"], "different steps"),
         (["sum a", "w"], "1", ["different steps", "1: w"], "constants"),
         (["sum a"] * 2, "1", ["0: none", "1: sum a"], "constants"),
-        (["w"], "2", ["0: sum a; only on rank 1: w", "different constants"], "none"),
+        (
+            ["w"],
+            "2",
+            ["0: sum a; only on rank 1: w", "different constants"],
+            "none",
+        ),
     ],
     ids=["constants", "steps", "one-more", "both"],
 )

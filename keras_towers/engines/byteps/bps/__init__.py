@@ -36,13 +36,8 @@ from byteps.tensorflow import (
 )
 
 from keras_towers.engines.byteps.bps import callbacks as callbacks
-from keras_towers.engines.dropin import (
-    check_compression,
-    distributed_models,
-    refuse_global_variables,
-    tf_variable,
-    use_connection,
-)
+from keras_towers.engines import dropin
+from keras_towers.engines.dropin import distributed_models
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
@@ -65,12 +60,12 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    use_connection(transport)
+    dropin.use_connection(transport)
     distributed_models.patch_keras(lambda: True)
 
 
 # For callbacks in a script that has not called init().
-use_connection(transport, as_default=True)
+dropin.use_connection(transport, as_default=True)
 
 
 def shutdown() -> None:
@@ -119,8 +114,8 @@ def push_pull(
     Returns:
         A tensor with the shape and dtype of the value.
     """
-    check_compression(compression, "bps")
-    tensor = tf.convert_to_tensor(tf_variable(value))
+    dropin.check_compression(compression, "bps")
+    tensor = tf.convert_to_tensor(dropin.tf_variable(value))
     key = f"{scope}{name}" if scope or name else next_key("push_pull")
     hook = compression_hook(compression)
     (total,) = hook(transport(), [tensor], f"bps.{key}")
@@ -145,7 +140,7 @@ def broadcast(
         The value of rank ``root_rank``, bit for bit.
     """
     key = f"{scope}{name}" if scope or name else next_key("broadcast")
-    tensor = tf.convert_to_tensor(tf_variable(value))
+    tensor = tf.convert_to_tensor(dropin.tf_variable(value))
     return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
 
 
@@ -161,7 +156,7 @@ def broadcast_variables(
         scope: ignored: names that match on all ranks are chosen.
     """
     del scope
-    values = list(map(tf_variable, variables))
+    values = list(map(dropin.tf_variable, variables))
     rank_agreement.broadcast(transport(), values, root_rank)
 
 
@@ -174,7 +169,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
         TowerError: always.
     """
-    refuse_global_variables("bps", root_rank)
+    dropin.refuse_global_variables("bps", root_rank)
 
 
 class _MeanReducer(Reducer):
@@ -229,7 +224,7 @@ def DistributedOptimizer(
             already.
     """
     del name, device_dense, device_sparse
-    check_compression(compression, "bps")
+    dropin.check_compression(compression, "bps")
     reducer = _MeanReducer(compression, sparse_as_dense)
     distribute(optimizer, reducer, backward_passes_per_step)
     # A script may not have called it, and ``compile`` has to be patched.

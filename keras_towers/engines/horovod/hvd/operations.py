@@ -17,12 +17,8 @@ import horovod.keras as hvd_keras
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.engines.dropin import (
-    distributed_models,
-    refuse_global_variables,
-    tf_variable,
-    use_connection,
-)
+from keras_towers.engines import dropin
+from keras_towers.engines.dropin import distributed_models
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
@@ -48,18 +44,18 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
-    use_connection(HorovodTransport)
+    dropin.use_connection(HorovodTransport)
     distributed_models.patch_keras(hvd.is_initialized)
 
 
 # For callbacks in a script that has not called init().
-use_connection(HorovodTransport, as_default=True)
+dropin.use_connection(HorovodTransport, as_default=True)
 
 
 def _tensor(value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return value
-    return tf.convert_to_tensor(tf_variable(value))
+    return tf.convert_to_tensor(dropin.tf_variable(value))
 
 
 def _tensors(values: Any) -> list[Any]:
@@ -67,7 +63,7 @@ def _tensors(values: Any) -> list[Any]:
 
 
 def _variables(variables: Any) -> list[Any]:
-    return [tf_variable(variable) for variable in variables]
+    return [dropin.tf_variable(variable) for variable in variables]
 
 
 def _adapt(
@@ -149,4 +145,4 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
         TowerError: always, as in Horovod when TensorFlow runs eagerly.
     """
-    refuse_global_variables("hvd", root_rank)
+    dropin.refuse_global_variables("hvd", root_rank)
