@@ -327,7 +327,7 @@ resolve(
     "_flatten_layers _seed_generators _metrics "
     "_tracker _layers _inbound_nodes _outbound_nodes",
 )
-resolve("keras.layers:BatchNormalization", "call _reduction_axes")
+resolve("keras.layers:BatchNormalization", "call _moments _reduction_axes")
 resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper", "_fn_kwargs")
 loss_module = resolve(
     f"{_KERAS}.losses.loss",

@@ -67,6 +67,20 @@ class EarlyGroup(ReplicaGroup):
         with tf.control_dependencies([counted]):
             return super().advance(tokens)
 
+    def send_end(self, replica: int) -> None:
+        """Send a replica the last token; the weights stay as they are."""
+        named = self._parts.items()
+        own = [part for key, part in named if key.startswith(f"{replica}/")]
+
+        def publish_all() -> None:
+            with tf.device(self._device):
+                step = self.step.read_value() + 1
+            for part in own:
+                part.put(step)
+
+        self.calls(("parts", replica, len(own)), publish_all)
+        super().send_end(replica)
+
     def request_tokens(self, replica: int) -> None:
         """Go on after the last gradient that the replica has pushed."""
         self.calls(("enter", replica), lambda: self._go_on(replica))
@@ -108,6 +122,13 @@ class EarlyCoordinator(Coordinator):
             self._replicas[number].has_left = True
             self._cancel_update()
             self._begin_update()
+        elif event is ReplicaEvent.STOPPED:
+            # The others may have begun a step that one device does not make.
+            self._cancel_update()
+            for other, replica in enumerate(self._replicas):
+                if not replica.has_left and other != number:
+                    self._group.send_end(other)
+                replica.has_left = True
         elif event in (ReplicaEvent.FLUSH, ReplicaEvent.SYNC):
             self._waited_for.popleft().set()
 
@@ -148,3 +169,7 @@ class EarlyUpdates(AveragedUpdates):
 
     def wait_for_part(self, part: int) -> tf.Tensor:
         return self._group.wait_for_part(self._rank, part)
+
+    def leave(self, stops: bool = False) -> None:
+        event = ReplicaEvent.STOPPED if stops else ReplicaEvent.LEFT
+        self._group.send(event, self._rank)

@@ -95,8 +95,8 @@ class WorkerUpdates:
         """Wait for all of the next weights; ``END`` if there are none."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """Let the other workers continue without this one."""
+    def leave(self, stops: bool = False) -> None:
+        """Let the other workers continue without this one, or stop them."""
 
     def is_over(self) -> bool:
         """Whether no update needs more gradients; on the chief."""
@@ -367,7 +367,7 @@ class AveragedUpdates(WorkerUpdates):
     def wait_for_weights(self) -> tf.Tensor:
         return self._group.wait_for_token(self._rank)
 
-    def leave(self) -> None:
+    def leave(self, stops: bool = False) -> None:
         self._group.send(ReplicaEvent.LEFT, self._rank)
 
     def is_over(self) -> bool:

@@ -126,6 +126,33 @@ def test_an_update_in_a_condition_is_refused(strategy, name, first, said):
         model.fit(X[:, :4], X[:, :1], verbose=0)
 
 
+class ReadsAfterItsUpdate(keras.Sequential):
+    """Reads a weight that the step has already updated, as GANs do."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "norm": tf.norm(self.trainable_variables[0])}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("DistributedReplicatedStrategy", {"towers": 2}),
+        ("DistributedParameterServerStrategy", {}),
+        ("SyncReplicasStrategy", {}),
+    ],
+)
+def test_a_weight_that_is_read_after_its_update_is_refused(
+    strategy, name, options
+):
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(1)]
+    model = ReadsAfterItsUpdate(layers, name="late")
+    model.compile("sgd", "mse")
+    said = "reads late/dense.*/kernel after it has called an optimizer"
+    with strategy(name, **options), pytest.raises(TowerError, match=said):
+        model.fit(X[:, :4], X[:, :1], verbose=0)
+
+
 def test_a_constraint_that_is_set_between_two_fits_is_refused(strategy):
     model = linear()
     with strategy("DistributedParameterServerStrategy", sync=False):

@@ -63,6 +63,7 @@ def test_each_variable_is_required(role, ports):
         ),
         ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both or"),
         ("worker", "DMLC_NODE_HOST", "192.0.2.1", "an address of this machine"),
+        ("worker", "DMLC_NODE_HOST", "::1", "cannot be resolved"),
         ("worker", "BYTEPS_LOCAL_RANK", "1", "from 0 to 0"),
         ("worker", "BYTEPS_ENABLE_ASYNC", "1", "unset it"),
         ("server", "DMLC_ROLE", "worker", "'scheduler' or 'server'"),
