@@ -286,10 +286,7 @@ class WithTable(keras.Model):
 
 def test_a_step_that_is_traced_again_is_still_the_workers(strategy):
     """Its batches turn out to have a table, which is not divided."""
-    specs = {
-        "x": tf.TensorSpec([None, 4]),
-        "table": tf.TensorSpec([None, 2]),
-    }
+    specs = {"x": tf.TensorSpec([None, 4]), "table": tf.TensorSpec([None, 2])}
 
     def batches():
         for _ in range(4):
