@@ -124,9 +124,7 @@ def _imported_loop(x):
         with tf.Graph().as_default() as graph:
             start = tf.compat.v1.placeholder(x.dtype, x.shape, "start")
             tf.while_loop(
-                lambda y: tf.reduce_sum(y) < 100,
-                lambda y: (2 * y,),
-                [start],
+                lambda y: tf.reduce_sum(y) < 100, lambda y: (2 * y,), [start]
             )
     finally:
         if is_v2:
@@ -287,11 +285,7 @@ def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("float32", "float16"),
-        ("float16", "bfloat16"),
-        ("bfloat16", "float16"),
-    ],
+    [("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")],
 )
 def test_rounding_happens_after_the_sum(before, after):
     def function(x):

@@ -113,7 +113,7 @@ def _notify(
     original(model, *args, **kwargs)
     strategy = contract.active_strategy()
     if strategy is not None:
-        event(strategy._components.adoption, model)
+        event(strategy._adoption, model)
 
 
 def _create_optimizer(
@@ -169,7 +169,7 @@ def _create_variable(
     elif strategy is None:
         original(variable, value)
     else:
-        with strategy._components.adoption.registering_variable(variable):
+        with strategy._adoption.registering_variable(variable):
             original(variable, value)
     if call is not None:
         call.share_created(variable)
