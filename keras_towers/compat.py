@@ -291,7 +291,7 @@ trainer_module = resolve(
 )
 TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
-    "_steps_seen _num_batches _distributed_dataset data_adapter",
+    "_steps_seen _num_batches _distributed_dataset _get_iterator data_adapter",
 )
 traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
 resolve(
