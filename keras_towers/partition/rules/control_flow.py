@@ -197,7 +197,6 @@ def _lay_out_branches(
 
 @rule("While", "StatelessWhile")
 def _loop(node: Node, *inputs: Value) -> Values:
-    partitioner = node.partitioner
     _require_towers_differ(inputs)
     body = called_graph(node, node.attr("body").name)
     condition = called_graph(node, node.attr("cond").name)
