@@ -80,8 +80,7 @@ class Largest(keras.metrics.Metric):
 @check
 def metrics_that_are_no_sums():
     make = stacked(
-        lambda: [keras.layers.Dense(3)],
-        metrics=lambda: [Largest(), "accuracy"],
+        lambda: [keras.layers.Dense(3)], metrics=lambda: [Largest(), "accuracy"]
     )
     assert_exact(make, lambda model: fit(model, x=X[:13], y=Y[:13]))
 

@@ -55,12 +55,7 @@ def test_each_variable_is_required(role, ports):
         ("worker", "DMLC_WORKER_ID", "one", "a whole number from 0"),
         ("worker", "DMLC_NUM_SERVER", "0", "from 1"),
         ("worker", "DMLC_PS_ROOT_PORT", "70000", "from 1 to 65535"),
-        (
-            "worker",
-            "DMLC_PS_ROOT_URI",
-            "no.host.invalid",
-            "cannot be resolved",
-        ),
+        ("worker", "DMLC_PS_ROOT_URI", "no.host.invalid", "cannot be resolved"),
         ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both or"),
         ("worker", "DMLC_NODE_HOST", "192.0.2.1", "an address of this machine"),
         ("worker", "DMLC_NODE_HOST", "::1", "cannot be resolved"),

@@ -153,6 +153,10 @@ def learning_rates_are_set_by_the_callbacks_of_byteps():
             made, X[:16], Y[:16], epochs=len(wanted), callbacks=callbacks
         )
         assert_close(history.history["lr"], wanted)
+    half = schedule(0.5)
+    for _ in range(2):  # The rate is not halved again.
+        history = s.fit(made, X[:16], Y[:16], callbacks=[half])
+        assert_close(history.history["lr"], [0.05])
 
 
 @check

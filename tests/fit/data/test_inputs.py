@@ -160,8 +160,7 @@ def test_several_steps_in_one_and_validation(ahead):
 
 
 @pytest.mark.parametrize(
-    "source, ahead",
-    sample_of([("generator", False), ("PyDataset", True)]),
+    "source, ahead", sample_of([("generator", False), ("PyDataset", True)])
 )
 def test_evaluate_and_predict(source, ahead):
     def act(model):
