@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import lay_out, partition_graph
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
@@ -313,7 +313,7 @@ def test_a_number_of_examples_is_checked():
     given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
     check_divided(function, given, towers=counts)
     graph = trace(function, given)
-    program, _ = lay_out(graph, [given.layout], graph.outputs)
+    program = partition_graph(graph, [given.layout], graph.outputs)
     x = np.ones((4, 3), "float32")
 
     @tf.function(autograph=False)
