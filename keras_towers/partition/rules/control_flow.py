@@ -50,10 +50,13 @@ def _inline_call(node: Node, *inputs: Value) -> Values:
     return partitioner.lay_out_function(graph, inputs)[: node.num_outputs]
 
 
-def _require_towers_differ(partitioner: Partitioner, values: Values) -> None:
-    """Refuse to divide work that would be the same on all towers."""
-    is_same = all(value.is_replicated for value in values)
-    require(not (partitioner.can_exchange and is_same))
+def _require_towers_differ(values: Values) -> None:
+    """Refuse to divide work that would be the same on all towers.
+
+    In a function it saves time, too: each loop lays out its body several times,
+    and so the loops in it.
+    """
+    require(not all(value.is_replicated for value in values))
 
 
 def _require_known_units(partitioner: Partitioner, values: Values) -> None:
@@ -132,7 +135,7 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
         return partitioner.lay_out_function(graphs[taken], inputs)[
             : node.num_outputs
         ]
-    _require_towers_differ(partitioner, [index, *inputs])
+    _require_towers_differ([index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
     return _try_with_partial_sums(node, inputs, lay_out)
 
@@ -159,7 +162,7 @@ def _lay_out_branches(
         functools.reduce(_join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
-    _require_towers_differ(partitioner, results)
+    _require_towers_differ(results)
     _require_known_units(partitioner, results)
     functions = []
     for branch, values in zip(branches, outputs_of_branches, strict=True):
@@ -194,8 +197,7 @@ def _lay_out_branches(
 
 @rule("While", "StatelessWhile")
 def _loop(node: Node, *inputs: Value) -> Values:
-    partitioner = node.partitioner
-    _require_towers_differ(partitioner, inputs)
+    _require_towers_differ(inputs)
     body = called_graph(node, node.attr("body").name)
     condition = called_graph(node, node.attr("cond").name)
     require(len(body.outputs) == len(inputs))
@@ -230,7 +232,7 @@ def _lay_out_loop(
         {k: _join_values(inputs[k], inputs[k]) for k in loop_vars},
         lay_out_round,
     )
-    _require_towers_differ(partitioner, [*states.values()])
+    _require_towers_differ([*states.values()])
     operands, outputs = [], []
     for k, state in states.items():
         operands.append(partitioner.to_layout(inputs[k], state.layout))

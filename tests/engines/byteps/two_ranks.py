@@ -127,6 +127,9 @@ def values_of_the_drop_in():
         bps.DistributedOptimizer(_sgd(), backward_passes_per_step=0)
     with refused("compression is 'fp16', which cannot", "bps.Compression"):
         bps.push_pull(1.0, compression="fp16")
+    with refused("rank 2 cannot broadcast: the job has ranks 0 to 1"):
+        bps.broadcast_variables([variable], 2)
+    assert (bps.local_rank(), bps.local_size()) == (RANK, 2)
     with refused("bps.broadcast_variables(model.weights"):
         bps.broadcast_global_variables(0)
     with tempfile.TemporaryDirectory() as folder:
