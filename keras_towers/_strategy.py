@@ -15,6 +15,9 @@ if TYPE_CHECKING:
         def extended(self) -> Any: ...
 
         @property
+        def cluster_resolver(self) -> Any: ...
+
+        @property
         def num_replicas_in_sync(self) -> int: ...
 
         def scope(self) -> contextlib.AbstractContextManager[Any]: ...
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
 
         def distribute_datasets_from_function(
             self, dataset_fn: Callable[[Any], Any], options: Any = None
+        ) -> Any: ...
+
+        def experimental_distribute_values_from_function(
+            self, value_fn: Callable[[Any], Any]
         ) -> Any: ...
 
     class MirroredStrategy(Strategy):

@@ -111,7 +111,13 @@ current_replica_id = resolve(
 # TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
-    "_cross_device_ops _get_cross_device_ops _call_for_each_replica",
+    "_cross_device_ops _get_cross_device_ops _call_for_each_replica "
+    "_create_variable _reduce_to _gather_to_implementation "
+    "_experimental_distribute_dataset _distribute_datasets_from_function",
+)
+resolve(
+    f"{_TF}.distribute.cross_device_ops:ReductionToOneDevice",
+    "_num_between_graph_workers _gather_implementation",
 )
 _LIB = f"{_TF}.distribute.distribute_lib"
 _push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
@@ -291,7 +297,7 @@ trainer_module = resolve(
 )
 TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
-    "_steps_seen _num_batches _distributed_dataset data_adapter",
+    "_steps_seen _num_batches _distributed_dataset _get_iterator data_adapter",
 )
 traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
 resolve(
@@ -327,7 +333,7 @@ resolve(
     "_flatten_layers _seed_generators _metrics "
     "_tracker _layers _inbound_nodes _outbound_nodes",
 )
-resolve("keras.layers:BatchNormalization", "call _reduction_axes")
+resolve("keras.layers:BatchNormalization", "call _moments _reduction_axes")
 resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper", "_fn_kwargs")
 loss_module = resolve(
     f"{_KERAS}.losses.loss",

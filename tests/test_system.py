@@ -9,12 +9,7 @@ import psutil
 import pytest
 
 from keras_towers import system
-from keras_towers.system import (
-    CommandResult,
-    NoAnswer,
-    ask_python,
-    run_command,
-)
+from keras_towers.system import CommandResult, NoAnswer, ask_python, run_command
 from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
 
@@ -131,11 +126,7 @@ def test_the_last_json_object_is_the_answer():
             60,
             "has ended with exit code 1: ValueError: why",
         ),
-        (
-            "import os; os.kill(os.getpid(), 4)",
-            60,
-            "exit code -4",
-        ),
+        ("import os; os.kill(os.getpid(), 4)", 60, "exit code -4"),
         (SLEEP, 1, "has not ended after 1 s"),
     ],
 )

@@ -74,16 +74,19 @@ class HogwildUpdate(WeightUpdate):
         """Update without waiting for the gradients of other towers."""
         optimizer, variables = call.optimizer, call.variables
         self.make_ready(optimizer, variables)
-        grads = [
-            None if g is None else scaled(g, self._scale) for g in call.grads
-        ]
+        grads = scaled(call.grads, self._scale)
         # Updates where the weights are, not on the tower's device.
         with as_one_device(optimizer, variables):
             if takes_turns(optimizer, variables):
                 loss_scale = _scale_of_loss(optimizer)
 
                 def update() -> None:
-                    given = _rescaled(grads, optimizer, loss_scale)
+                    given = grads
+                    if loss_scale is not None:
+                        # Another tower may have changed the scale since this
+                        # one's loss was scaled.
+                        change = optimizer.dynamic_scale / loss_scale
+                        given = scaled(grads, change)
                     call.original(given, variables)
 
                 self._turn(optimizer).execute(
@@ -131,19 +134,6 @@ def _scale_of_loss(optimizer: Any) -> tf.Tensor | None:
         if operation.type == "ReadVariableOp":
             return operation.outputs[0]
     return None
-
-
-def _rescaled(
-    grads: Sequence[Any], optimizer: Any, scale: tf.Tensor | None
-) -> list[Any]:
-    """Scale gradients of an earlier scale as the optimizer unscales them.
-
-    Another tower may have changed the scale since this one's loss was scaled.
-    """
-    if scale is None:
-        return list(grads)
-    change = optimizer.dynamic_scale / scale
-    return [None if g is None else scaled(g, change) for g in grads]
 
 
 # Holds True where ``ATOMIC_ADDITIONS`` apply outside of towers, too.

@@ -72,8 +72,8 @@ class AsyncTowerStrategy(BaseStrategy):
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
         update = HogwildUpdate(self._config, self._mode.reduce, scale)
-        self._calls = AsyncCalls(update)
-        self._compose(update, self._calls)
+        self._calls: AsyncCalls
+        self._compose(update, AsyncCalls(update))
 
     @property
     def staleness(self) -> Staleness:
@@ -85,7 +85,7 @@ class AsyncTowerStrategy(BaseStrategy):
         if self.scale_gradient:
             scaled = f"scaled by 1/{self.num_towers}"
         return [
-            f'mode "async": {self._components.update.description}',
+            f'mode "async": {self._update.description}',
             f"gradients are {scaled}",
             "every tower takes the next whole batch as soon as it is free",
         ]

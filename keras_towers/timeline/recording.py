@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 import threading
 import time
 from collections import deque
@@ -13,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.devices import short_name
 from keras_towers.fit.context import marks
 
 # Columns of a call in ``LoopClock``.
@@ -89,30 +87,6 @@ class RankRecording:
     stamps: np.ndarray
     spans: np.ndarray
     calls: np.ndarray
-
-    @classmethod
-    def from_recorder(
-        cls,
-        rank: int,
-        devices: Sequence[str],
-        recorder: marks.StepRecorder,
-        clock: LoopClock,
-    ) -> RankRecording:
-        """Collect the records of this rank."""
-        stamps, calls = recorder.read(), clock.calls(recorder.traces)
-        computed = stamps[..., marks.POINTS.index("computed")]
-        if np.isnan(computed).all() or not calls.size:
-            # The gradients of these steps do not pass the marks.
-            stamps = stamps[:0]
-        return cls(
-            rank,
-            platform.node(),
-            [short_name(device) for device in devices],
-            recorder.count - len(stamps),
-            stamps,
-            np.array(recorder.spans, np.float64).reshape(-1, 3),
-            calls,
-        )
 
 
 def align_clocks(ranks: Sequence[RankRecording]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain_values
 
@@ -111,6 +112,11 @@ class EngineTransport(Transport):
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
+        if root not in range(self.size):
+            raise TowerError(
+                f"rank {root} cannot broadcast: the job has ranks 0 to "
+                f"{self.size - 1}."
+            )
         key = f"{key}.from{root}"
         return self._run(
             f"broadcast.{key}",

@@ -65,7 +65,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
     model, mine = normalised(), strategy(name)
 
     def compare(epoch, logs):
-        held = mine._components.calls.last.variables
+        held = mine._calls.last.variables
         for local in model.weights:
             np.testing.assert_array_equal(local, held.copy_of(local))
         # Training has changed the moving statistics.
@@ -269,7 +269,7 @@ def test_the_error_of_a_fit_is_published(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._components.calls.last.workers.status(0).failed
+    told = mine._calls.last.workers.status(0).failed
     assert told.startswith("ValueError: Data cardinality")
 
 
@@ -286,10 +286,7 @@ class WithTable(keras.Model):
 
 def test_a_step_that_is_traced_again_is_still_the_workers(strategy):
     """Its batches turn out to have a table, which is not divided."""
-    specs = {
-        "x": tf.TensorSpec([None, 4]),
-        "table": tf.TensorSpec([None, 2]),
-    }
+    specs = {"x": tf.TensorSpec([None, 4]), "table": tf.TensorSpec([None, 2])}
 
     def batches():
         for _ in range(4):

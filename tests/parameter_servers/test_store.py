@@ -115,9 +115,6 @@ def test_waits_for_tasks_that_never_start_have_limits(here, monkeypatch):
     with pytest.raises(TowerError, match="ps 0 at .* has not introduced"):
         lib.introduce(worker(0), 0)
     monkeypatch.setenv(settings.ENV_RENDEZVOUS_TIMEOUT, "1")
-    monkeypatch.setattr(
-        server_process, "store_on", lambda _: ServerStore(DEVICE)
-    )
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
     closed = {**JOBS, "worker": ("127.0.0.1:1", "127.0.0.1:1")}
     with pytest.raises(TowerError, match="the chief has not started at"):

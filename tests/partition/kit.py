@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.partition import lay_out
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -243,18 +243,18 @@ def check_on_towers(
         towers: the number of examples of each tower, for several runs.
         seed: the seed of the entries.
         tolerance: the largest difference allowed.
-        **options: the options of ``lay_out``.
+        **options: the options of ``partition_graph``.
     """
     graph = trace(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program, values = lay_out(graph, layouts, fetched, **options)
+    program = partition_graph(graph, layouts, fetched, **options)
     generator = np.random.default_rng(seed)
     for counts in towers:
         drawn = [(g, g.draw(sum(counts), generator)) for g in given]
         inputs = [g.for_one_device(whole) for g, whole in drawn]
         wanted = _one_device(graph, fetched, inputs)
-        _check_claims(graph, values, inputs, sum(counts))
+        _check_claims(graph, program.values, inputs, sum(counts))
         found = _run(program, [g.split(w, counts) for g, w in drawn], counts)
         for own, right in zip(found, wanted, strict=True):
             _assert_equal(own, right, tolerance)

@@ -263,8 +263,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 f"{optimizer.name!r}, which is a schedule or a function: "
                 "create the optimizer with a number."
             )
-        given = self._given_lr
-        self.initial_lr = self._rate() if given is None else given
+        if self._given_lr is None:  # A later fit begins with another rate.
+            self._given_lr = self._rate()
+        self.initial_lr = self._given_lr
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:

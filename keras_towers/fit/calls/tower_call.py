@@ -237,13 +237,22 @@ class TowerCall:
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
-        iterator = self._iterator(kind, **kwargs)
+        iterator = self._iterator(kind, epochs=self._epochs(kind), **kwargs)
         if kind == "fit" and self.start is not None:
             iterator.skip_to(self.start)
         if first:
             self.epoch_iterator = iterator
             self._step.examples = iterator.batch_size
         return iterator
+
+    def _epochs(self, kind: str) -> int | None:
+        """Return how many epochs use one iterator over data; None: unknown."""
+        if kind != "fit":
+            return 1
+        if self.start is not None:
+            return None
+        arguments = self.keras_call.arguments
+        return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return TowerEpochIterator(self.config, kind, order=self.order, **kwargs)

@@ -31,7 +31,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
     ``between`` is called between two steps. An ``order`` makes all ranks
-    shuffle identically.
+    shuffle identically. ``epochs`` is how often it is iterated over with the
+    same data iterator, None if unknown.
     """
 
     _distributed_dataset: Any
@@ -47,6 +48,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         between: Callable[[], None] = lambda: None,
         order: ShuffleOrder | None = None,
         whole: bool = False,
+        epochs: int | None = None,
         **kwargs: Any,
     ):
         trains = kind == "fit"
@@ -97,6 +99,23 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 local_rows or dataset, whole
             )
         self._set_steps()
+        if epochs is not None and not self._each and not whole:
+            self._limit_reads(epochs)
+
+    def _limit_reads(self, epochs: int) -> None:
+        """Read only as many batches of a generator as there are steps.
+
+        What is prefetched without a step is lost, since a generator cannot go
+        back. How much that is depends on time: ranks would go on with different
+        batches when they read from the same generator again.
+        """
+        adapter, steps = self.data_adapter, self.steps_per_epoch
+        if not steps or not isinstance(adapter, compat.GeneratorDataAdapter):
+            return
+        executions = -(-steps // self.steps_per_execution)
+        batches = epochs * executions * self.steps_per_execution
+        read = adapter.generator
+        adapter.generator = lambda: itertools.islice(read(), batches)
 
     def _agree(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""

@@ -44,7 +44,7 @@ from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.partition.rules.means import own_mean
+from keras_towers.partition.rules.reductions import own_mean
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -113,7 +113,7 @@ def _notify(
     original(model, *args, **kwargs)
     strategy = contract.active_strategy()
     if strategy is not None:
-        event(strategy._components.adoption, model)
+        event(strategy._adoption, model)
 
 
 def _create_optimizer(
@@ -169,7 +169,7 @@ def _create_variable(
     elif strategy is None:
         original(variable, value)
     else:
-        with strategy._components.adoption.registering_variable(variable):
+        with strategy._adoption.registering_variable(variable):
             original(variable, value)
     if call is not None:
         call.share_created(variable)

@@ -22,7 +22,7 @@ from keras_towers.fit.data.rank_data import gather_batch
 from keras_towers.fit.data.same_data import SameBatches, rounded_fingerprint
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.eager_draws import EagerDraws
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.tower_program import TowerProgram
@@ -32,6 +32,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
+    MIRRORED,
     REPLICATED,
     InputLayout,
     RowSplits,
@@ -56,6 +57,26 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _KerasStep:
+    """A step that trains, evaluates or predicts.
+
+    Attributes:
+        run: a function of a batch, which one device would call.
+        model: the model of the step.
+        kind: the method of Keras that it belongs to.
+    """
+
+    run: Callable[[Any], Any]
+    model: keras.Model
+    kind: str
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains the model."""
+        return self.kind in TRAINING
 
 
 class GlobalStep:
@@ -116,10 +137,11 @@ class GlobalStep:
             model: the model of the step.
             kind: the method of Keras that it belongs to.
         """
+        keras_step = _KerasStep(step, model, kind)
         if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model, kind)
+            return self._on_one_device(keras_step, batch)
         divided = self._divide(batch, kind)
-        recorded = model if kind in TRAINING else None
+        recorded = model if keras_step.trains else None
         # The first micro-batch of each tower.
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
@@ -127,7 +149,7 @@ class GlobalStep:
             self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
-            result = self._run_divided(step, divided, model, kind)
+            result = self._run_divided(keras_step, divided)
         result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
@@ -159,18 +181,12 @@ class GlobalStep:
         local_sgd = self.update.local_sgd is not None
         return not (rank_batches or local_sgd or config.others is not None)
 
-    def _on_one_device(
-        self,
-        step: Callable[[Any], Any],
-        batch: Any,
-        model: keras.Model,
-        kind: str,
-    ) -> Any:
+    def _on_one_device(self, step: _KerasStep, batch: Any) -> Any:
         """Run an untraced step as on one device, with a warning."""
-        _warn_of_eager_steps(model.name, self.config.name)
+        _warn_of_eager_steps(step.model.name, self.config.name)
         # Each rank computes the step on the global batch, also where it would
         # train on its own part only: its updates belong to no round.
-        transport = self._ranks_of_batch(kind)
+        transport = self._ranks_of_batch(step.kind)
         is_whole = data_lib.is_whole(batch)
         if self.same is not None and is_whole:
             self.same.check(batch)
@@ -185,24 +201,18 @@ class GlobalStep:
         with (
             draws,
             compat.single_device_mode(),
-            thread_state.trains_on_one_device.holding(kind in TRAINING),
+            thread_state.trains_on_one_device.holding(step.trains),
             variables.first_copies(),
         ):
-            result = step(whole)
+            result = step.run(whole)
         for handles_of_towers in variables.handles().values():
             copy_first(handles_of_towers, self.config.devices)
         return result
 
-    def _run_divided(
-        self,
-        step: Callable[[Any], Any],
-        divided: DividedBatch,
-        model: keras.Model,
-        kind: str,
-    ) -> Any:
-        config, xla = self.config, bool(model.jit_compile)
-        transport = self._transport_of(kind)
-        traced = self._trace(step, divided, kind, xla)
+    def _run_divided(self, step: _KerasStep, divided: DividedBatch) -> Any:
+        config, model, kind = self.config, step.model, step.kind
+        xla, transport = bool(model.jit_compile), self._transport_of(kind)
+        traced = self._trace(step, divided, xla)
         captures = [_capture(tensor) for tensor in traced.captures]
         handles = self.update.variables.handles()
         mirrors = {
@@ -214,14 +224,15 @@ class GlobalStep:
         changed = traced.written if self.micro_batches > 1 else ()
         copied = [mirrors.pop(index) for index in changed if index in mirrors]
         first = len(divided.layouts)
+        layouts = [*divided.layouts, *[REPLICATED] * len(captures)]
+        for index in mirrors:
+            layouts[first + index] = MIRRORED
         program = partition_graph(
             traced.graph,
-            [*divided.layouts, *(REPLICATED for _ in captures)],
+            layouts,
             traced.results,
             traced.update_infos(),
             ranks=transport.size > 1,
-            mirrored=[False] * first
-            + [index in mirrors for index in range(len(captures))],
             xla=xla,
             gather_ratio=self._gather_ratio(transport),
         )
@@ -250,7 +261,7 @@ class GlobalStep:
         ready = TowerProgram(program, mode, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            log_without_xla(model, kind in TRAINING, why)
+            log_without_xla(model, step.trains, why)
         if transport.size > 1:
             self._agree(traced, ready, model, divided)
         results = ready.add_to_graph(
@@ -274,17 +285,14 @@ class GlobalStep:
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
         outside = outside_lib.outside_variables(traced, model)
-        constants = Constants()
-        if self.same is not None:
-            # With data of their own, ranks may know other sizes of a batch.
-            constants = constants_of(traced)
         self.order.compare(
             [
                 *ready.describe_exchanges(),
                 *traced.describe_gradients(),
                 *outside_lib.describe(list(map(_capture, outside))),
             ],
-            constants,
+            constants_of(traced),
+            divided.whole,
             divided.fingerprint,
         )
         if outside and self._outside is not None:
@@ -294,11 +302,7 @@ class GlobalStep:
             self.order.once_compared(take_over)
 
     def _trace(
-        self,
-        step: Callable[[Any], Any],
-        divided: DividedBatch,
-        kind: str,
-        xla: bool,
+        self, step: _KerasStep, divided: DividedBatch, xla: bool
     ) -> Trace:
         """Trace a step as one device runs it, with the first tower's values."""
         with contextlib.ExitStack() as view:
@@ -311,9 +315,9 @@ class GlobalStep:
                 view.enter_context(self.update.variables.first_copies())
 
             return trace(
-                step,
+                step.run,
                 divided.whole,
-                kind,
+                step.kind,
                 build,
                 own_statistics=self.config.batch_norm == "tower",
                 xla=xla,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class StepOrder:
         self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
         # What steps exchange, and their constants.
         self._traced: dict[int, list[str]] = {}
-        self._constants: dict[str, None] = {}
+        self._constants: dict[tuple[str, int], None] = {}
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
@@ -91,19 +92,27 @@ class StepOrder:
         self,
         described: Sequence[str],
         constants: Constants,
+        batch: Any,
         data: tf.Tensor | None = None,
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
 
         Args:
             described: what the ranks exchange, in its order.
-            constants: the constants of the step, which must be the same, too.
+            constants: the constants of the step, which must be the same, too,
+                on ranks that have traced it for the same specs.
+            batch: the specs of the batch for which the step was traced.
             data: integers of the global batch, which differ by at most one
                 between ranks with the same batch; None: each has its own.
         """
-        self._constants.update(dict.fromkeys(constants.shown))
+        self._constants.update(dict.fromkeys(_numbered(constants.shown)))
+        leaves = tf.nest.flatten(batch)
+        sizes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
         self._agreement = self._assert_same_step(
-            described, constants.digest, constants.approximate, data
+            described,
+            [constants.digest, zlib.crc32(" ".join(sizes).encode())],
+            constants.approximate,
+            data,
         )
 
     def once_compared(self, act: Callable[[], None]) -> None:
@@ -172,7 +181,7 @@ class StepOrder:
     def _assert_same_step(
         self,
         described: Sequence[str],
-        digest: int = 0,
+        constants: Sequence[int] = (0, 0),
         approximate: Sequence[int] = (0, 0, 0),
         data: tf.Tensor | None = None,
     ) -> list[Any]:
@@ -184,7 +193,7 @@ class StepOrder:
         if self._transport.size == 1:
             return []
         kinds = map(rank_checks.without_numbers, described)
-        digest = zlib.crc32("\n".join(kinds).encode(), digest)
+        digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
             where = "compares the steps"
@@ -195,19 +204,20 @@ class StepOrder:
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run an exchange of constants.
-            number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
+            exact = tf.constant([digest, *constants], tf.int64)
+            exact = tf.where(self._turn >= 0, exact, 0)
             nearly = tf.constant(approximate, tf.int64)
             if data is not None:
                 nearly = tf.concat([nearly, data], 0)
-        equal = self.are_equal(number, nearly)
-        # The number has two entries.
-        same_step = equal[: 2 + len(approximate)]
-        same_data = equal[2 + len(approximate) :]
-        agreement = [
-            tf.debugging.Assert(
-                tf.reduce_all(same_step), [rank_checks.OTHER_STEP]
-            )
-        ]
+        equal = self.are_equal(exact, nearly)
+        same_exchanges, same_integers, same_sizes = tf.unstack(equal[:3])
+        same_reals = tf.reduce_all(equal[3 : 3 + len(approximate)])
+        same_data = equal[3 + len(approximate) :]
+        # Ranks with data of their own may know other sizes of a batch, on which
+        # constants depend.
+        same_constants = (same_integers & same_reals) | ~same_sizes
+        same_step = same_exchanges & same_constants
+        agreement = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
         if data is None:
             return agreement
         # Other steps may have other data: say that the steps differ.
@@ -220,7 +230,7 @@ class StepOrder:
         """Whether all ranks have the same numbers, for each of them.
 
         Args:
-            exact: 32-bit numbers; the result has two entries for each.
+            exact: 32-bit numbers.
             approximate: more numbers, which may differ by one.
         """
         # One sum is faster than a gather, which exchanges sizes first.
@@ -237,7 +247,11 @@ class StepOrder:
         total, squares = tf.split(sums, 2)
         slack = tf.ones_like(nearly) * size**2
         allowed = tf.concat([tf.zeros_like(halves), slack], 0)
-        return abs(squares * size - total**2) <= allowed
+        equal = abs(squares * size - total**2) <= allowed
+        high, low, others = tf.split(
+            equal, [tf.size(exact), tf.size(exact), tf.size(nearly)]
+        )
+        return tf.concat([high & low, others], 0)
 
     def is_mismatch(self, error: Exception) -> bool:
         """Whether an error says that the steps of ranks differ."""
@@ -267,12 +281,18 @@ class StepOrder:
             ]
             for own in of_ranks
         ]
-        return TowerError(rank_checks.describe_steps(odd, constants))
+        numbered = [list(map(tuple, own)) for own in constants]
+        return TowerError(rank_checks.describe_steps(odd, numbered))
 
 
 def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
     """Return texts with the number of equal ones before each."""
-    return [(text, texts[:k].count(text)) for k, text in enumerate(texts)]
+    seen: Counter[str] = Counter()
+    numbered = []
+    for text in texts:
+        numbered.append((text, seen[text]))
+        seen[text] += 1
+    return numbered
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:

@@ -163,8 +163,8 @@ class WeightUpdate:
         """
         shared = shared or [None for _ in call.grads]
         factor = self.config.gradient_factor * weight
-        tower_grads = [_scaled(grads, factor) for grads in tower_grads]
-        call = dataclasses.replace(call, grads=_scaled(shared, factor))
+        tower_grads = [scaled(grads, factor) for grads in tower_grads]
+        call = dataclasses.replace(call, grads=scaled(shared, factor))
         for index, grads in enumerate(tower_grads):
             marks.reached(index, "computed", grads)
         self.make_ready(call.optimizer, call.variables)
@@ -299,10 +299,3 @@ class UpdateAtVariable(WeightUpdate):
             for slot, weight in slots_of(optimizer):
                 if weight in moved and slot not in moved:
                     self.variables.move(slot, weight._value.device)
-
-
-def _scaled(grads: Sequence[Any], factor: Any) -> list[Any]:
-    """Return gradients times a factor."""
-    if isinstance(factor, (int, float)) and factor == 1:
-        return list(grads)
-    return [None if g is None else scaled(g, factor) for g in grads]

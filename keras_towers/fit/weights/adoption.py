@@ -325,7 +325,7 @@ def release_from_default(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
     if owner is not None:
-        adoption = owner._components.adoption
+        adoption = owner._adoption
         if _defaults.get(trainer) is owner and not adoption.in_block:
             # Another strategy may be active.
             with compat.single_device_mode():

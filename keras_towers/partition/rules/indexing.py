@@ -10,24 +10,23 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
     NotDivided,
     RowNumbers,
-    Shape,
     Value,
     Values,
     local_shape,
     require,
+    required,
     sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
+from keras_towers.partition.registry import Node, axes, notes, rule
 from keras_towers.partition.rules.ragged import repeat_rows
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
@@ -96,9 +95,8 @@ def _local_operands(
 
 def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
     """Return the row numbers of an input with this role."""
-    numbers, shape = value.row_numbers, value.shape
-    if numbers is None or not shape:
-        raise NotDivided
+    numbers, shape = required(value.row_numbers), value.sizes
+    require(shape)
     if role == "numbers":
         require(not numbers.is_first_column)
     else:
@@ -123,9 +121,8 @@ def _local_operand(
         require(layout == target)
         return rows
     # The first size, or the only one.
-    known = value.known
-    if known is None or known.flat[0] != target.size:
-        raise NotDivided
+    known = required(value.known)
+    require(known.flat[0] == target.size)
     if role == "count":
         count = partitioner.local_rows(target)
         return partitioner.cast(count, partitioner.replicate(value).dtype)
@@ -317,13 +314,6 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
 # ---- segments ----------------------------------------------------------------
 
 
-@shape_of(*_SEGMENTS)
-def _segment_shape(
-    node: Node, values: Value, segments: Value, count: Value
-) -> Shape:
-    return (count.number, *values.sizes[len(segments.sizes) :])
-
-
 @axes(*_SEGMENTS)
 def _segment_axes(
     node: Node, values: Value, segments: Value, count: Value
@@ -333,7 +323,7 @@ def _segment_axes(
     is_sum = node.type == "UnsortedSegmentSum"
     return Factors(
         [labels, of_segments, None],
-        [[None, *trailing]],
+        [[NewAxis(count.number), *trailing]],
         [[0]] if is_sum else (),
         of_segments if is_sum else (),
     )

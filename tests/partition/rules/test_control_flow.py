@@ -75,8 +75,7 @@ def test_each_branch_is_divided(name, seed):
 def test_switch_case_chooses_one_of_several(seed):
     def choose(at, x, y):
         return tf.switch_case(
-            at[0],
-            [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y],
+            at[0], [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y]
         )
 
     given = (

@@ -29,8 +29,6 @@ BYTEPS.import_module()
 # ``as`` marks names that this module exports.
 from byteps.tensorflow import (
     Compression as Compression,
-    local_rank as local_rank,
-    local_size as local_size,
     rank as rank,
     size as size,
 )
@@ -66,6 +64,17 @@ def init(lazy: bool = True) -> None:
 
 # For callbacks in a script that has not called init().
 dropin.use_connection(transport, as_default=True)
+
+
+# BytePS itself may count each process as a machine of its own.
+def local_rank() -> int:
+    """The number of this process on its machine."""
+    return transport().local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this machine."""
+    return transport().local_size
 
 
 def shutdown() -> None:

@@ -28,7 +28,7 @@ class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback):
         momentum_correction: correct the optimizer's momentum, if it has any.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         initial_lr: the learning rate to multiply; None: the optimizer's when
-            training begins.
+            training first begins.
     """
 
     _rate_is_optional = True
@@ -66,7 +66,7 @@ class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         verbose: 1: print a message on rank 0 when the warm-up is over.
         initial_lr: the learning rate after the warm-up; None: the optimizer's
-            when training begins.
+            when training first begins.
     """
 
     _rate_is_optional = True
