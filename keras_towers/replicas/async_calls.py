@@ -171,6 +171,7 @@ class _ThreadedCall(ReplicaCall):
 
     def train(self, steps: TowerSteps, iterator: Any) -> Any:
         if self._threads is None:
+            assert steps.alone is not None
             return steps.alone(iterator)
         taken = 0
         batches = itertools.islice(iterator, self.model.steps_per_execution)

@@ -43,7 +43,7 @@ class TowerSteps:
         alone: Keras's train function, for steps that no other step overlaps.
     """
 
-    alone: TowerFunction
+    alone: TowerFunction | None = None
 
     def __init__(self, update: HogwildUpdate, model: keras.Model):
         self._update = update
