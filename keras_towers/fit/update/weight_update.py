@@ -27,8 +27,8 @@ from keras_towers.fit.contract import (
     UpdateCall,
     check_equal_gradients,
 )
+from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights.model_state import slots_of, trained_by
 from keras_towers.fit.weights.tower_variables import (
     TowerVariables,
