@@ -268,7 +268,7 @@ class UpdateEach(WeightUpdate):
 class UpdateAtVariable(WeightUpdate):
     """Every trained weight exists once; gradients are summed on its device.
 
-    ``place`` returns the device to hold a given weight.
+    ``device_for`` returns the device to hold a given weight.
     """
 
     name = "at_variable"
@@ -276,10 +276,10 @@ class UpdateAtVariable(WeightUpdate):
     mirrors = False
 
     def __init__(
-        self, config: TowerConfig, place: Callable[[keras.Variable], str]
+        self, config: TowerConfig, device_for: Callable[[keras.Variable], str]
     ):
         super().__init__(config)
-        self._device_for = place
+        self._device_for = device_for
 
     def place(self, variable: keras.Variable) -> bool:
         """Move a weight to its device; return whether it moved."""
