@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_towers import settings, system
+from keras_towers import commands, settings
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
@@ -213,12 +213,12 @@ def store(model: str, folder: Path, setting: Setting) -> str:
     # Used if the model comes without data.
     examples = (FIRST_STEPS + setting.steps) * setting.batch
     try:
-        answer = system.ask_python(
+        answer = commands.ask_python(
             [*command, str(examples)],
             setting.timeout_s,
             environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
-    except system.NoAnswer as error:
+    except commands.NoAnswer as error:
         raise TowerError(f"cannot build {model}: it {error}") from None
     if "refused" in answer:
         raise TowerError(answer["refused"])
@@ -253,7 +253,7 @@ def run_workers(
             "folder": folder,
         }
         worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
-        ended = system.run_command(
+        ended = commands.run_command(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
             environment(variables),

@@ -11,8 +11,9 @@ import platform
 from typing import Any
 
 from keras_towers import _imports, settings
+from keras_towers.commands import NoAnswer, ask_python
 from keras_towers.errors import TowerError
-from keras_towers.system import NoAnswer, ask_python, cpu, usable_cores
+from keras_towers.system import cpu, usable_cores
 
 
 def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers import engines, settings, system
+from keras_towers import commands, engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.job import Job, RunningJob
 from keras_towers.launching.rank_process import RankProcess, signal_name
@@ -46,7 +46,7 @@ def discover_by_script(script: Path) -> dict[str, int]:
     second.
     """
     try:
-        result = system.run_command(
+        result = commands.run_command(
             [str(script.absolute())], settings.DISCOVERY_S
         )
     except OSError as error:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from keras_towers import agent, settings, system
+from keras_towers import agent, commands, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
@@ -266,7 +266,7 @@ def check_reachable(hosts: Collection[str]) -> None:
 
     def check(host: str) -> None:
         try:
-            result = system.run_command(ssh_command(host, ["true"]), limit_s)
+            result = commands.run_command(ssh_command(host, ["true"]), limit_s)
         except FileNotFoundError:
             raise TowerError(
                 f"cannot reach host {host} by ssh: there is no ssh command on "

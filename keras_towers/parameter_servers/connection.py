@@ -16,7 +16,8 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import server_store
+from keras_towers.parameter_servers import key_value_store
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import device_of, join
 from keras_towers.parameter_servers.server_process import serve
 from keras_towers.rendezvous import liveness, rank_environment, tf_config, watch
@@ -69,13 +70,13 @@ class Connection:
         self.devices: tuple[str, ...] = tuple(
             device_of(server) for server in range(len(cluster.ps))
         )
-        self.store: server_store.ServerStore = server_store.ServerStore(
+        self.store: KeyValueStore = KeyValueStore(
             self.devices[0], self.naming_lost_servers
         )
-        self.prefix: str = server_store.prefix(cluster)
+        self.prefix: str = key_value_store.prefix(cluster)
         self.dropped: DroppedResources = DroppedResources()
         self.finished: bool = True
-        self._name = server_store.task_name(cluster, self.rank)
+        self._name = key_value_store.task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)
         with self.naming_lost_servers():
             join(
@@ -88,7 +89,7 @@ class Connection:
             )
             report_connected(cluster.number)
             for server in range(len(cluster.ps)):
-                server_store.introduce(cluster, server)
+                key_value_store.introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
@@ -127,8 +128,9 @@ class Connection:
         for server in range(len(self.devices)):
             # The server may have died.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = f"{server_store.goodbyes_key(self.cluster)}-{self.rank}"
-                server_store.store_on(server).put(key, failure)
+                goodbyes = key_value_store.goodbyes_key(self.cluster)
+                store = key_value_store.store_on(server)
+                store.put(f"{goodbyes}-{self.rank}", failure)
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
@@ -278,7 +280,7 @@ class ServerPeers:
 
     def _await(self, read: Callable[[], Any], key: str) -> Any:
         cluster = self.connection.cluster
-        me = server_store.task_name(cluster, self.rank)
+        me = key_value_store.task_name(cluster, self.rank)
         look_s = min(settings.LIVENESS_CHECK_S, self.stall_shutdown_s)
         missing_tasks = ""
         for waited_s in liveness.wait_loop(self.stall_shutdown_s, 0):
@@ -289,7 +291,7 @@ class ServerPeers:
             found = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in found] or [0]
             missing_tasks = ", ".join(
-                server_store.task_name(cluster, rank)
+                key_value_store.task_name(cluster, rank)
                 for rank in missing[: settings.MAX_RANKS_NAMED]
             )
             if waited_s:

@@ -18,7 +18,8 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import server_store
+from keras_towers.parameter_servers import key_value_store
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import join
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.network import refuses_connections, task_answers
@@ -34,7 +35,7 @@ _CONCURRENT_POLLS = 16
 class WorkerLiveness(Liveness):
     """The workers of a job, as a parameter server sees them."""
 
-    def __init__(self, workers: Sequence[str], store: server_store.ServerStore):
+    def __init__(self, workers: Sequence[str], store: KeyValueStore):
         super().__init__(
             range(len(workers)),
             self._ask_all,
@@ -58,7 +59,7 @@ class WorkerLiveness(Liveness):
     def has_started(self, rank: int) -> bool:
         """Return whether a worker has started."""
         # It may have ended before it was polled.
-        return self.signs[rank] is not None or server_store.has_started(
+        return self.signs[rank] is not None or key_value_store.has_started(
             self._store, rank
         )
 
@@ -72,15 +73,13 @@ class WorkerLiveness(Liveness):
 
 
 def publish_missing(
-    store: server_store.ServerStore, prefix: str, states: dict[int, State]
+    store: KeyValueStore, prefix: str, states: dict[int, State]
 ) -> None:
     """Publish to all workers which workers do not answer."""
     store.put(_key(prefix), states)
 
 
-def missing_workers(
-    store: server_store.ServerStore, prefix: str
-) -> dict[int, State]:
+def missing_workers(store: KeyValueStore, prefix: str) -> dict[int, State]:
     """Return the workers that do not answer, as published by a server."""
     states = store.get(_key(prefix)) or {}
     return {int(rank): State(state) for rank, state in states.items()}
@@ -114,11 +113,11 @@ def serve(cluster: Cluster) -> None:
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
     report_connected(cluster.number)
-    server_store.introduce(cluster, me)
+    key_value_store.introduce(cluster, me)
     workers = "1 worker" if cluster.size == 1 else f"{cluster.size} workers"
     announce(f"{cluster} serves {workers}")
     lost = _wait_for_goodbyes(cluster)
-    names = [server_store.task_name(cluster, rank) for rank in lost]
+    names = [key_value_store.task_name(cluster, rank) for rank in lost]
     announce(
         f"ps {me} ends: "
         + ("the chief has ended" if lost else "all workers have ended")
@@ -128,7 +127,7 @@ def serve(cluster: Cluster) -> None:
 
 def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
     """Wait until no worker needs the server; return those never signed off."""
-    store = server_store.store_on(cluster.index)
+    store = key_value_store.store_on(cluster.index)
     awaited = set(range(cluster.size))
     workers = WorkerLiveness(cluster.workers, store)
     start_limit_s = meeting_limit_s()
@@ -136,7 +135,7 @@ def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
     ended = failure = None
     while True:
         said = store.by_rank(
-            server_store.goodbyes_key(cluster), sorted(awaited)
+            key_value_store.goodbyes_key(cluster), sorted(awaited)
         )
         if 0 in said:
             ended, failure = time.monotonic(), said[0]
@@ -147,7 +146,7 @@ def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
             workers.refresh()
             if cluster.index == 0:
                 publish_missing(
-                    store, server_store.prefix(cluster), workers.missing()
+                    store, key_value_store.prefix(cluster), workers.missing()
                 )
         if ended is None:
             silent_s = workers.silent_s(0)

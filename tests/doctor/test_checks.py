@@ -3,11 +3,11 @@
 import pytest
 from rich.console import Console
 
-from keras_towers import system
+from keras_towers import commands
 from keras_towers.bench import runner
+from keras_towers.commands import CommandResult
 from keras_towers.doctor import checks
 from keras_towers.doctor.checks import Status
-from keras_towers.system import CommandResult
 from tests.bench.shared import RANK
 
 
@@ -42,7 +42,7 @@ def test_a_strategy_with_other_losses_fails(monkeypatch):
 
 def test_a_self_test_that_fails_says_why(monkeypatch):
     ended = CommandResult(None, "", "")
-    monkeypatch.setattr(system, "run_command", lambda *_, **__: ended)
+    monkeypatch.setattr(commands, "run_command", lambda *_, **__: ended)
     (finding,) = checks.run_self_test(Console(), ["horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.name == "plain"

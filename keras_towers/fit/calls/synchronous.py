@@ -15,7 +15,7 @@ from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
-from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 

@@ -19,7 +19,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TRAINING, FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.keras_function import (
     KerasFunction,
     TowerFunction,

@@ -14,7 +14,7 @@ from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep
 
 # The first steps show which inputs are not divided and how much memory a step
 # needs.
