@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
     PARTIAL,
