@@ -89,9 +89,9 @@ class TowerCalls:
             refused = error_notes.error_for_user(error)
             if refused is not None:
                 raise refused from None
-            if not self._step.order.is_mismatch(error):
+            if not self._step.order.agreement.is_mismatch(error):
                 raise
-            raise self._step.order.mismatch_error() from None
+            raise self._step.order.agreement.mismatch_error() from None
         finally:
             if outer is None:
                 self._config.transport.note_wait("")

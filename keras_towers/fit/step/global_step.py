@@ -29,9 +29,9 @@ from keras_towers.fit.step.divided_batch import (
 )
 from keras_towers.fit.step.eager_draws import EagerDraws
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
@@ -103,7 +103,7 @@ class GlobalStep:
         self._outside: outside_lib.OutsideVariables | None = None
         if self.config.transport.size > 1:
             self._outside = outside_lib.OutsideVariables(
-                self.config.transport, self.config.devices, self.order
+                self.config.transport, self.config.devices
             )
         self._eager_draws = EagerDraws(self.config.transport)
 

@@ -18,7 +18,7 @@ from keras_towers.fit.step.graph_function import (
     GraphFunction,
     Uncompilable,
 )
-from keras_towers.fit.update.step_order import StepOrder, row_of_rank
+from keras_towers.fit.step.step_order import StepOrder, row_of_rank
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
     Exchange,

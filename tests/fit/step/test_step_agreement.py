@@ -3,10 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.update import step_order
-from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.transport import SingleProcess
+from keras_towers.fit.step import step_agreement
+from keras_towers.fit.step.step_agreement import StepAgreement
 from tests.reduction.ranks import on_ranks
 
 
@@ -19,8 +17,8 @@ def are_alike(numbers, about=None):
             tf.constant([of_ranks[transport.rank]], tf.int64)
             for of_ranks in (numbers, about)
         )
-        equal = StepOrder(transport).are_equal(number, near)
-        return bool(tf.reduce_all(equal))
+        equal = step_agreement.are_equal(transport, number, near)
+        return bool(tf.reduce_all(tf.concat(equal, 0)))
 
     results, _ = on_ranks(len(numbers), run)
     (found,) = set(results)
@@ -49,38 +47,6 @@ def test_numbers_may_be_about_the_same(ranks, number):
         assert not are_alike(numbers, [*near[:-1], far])
 
 
-class Counting(SingleProcess):
-    """Counts the exchanges with another rank, which says the same."""
-
-    size = 2
-
-    def __init__(self):
-        self.begun = tf.Variable(0)
-
-    def all_reduce(self, tensors, key):
-        with tf.control_dependencies(tensors):
-            self.begun.assign_add(1)
-        return [2 * tensor for tensor in tensors]
-
-
-def test_no_exchange_begins_without_a_batch():
-    """The end of data would cancel it, and the other ranks would hang."""
-    transport, data = Counting(), iter(tf.data.Dataset.from_tensors(1.0))
-    order = StepOrder(transport)
-
-    @tf.function
-    def step():
-        batch = order.begin_step(TowerBatch((next(data),)))
-        with order.in_turn():
-            order.reduce(["w"], [list(batch.pieces)], lambda rows: rows)
-        return order.end_step(batch.pieces)
-
-    step()
-    with pytest.raises(tf.errors.OutOfRangeError):
-        step()
-    assert transport.begun.numpy() == 1
-
-
 @pytest.mark.parametrize(
     "step, constants, said, unsaid",
     [
@@ -99,11 +65,12 @@ def test_no_exchange_begins_without_a_batch():
 )
 def test_a_difference_is_told_for_what_it_is(step, constants, said, unsaid):
     def run(transport):
-        order = StepOrder(transport)
-        order._traced[1] = step if transport.rank else ["sum a"]
+        agreement = StepAgreement(transport, tf.Variable(0))
+        agreement._traced[1] = step if transport.rank else ["sum a"]
         own = constants if transport.rank else ["1"]
-        order._constants.update(dict.fromkeys(step_order._numbered(own)))
-        return str(order.mismatch_error())
+        numbered = step_agreement._numbered(own)
+        agreement._constants.update(dict.fromkeys(numbered))
+        return str(agreement.mismatch_error())
 
     (text, same), _ = on_ranks(2, run)
     assert same == text

@@ -1,0 +1,198 @@
+"""Ordering of steps, and of their collectives, over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.data.batches import (
+    TowerBatch,
+    identity_of,
+    tensors_in,
+)
+from keras_towers.fit.step.constants import Constants
+from keras_towers.fit.step.step_agreement import StepAgreement
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport
+
+_HOST = "CPU:0"
+
+
+class StepOrder:
+    """Orders the steps of a rank, whose exchanges wait until the steps match.
+
+    TensorFlow may overlap steps that share no variable; two collectives would
+    then be in flight with the same key. And if the steps of two ranks had
+    different collectives, the ranks would wait for each other.
+
+    Attributes:
+        gate: the tensors for which a step waits before it begins.
+        agreement: compares the ranks' steps.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
+        self.agreement: StepAgreement = StepAgreement(transport, self._turn)
+        self._begun = 0
+        self.gate: list[Any] = []
+        self._batch: list[Any] = []
+        # The assertions that this step matches the steps of the other ranks.
+        self._same_step: list[Any] | None = None
+        self._exchanged: list[Any] = []
+
+    def begin_step(self, batch: TowerBatch) -> TowerBatch:
+        """Return the batch of a step once the previous step has ended."""
+        # Steps of a single process may overlap.
+        self.gate = []
+        if self._transport.size == 1:
+            return batch
+        self._begun = len(compat.get_default_graph().get_operations())
+        self.gate = [self._turn.read_value()]
+        return self._gate_batch(batch)
+
+    def _gate_batch(self, batch: Any) -> Any:
+        with tf.control_dependencies(self.gate):
+            batch = identity_of(batch)
+        self._batch = tensors_in(batch)
+        return batch
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Order all operations of a step, even operations without a batch."""
+        self._same_step, self._exchanged = None, []
+        try:
+            with tf.control_dependencies(self.gate):
+                yield
+        finally:
+            self._same_step, self._batch = None, []
+
+    def begin_after(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
+        """Return the batch of a step that begins when a tensor is ready."""
+        # Once inlined, functions that get this batch wait only for the batch.
+        with tf.control_dependencies(self.gate):
+            self.gate = [before()]
+        return self._gate_batch(batch)
+
+    def compare(
+        self,
+        described: Sequence[str],
+        constants: Constants,
+        batch: Any,
+        data: tf.Tensor | None = None,
+    ) -> None:
+        """Make exchanges wait for a check that all ranks make the same ones.
+
+        Args:
+            described: what the ranks exchange, in its order.
+            constants: the constants of the step, which must be the same, too,
+                on ranks that have traced it for the same specs.
+            batch: the specs of the batch for which the step was traced.
+            data: integers of the global batch, which differ by at most one
+                between ranks with the same batch; None: each has its own.
+        """
+        self._same_step = self.agreement.assert_same(
+            described, self._batch, constants, batch, data
+        )
+
+    def once_compared(self, act: Callable[[], None]) -> None:
+        """Do something after the check that all ranks do the same."""
+        if self._same_step is None:
+            raise RuntimeError("compare() comes first")
+        with tf.control_dependencies(self._same_step):
+            act()
+
+    def exchange(
+        self,
+        tensors: Sequence[Sequence[Any]],
+        exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
+    ) -> list[Any]:
+        """Exchange tensors, after a check that all ranks do the same."""
+        # In a step that involves no other rank, all exchanges are local.
+        if not self._same_step:
+            return exchange(tensors)
+        with tf.control_dependencies(self._same_step):
+            results = exchange(identity_of(tensors))
+        # Every rank takes part, even if it does not use the results.
+        self._exchanged += tensors_in(results)
+        return results
+
+    def end_step(self, result: Any) -> Any:
+        """Allow the next step to begin, and return the result of this step."""
+        if self._transport.size == 1:
+            return result
+        operations = compat.get_default_graph().get_operations()[self._begun :]
+        effects = [op for op in operations if op.op_def.is_stateful]
+        last = [*tensors_in(result), *effects, *done_by_all(self._exchanged)]
+        with tf.control_dependencies(last):
+            done = self._turn.assign_add(1, read_value=False)
+        with tf.control_dependencies([done]):
+            return identity_of(result)
+
+    def count(self, batch: TowerBatch, here: Any) -> Any:
+        """Count a step's examples on all ranks; stop when there are none.
+
+        A rank whose data has ended takes part without examples until the data
+        of all ranks has ended: ``tf.errors.OutOfRangeError`` then ends the
+        epoch on all ranks.
+        """
+        row = row_of_rank(tf.cast(here, tf.int64), self._transport)
+        (counts,) = sum_over_ranks(self._transport, [row])
+        total = tf.reduce_sum(counts)
+        self.gate = [_end_of_data_if(total <= 0)]
+        start = tf.reduce_sum(counts[: self._transport.rank])
+        return self._gate_batch(batch._replace(total=total, start=start))
+
+    def reduce(
+        self,
+        described: Sequence[str],
+        tower_grads: Sequence[Sequence[Any]],
+        reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
+    ) -> list[list[Any]]:
+        """Reduce K lists of N gradients, if all ranks have the same ones."""
+        if not tower_grads[0]:
+            return [list(grads) for grads in tower_grads]
+        if self._transport.size == 1:
+            return reduction(tower_grads)
+        same_step = self._same_step
+        if same_step is None:
+            same_step = self.agreement.assert_same(described, self._batch)
+        with tf.control_dependencies(same_step):
+            return reduction(identity_of(tower_grads))
+
+
+def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
+    """Return a row per rank: the value for this rank, 0 for other ranks."""
+    zeros = tf.zeros_like(value)
+    return tf.stack(
+        [value if r == transport.rank else zeros for r in range(transport.size)]
+    )
+
+
+def done_by_all(tensors: Sequence[Any]) -> list[Any]:
+    """Return a tensor that depends on all exchanges of a rank.
+
+    The rank may not use their results, and TensorFlow would prune exchanges
+    that have no side effects and feed only a control dependency.
+    """
+    if not tensors:
+        return []
+    first = [tf.reshape(tensor, [-1])[:1] for tensor in tensors]
+    return [tf.raw_ops.Assert(condition=_true().read_value(), data=first)]
+
+
+@functools.cache
+def _true() -> tf.Variable:
+    return compat.hidden_variable(_HOST, True)
+
+
+def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
+    def end():
+        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+
+    return tf.cond(condition, end, lambda: 0)
