@@ -143,7 +143,7 @@ def run_job(job: Job) -> supervision.Outcome:
             variables = {**environment, **slot.environment}
             if servers:
                 variables |= servers.environment(slot)
-            RankProcess(
+            RankProcess.start(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
@@ -180,7 +180,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
             if serves:
                 # Workers need all of a GPU's memory.
                 variables["CUDA_VISIBLE_DEVICES"] = "-1"
-            RankProcess(
+            RankProcess.start(
                 run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,

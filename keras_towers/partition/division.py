@@ -45,7 +45,7 @@ Labels: TypeAlias = "Sequence[Hashable | None]"
 
 @dataclasses.dataclass(frozen=True)
 class NewAxis:
-    """The label of an output axis of this size, which cannot be divided."""
+    """The label of an axis of this size, which cannot be divided."""
 
     size: Any
 

@@ -2,7 +2,7 @@
 
 Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
-tower runs, and then the exchanges of their results.
+tower runs, and then the exchanges of their results: in ``describe()``, a round.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _is_shared(variable: Any) -> bool:
     # A step with a graph is divided over towers.
     is_own_step = step is not None and step.graph is None
     return (
-        (is_own_step or adds_atomically.get() is not None)
+        (is_own_step or adds_atomically.get() is True)
         and isinstance(native, tf.Variable)
         and not isinstance(native, compat.DistributedVariable)
         and native.shape.is_fully_defined()

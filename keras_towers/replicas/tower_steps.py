@@ -98,7 +98,7 @@ class TowerSteps:
 
     # Called by ``TowerThreads`` during a ``fit``, in this order:
 
-    def prepare(self, failed: Callable[[BaseException], None]) -> None:
+    def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
         """Prepare, before the threads start; ``failed`` ends the training."""
 
     def wait_for_turn(self, tower: int) -> bool:
@@ -175,9 +175,9 @@ class ReplicaSteps(TowerSteps):
             call.update_variables()
             self._update.after_update(call.variables)
 
-    def prepare(self, failed: Callable[[BaseException], None]) -> None:
+    def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
         def fail(error: BaseException) -> None:
-            failed(error)
+            on_failure(error)
             self._group.send_end_to_all()
 
         apply = self._averages.updater()

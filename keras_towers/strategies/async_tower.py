@@ -41,7 +41,8 @@ class AsyncTowerStrategy(BaseStrategy):
 
     Args:
         towers: as for ``TowerStrategy``.
-        scale_gradient: divide gradients by the number of towers.
+        scale_gradient: divide the gradients of each tower's step by the number
+            of towers.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how

@@ -256,8 +256,9 @@ def check_on_towers(
         wanted = _one_device(graph, fetched, inputs)
         _check_claims(graph, program.values, inputs, sum(counts))
         found = _run(program, [g.split(w, counts) for g, w in drawn], counts)
-        for own, right in zip(found, wanted, strict=True):
-            _assert_equal(own, right, tolerance)
+        for n, (own, right) in enumerate(zip(found, wanted, strict=True)):
+            where = f"output {n}, towers with {counts} examples"
+            _assert_equal(own, right, tolerance, where)
     return program
 
 
@@ -332,14 +333,16 @@ def _run(program, parts, counts):
         return session.run(results)
 
 
-def _assert_equal(found, right, tolerance):
+def _assert_equal(found, right, tolerance, where):
     # A single string has no shape.
     found, right = np.asarray(found), np.asarray(right)
-    assert found.shape == right.shape, (found.shape, right.shape)
+    assert found.shape == right.shape, (where, found.shape, right.shape)
     if right.dtype.kind in "fc":
-        np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            found, right, tolerance, tolerance, err_msg=where
+        )
     else:
-        np.testing.assert_array_equal(found, right)
+        np.testing.assert_array_equal(found, right, where)
 
 
 def exchange_counts(program):

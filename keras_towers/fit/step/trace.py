@@ -57,8 +57,8 @@ class Trace:
     def needed(self) -> list[Any]:
         """The operations on which results, gradients and variables depend.
 
-        They include those of called functions. Rank 0 alone may do more, such
-        as write a summary: other ranks need not trace it.
+        They include those of called functions. What a step only prints
+        or writes to a summary is not among them.
         """
         graphs = self._needed.values()
         return [operation for found in graphs for operation in found.values()]

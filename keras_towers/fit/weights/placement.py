@@ -46,7 +46,7 @@ class LeastLoadedPlacement:
         self,
         devices: Iterable[str],
         small_device: str | None = None,
-        small_bytes: int = 0,
+        small_bytes: int = 2**18,
     ):
         self.devices: tuple[str, ...] = tuple(devices)
         self._small_device = small_device

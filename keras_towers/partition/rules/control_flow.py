@@ -162,7 +162,9 @@ def _lay_out_branches(
         functools.reduce(_join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
-    _require_towers_differ(results)
+    # In a function, what is computed once could not be exchanged.
+    if partitioner.can_exchange:
+        _require_towers_differ(results)
     _require_known_units(partitioner, results)
     functions = []
     for branch, values in zip(branches, outputs_of_branches, strict=True):
@@ -232,7 +234,8 @@ def _lay_out_loop(
         {k: _join_values(inputs[k], inputs[k]) for k in loop_vars},
         lay_out_round,
     )
-    _require_towers_differ([*states.values()])
+    if partitioner.can_exchange:
+        _require_towers_differ([*states.values()])
     operands, outputs = [], []
     for k, state in states.items():
         operands.append(partitioner.to_layout(inputs[k], state.layout))

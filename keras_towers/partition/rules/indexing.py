@@ -208,15 +208,15 @@ def _gather_axes(
 
 
 @rule("GatherV2")
-def _gather(node: Node, values: Value, indices: Value, at: Value) -> Values:
+def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
     """Gather rows by their numbers."""
     with contextlib.suppress(NotDivided):
         return [repeat_rows(node)]
     numbered = _row_numbers_of(indices, "numbers")
-    axis, batch = _axis_and_batch(node, values, indices, at)
+    axis, batch = _axis_and_batch(node, values, indices, along)
     layout, rows = values.as_rows()
     require(not batch and layout == numbered.row_layout.at_axis(axis))
-    operands = [rows, numbered.local, node.partitioner.replicate(at)]
+    operands = [rows, numbered.local, node.partitioner.replicate(along)]
     layout = numbered.layout.at_axis(axis + numbered.layout.axis)
     return node.run_on_towers(operands, layout)
 
@@ -224,8 +224,8 @@ def _gather(node: Node, values: Value, indices: Value, at: Value) -> Values:
 @notes("GatherV2")
 def _note_limit(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that indices are less than the size of the axis."""
-    values, indices, at = inputs
-    axis, batch = _axis_and_batch(node, values, indices, at)
+    values, indices, along = inputs
+    axis, batch = _axis_and_batch(node, values, indices, along)
     size = values.sizes[axis]
     if axis == batch > 0 and isinstance(size, int) and not indices.meaning:
         indices.meaning = BelowLimit(size)
@@ -240,7 +240,7 @@ def _labels_of_indices(indices: Value) -> tuple[list[str], int]:
 
 
 @axes("GatherNd")
-def _gather_nd(node: Node, values: Value, indices: Value) -> Factors:
+def _gather_nd_axes(node: Node, values: Value, indices: Value) -> Factors:
     picked, depth = _labels_of_indices(indices)
     trailing = [f"v{a}" for a in range(depth, values.rank)]
     return Factors(
@@ -278,7 +278,7 @@ def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
 
 
 @axes("ScatterNd")
-def _scatter_nd(
+def _scatter_nd_axes(
     node: Node, indices: Value, rows: Value, target: Value
 ) -> Factors:
     picked, depth = _labels_of_indices(indices)
@@ -301,7 +301,7 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
     """Add the rows of each tower to its partial sum."""
     indices, rows = inputs
     require(rows.shape is not None and values.sharded is None)
-    scattered = _scatter_nd(node, indices, rows, values)
+    scattered = _scatter_nd_axes(node, indices, rows, values)
     added = Value(
         REPLICATED, node.partitioner.to_partial(values), shape=values.shape
     )
@@ -355,7 +355,7 @@ def _segment_extreme(
 
 
 @axes("Bincount", "DenseBincount")
-def _bincount(
+def _bincount_axes(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Factors:
     labels: list[Any] = list(range(values.rank))
