@@ -241,7 +241,7 @@ def check_arguments(strategy: type, **arguments: Any) -> None:
 def check_seconds(name: str, seconds: Any) -> None:
     """Refuse a value that is not a positive, finite number."""
     number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < math.inf:
+    if not number or not 0 < float(seconds) < math.inf:
         raise TowerError(
             f"{name}={seconds!r} is not allowed: give a number of seconds."
         )
