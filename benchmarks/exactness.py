@@ -26,7 +26,7 @@ from keras.layers import BatchNormalization, Dropout
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers import system
+from keras_towers import commands
 
 TOWERS = 2
 TIMEOUT_S = 120
@@ -182,7 +182,7 @@ def compare(title: str, strategy: str) -> str:
 def compare_in_process(title: str, strategy: str) -> str:
     """Fill one cell, which may crash or hang, by a new process."""
     command = [sys.executable, __file__, title, strategy]
-    ended = system.run_command(command, TIMEOUT_S)
+    ended = commands.run_command(command, TIMEOUT_S)
     if ended.code is None:
         return f"hangs (ended after {TIMEOUT_S} s)"
     if ended.code:

@@ -23,9 +23,9 @@ from keras_towers.errors import CompatibilityError
 
 # The modules that work without TensorFlow; all others import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|launching|rendezvous)(\..+)?"
+    r"(bench|building|cli|doctor|launching|rendezvous)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
-    r"|strategies|_imports|__main__|agent|errors|settings|system"
+    r"|strategies|_imports|__main__|agent|commands|errors|settings|system"
 )
 
 

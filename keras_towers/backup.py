@@ -201,7 +201,7 @@ class ResumingCallback(ResumesFit):
 def _adoption() -> Adoption | None:
     """The adoption of the current strategy's models, if there is one."""
     strategy = contract.active_strategy()
-    return None if strategy is None else strategy._components.adoption
+    return None if strategy is None else strategy._adoption
 
 
 def _transport() -> Transport | None:
@@ -209,7 +209,7 @@ def _transport() -> Transport | None:
     strategy = contract.active_strategy()
     if strategy is None:
         return None
-    transport = strategy._components.config.transport
+    transport = strategy._config.transport
     return transport if transport.size > 1 else None
 
 

@@ -111,7 +111,13 @@ current_replica_id = resolve(
 # TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
-    "_cross_device_ops _get_cross_device_ops _call_for_each_replica",
+    "_cross_device_ops _get_cross_device_ops _call_for_each_replica "
+    "_create_variable _reduce_to _gather_to_implementation "
+    "_experimental_distribute_dataset _distribute_datasets_from_function",
+)
+resolve(
+    f"{_TF}.distribute.cross_device_ops:ReductionToOneDevice",
+    "_num_between_graph_workers _gather_implementation",
 )
 _LIB = f"{_TF}.distribute.distribute_lib"
 _push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
@@ -125,8 +131,7 @@ _constant_value = resolve(f"{_TF}.framework.tensor_util:constant_value")
 # TensorFlow: variables.
 _VARIABLES = f"{_TF}.ops.resource_variable_ops"
 BaseResourceVariable = resolve(
-    f"{_VARIABLES}:BaseResourceVariable",
-    "handle _handle _unique_id",
+    f"{_VARIABLES}:BaseResourceVariable", "handle _handle _unique_id"
 )
 
 # TensorFlow: this process, and calls of functions.
@@ -284,8 +289,7 @@ TensorFlowTrainer = resolve(
     "_compile_metrics _compile_loss",
 )
 BaseTrainer = resolve(
-    f"{_KERAS}.trainers.trainer:Trainer",
-    "compile _resolve_auto_jit_compile",
+    f"{_KERAS}.trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
 )
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
@@ -293,7 +297,7 @@ trainer_module = resolve(
 )
 TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
-    "_steps_seen _num_batches _distributed_dataset data_adapter",
+    "_steps_seen _num_batches _distributed_dataset _get_iterator data_adapter",
 )
 traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
 resolve(
@@ -319,8 +323,7 @@ convert_to_sliceable = resolve(
     f"{_ADAPTERS}.array_slicing:convert_to_sliceable"
 )
 GeneratorDataAdapter = resolve(
-    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter",
-    "_first_batches",
+    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter", "_first_batches"
 )
 py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
 
@@ -330,7 +333,7 @@ resolve(
     "_flatten_layers _seed_generators _metrics "
     "_tracker _layers _inbound_nodes _outbound_nodes",
 )
-resolve("keras.layers:BatchNormalization", "call _reduction_axes")
+resolve("keras.layers:BatchNormalization", "call _moments _reduction_axes")
 resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper", "_fn_kwargs")
 loss_module = resolve(
     f"{_KERAS}.losses.loss",
@@ -351,8 +354,7 @@ TFOptimizer = resolve(
     "_distribution_strategy",
 )
 resolve(
-    "keras.optimizers:Adam",
-    "update_step _apply_weight_decay _use_weight_decay",
+    "keras.optimizers:Adam", "update_step _apply_weight_decay _use_weight_decay"
 )
 resolve("keras.optimizers:SGD", "update_step")
 resolve("keras.optimizers:RMSprop", "_momentums")

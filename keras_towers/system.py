@@ -1,4 +1,4 @@
-"""Cores, folders, signals, memory and commands of this machine."""
+"""Cores and folders of this machine; signals, memory and end of a process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +116,10 @@ def keep_freed_memory() -> None:
     A server receives tensors of the same sizes again and again. If their memory
     were returned, the kernel would have to clear the pages of every new tensor.
     """
-    # Only glibc has this function.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    # TensorFlow's wheels need glibc, which has this function.
+    glibc = ctypes.CDLL(None)
+    glibc.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+    glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 @functools.cache
@@ -140,104 +135,3 @@ def limit_teardown() -> None:
             settings.TEARDOWN_S, exit=True, file=devnull
         )
     )
-
-
-@dataclass(frozen=True)
-class CommandResult:
-    """Exit code and output of a command.
-
-    Attributes:
-        code: its exit code; -N: signal N ended it; None: the time limit did.
-        stdout: its output.
-        stderr: its errors.
-    """
-
-    code: int | None
-    stdout: str
-    stderr: str
-
-    def reason(self, limit_s: float) -> str:
-        """Why the command has failed, with the last line of its errors."""
-        why = f"has ended with exit code {self.code}"
-        if self.code is None:
-            why = f"has not ended after {limit_s:.0f} s"
-        lines = self.stderr.strip().splitlines()
-        return f"{why}: {lines[-1]}" if lines else why
-
-
-class NoAnswer(Exception):
-    """A process printed no result; the message says why, in one line."""
-
-
-def run_command(
-    command: Sequence[str],
-    timeout_s: float,
-    environment: Mapping[str, str] | None = None,
-    *,
-    log: Path | None = None,
-    grace_s: float = settings.COMMAND_GRACE_S,
-) -> CommandResult:
-    """Run a command; when this returns, its whole process group has ended.
-
-    Args:
-        command: the command and its arguments.
-        timeout_s: end the command after this many seconds.
-        environment: its variables; None: those of this process.
-        log: a file to append its output and errors to, instead of returning
-            the errors separately.
-        grace_s: seconds between SIGTERM and SIGKILL.
-    """
-    # Files, because orphaned children of the command would keep pipes open.
-    with tempfile.TemporaryDirectory(
-        prefix="keras-towers-", ignore_cleanup_errors=True
-    ) as folder:
-        out = log or Path(folder, "stdout")
-        err = log or Path(folder, "stderr")
-        with out.open("ab") as stdout, err.open("ab") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,
-            )
-        code: int | None = None
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            _end_group(process, grace_s)
-        return CommandResult(code, _text(out), "" if log else _text(err))
-
-
-def ask_python(
-    arguments: Sequence[str],
-    timeout_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Run a fresh Python and return the JSON object that it prints last."""
-    result = run_command([sys.executable, *arguments], timeout_s, environment)
-    for line in reversed(result.stdout.splitlines()):
-        with contextlib.suppress(ValueError):
-            answer = json.loads(line)
-            if isinstance(answer, dict):
-                return answer
-    raise NoAnswer(result.reason(timeout_s))
-
-
-def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    try:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")

@@ -82,7 +82,7 @@ def current_tower() -> CurrentTower:
         )
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
-    first = strategy._components.config.first_tower if ours else 0
+    first = strategy._config.first_tower if ours else 0
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,

@@ -61,6 +61,17 @@ def test_it_answers_before_its_command_does():
         assert process.stdout.read() == "\0a\0b"
 
 
+def test_what_the_user_has_set_is_left_as_it_is():
+    environment = {"TF_NUM_INTRAOP_THREADS": "77"}
+    agent.set_up_host(environment, "127.0.0.1", 1000)
+    assert environment == {
+        "TF_NUM_INTRAOP_THREADS": "77",
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+
+
 def test_a_folder_that_is_not_there_is_named():
     process = start(folder="/nowhere/at/all")
     _, error = process.communicate(timeout=LIMIT_S)

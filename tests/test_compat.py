@@ -85,6 +85,31 @@ def test_every_private_name_that_is_used_is_in_the_table():
     assert not {name: used[name] for name in unknown}
 
 
+def classes_of_the_package():
+    for path in PACKAGE.rglob("[a-z]*.py"):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        try:
+            module = importlib.import_module(name)
+        except kt.TowerError:  # An engine that is not installed.
+            continue
+        for cls in vars(module).values():
+            if isinstance(cls, type) and cls.__module__ == name:
+                yield cls
+
+
+def test_every_private_name_that_a_class_overrides_is_in_the_table():
+    """If one were renamed, ours would never be called."""
+    overridden = {
+        name: cls
+        for cls in classes_of_the_package()
+        for base in cls.__mro__[1:]
+        if base.__module__.startswith(("keras.", "tensorflow."))
+        for name in filter(is_private, vars(cls).keys() & vars(base).keys())
+    }
+    table = {name for names in compat.TABLE.values() for name in names}
+    assert not overridden.keys() - table - {"_abc_impl"}, overridden
+
+
 def test_every_name_that_is_replaced_is_in_the_table():
     owners = [(compat.resolve(p), n) for p, n in list(compat.TABLE.items())]
     for owner, name, _ in keras_patches._PATCHES:

@@ -100,12 +100,17 @@ def test_traced_steps_are_those_of_one_device(towers):
     assert in_callback == {(*ALONE[:-1], True if towers == 1 else None)}
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_asynchronous_towers_know_their_index(eagerly):
+@pytest.mark.parametrize(
+    ("eagerly", "expected"),
+    # Eager steps are those of one device.
+    [(False, on_towers(2, True)), (True, {(*ALONE[:-1], True)})],
+    ids=["traced", "eager"],
+)
+def test_asynchronous_towers_know_their_index(eagerly, expected):
     asking = Asking(eagerly)
     with kt.AsyncTowerStrategy(2):
         answers = asking.answers(lambda model: model.fit(X, Y, 4, 1, 0))
-    assert answers == [on_towers(2, True)] * 3
+    assert answers == [expected] * 3
 
 
 def test_outside_of_a_strategy_there_is_one_tower():

@@ -55,13 +55,20 @@ def weights_by(backend, path, imports=FIRST):
         return int(done.stdout), [found[name] for name in found.files]
 
 
-def test_keras_towers_can_be_imported_before_keras(tmp_path):
+@pytest.fixture(scope="module")
+def by_tensorflow(tmp_path_factory):
+    """Likewise, where keras_towers is imported before Keras."""
     # Keras may also come with a module of the package.
     inside = (
         "import keras_towers.engines.runtime.tensorflow_task\nimport keras\n"
     )
+    path = tmp_path_factory.mktemp("by") / "weights.npz"
     first = FIRST.replace("import keras\n", inside)
-    towers, _ = weights_by("tensorflow", tmp_path / "weights.npz", first)
+    return weights_by("tensorflow", path, first)
+
+
+def test_keras_towers_can_be_imported_before_keras(by_tensorflow):
+    towers, _ = by_tensorflow
     assert towers == 4
 
 
@@ -90,12 +97,11 @@ def test_keras_can_be_imported_before_keras_towers():
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_one_script_runs_on_every_backend(backend, tmp_path):
+def test_one_script_runs_on_every_backend(backend, by_tensorflow, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     path = tmp_path / "weights.npz"
-    towers, found = weights_by("tensorflow", path)
-    assert towers == 4
+    _, found = by_tensorflow
     # There, keras_towers changes nothing.
     for imports in (FIRST, "import sys, keras"):
         _, wanted = weights_by(backend, path, imports)

@@ -17,18 +17,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_towers import system
+from keras_towers import commands, settings
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.launchers import Horovodrun
 from keras_towers.rendezvous.store import FileStore
-from keras_towers.settings import (
-    ENV_RANK,
-    ENV_SECRET,
-    ENV_SIZE,
-    ENV_STORE,
-)
 from keras_towers.system import handle_signals
 
 # The first steps wait for their losses.
@@ -52,8 +46,8 @@ _ONE_CORE = {
 _OUTER_JOB = (
     "HOROVOD_ELASTIC",
     Horovodrun.rank_in,
-    ENV_SECRET,
-    ENV_STORE,
+    settings.ENV_SECRET,
+    settings.ENV_STORE,
     tf_config.VARIABLE,
 )
 
@@ -219,12 +213,12 @@ def store(model: str, folder: Path, setting: Setting) -> str:
     # Used if the model comes without data.
     examples = (FIRST_STEPS + setting.steps) * setting.batch
     try:
-        answer = system.ask_python(
+        answer = commands.ask_python(
             [*command, str(examples)],
             setting.timeout_s,
             environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
-    except system.NoAnswer as error:
+    except commands.NoAnswer as error:
         raise TowerError(f"cannot build {model}: it {error}") from None
     if "refused" in answer:
         raise TowerError(answer["refused"])
@@ -259,7 +253,7 @@ def run_workers(
             "folder": folder,
         }
         worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
-        ended = system.run_command(
+        ended = commands.run_command(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
             environment(variables),
@@ -288,8 +282,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
         **outer,
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        ENV_RANK: "0",
-        ENV_SIZE: "1",
+        settings.ENV_RANK: "0",
+        settings.ENV_SIZE: "1",
         **more,
     }
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-from keras_towers import settings, system
+from keras_towers import commands, settings
 from keras_towers.building import toolchain
 from keras_towers.building.recipe import (
     InstalledEngine,
@@ -168,7 +168,7 @@ def _pip(
     command = [sys.executable, "-m", "pip", *arguments]
     with contextlib.ExitStack() as unless_kept:
         unless_kept.callback(log.unlink, missing_ok=True)
-        ended = system.run_command(
+        ended = commands.run_command(
             command, settings.BUILD_S, variables, log=log
         )
         if ended.code == 0:
@@ -227,7 +227,7 @@ _ERROR = re.compile(
     r"(?:^|\s)(?:fatal )?error: |CMake Error|undefined reference"
     r"|No space left on device|internal compiler error"
     r"|THESE PACKAGES DO NOT MATCH THE HASHES|No matching distribution"
-    r"|cannot find -l|Killed signal",
+    r"|cannot find -l|Killed signal"
 )
 # Lines that only report that a subprocess failed.
 _NOISE = re.compile(

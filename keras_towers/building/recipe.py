@@ -20,7 +20,7 @@ from typing import ClassVar
 from keras_towers import _imports, settings, system
 from keras_towers.building import toolchain
 from keras_towers.building.toolchain import Tool
-from keras_towers.system import NoAnswer, ask_python
+from keras_towers.commands import NoAnswer, ask_python
 
 
 class InstallError(Exception):

@@ -56,8 +56,7 @@ def run(
     module: Annotated[bool, typer.Option("-m")] = False,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     stall_warning: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING),
+        int, typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING)
     ] = settings.STALL_WARNING_S,
     stall_shutdown: Annotated[
         int,
@@ -138,7 +137,9 @@ def run(
             "this machine only. On several machines, start the script on each "
             "with TF_CONFIG"
         )
-    plan = _make_plan(processes, _slots(hosts, hostfile), tasks, elastic)
+    plan = _make_plan(
+        processes, _slots(hosts, hostfile), tasks, elastic, min_np
+    )
     _check_script(script, module)
     _check_strategy(strategy, no_strategy, towers, plan)
     setup = Setup(
@@ -150,7 +151,7 @@ def run(
     )
     job = Job(
         command=setup.command(script, *(arguments or [])),
-        ranks=plan.processes or min_np or 0,
+        ranks=plan.ranks,
         hosts=plan.hosts or {"localhost": plan.processes or 0},
         interface=network_interface,
         stall_warning_s=stall_warning,
@@ -173,7 +174,7 @@ def run(
         code = run_cluster(job, plan.tasks).code
     elif plan.elastic:
         options = ElasticOptions(
-            ranks=processes or min_np or 0,
+            ranks=plan.ranks,
             min_ranks=min_np or processes or 0,
             max_ranks=max_np,
             hosts=plan.hosts,
@@ -196,6 +197,7 @@ class Plan:
         processes: their number; None for an elastic job without a given number.
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
+        min_ranks: their smallest number in an elastic job, if given.
         tasks: the number of tasks of TensorFlow's runtime, by role; empty: the
             processes are ranks.
         member: the rank or task that another launcher made of this process.
@@ -204,8 +206,14 @@ class Plan:
     processes: int | None
     hosts: dict[str, int] | None = None
     elastic: bool = False
+    min_ranks: int | None = None
     tasks: dict[str, int] = dataclasses.field(default_factory=dict)
     member: ClusterEnvironment | Cluster | None = None
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes to begin with; 0 if none is given."""
+        return self.processes or self.min_ranks or 0
 
     @property
     def has_servers(self) -> bool:
@@ -233,12 +241,13 @@ def _make_plan(
     hosts: dict[str, int] | None,
     tasks: dict[str, int],
     elastic: bool,
+    min_ranks: int | None,
 ) -> Plan:
     """Decide which processes the command starts."""
     if tasks:
         return Plan(sum(tasks.values()), tasks=tasks)
     if elastic:
-        return Plan(processes, hosts, elastic=True)
+        return Plan(processes, hosts, elastic=True, min_ranks=min_ranks)
     if hosts is None:
         rank = rank_to_join(processes)
         task = tf_config.from_environment() if rank and not processes else None

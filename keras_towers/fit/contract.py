@@ -254,25 +254,18 @@ class KerasCall:
         return self.original(self.model, **self.arguments)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Components:
-    """The components of a strategy."""
-
-    config: TowerConfig
-    update: WeightUpdate
-    calls: TowerCalls
-
-    @property
-    def adoption(self) -> Adoption:
-        """The models placed on the strategy's towers."""
-        return self.calls.adoption
-
-
 class KerasStrategy:
     """The base class of all strategies, as ``fit/`` sees them."""
 
-    # Internal.
-    _components: Components
+    # Internal: its components.
+    _config: TowerConfig
+    _update: WeightUpdate
+    _calls: TowerCalls
+
+    @property
+    def _adoption(self) -> Adoption:
+        """The models placed on the strategy's towers."""
+        return self._calls.adoption
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Make the strategy TensorFlow's current one inside a block."""

@@ -20,6 +20,7 @@ from keras_towers.rendezvous import watch
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 _LONGEST = 400
+_PARTS = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
 SHARED = "shared_rendezvous"
 # Text between these markers in a TensorFlow error is our message for the user.
 _BEGIN, _END = "keras_towers: ", " (keras_towers)"
@@ -103,8 +104,8 @@ def explained(config: TowerConfig) -> Iterator[None]:
 
 def _shorten(error: Exception) -> str:
     # TensorFlow first prints the Python stack of the trace, or a line that says
-    # that it has none.
-    message = re.split("\n\n|<stack traces unavailable>\n", str(error))[-1]
+    # that it has none, and last the operations that failed.
+    message = re.split(_PARTS, str(error))[-1]
     words = message.split()
     return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"
 
@@ -115,7 +116,9 @@ def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
             "one of the towers or ranks failed before this. The same call on "
             f"one device, outside of {config.name}, shows the error."
         )
-    if config.num_replicas == 1 or config.batches != "split":
+    # Of other kinds are errors that are not about rows, such as lost ranks.
+    has_rows = isinstance(error, tf.errors.InvalidArgumentError)
+    if not has_rows or config.num_replicas == 1 or config.batches != "split":
         return ""
     return (
         f"each of the {config.num_replicas} towers had its part of the batch: "

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers import engines, settings, system
+from keras_towers import commands, engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.job import Job, RunningJob
 from keras_towers.launching.rank_process import RankProcess, signal_name
@@ -33,66 +33,60 @@ from keras_towers.rendezvous.hosts import (
 from keras_towers.rendezvous.network import is_local
 from keras_towers.rendezvous.store import HOSTS_UPDATED
 
-Discover = Callable[[], dict[str, int]]
-"""Returns the number of slots of each host."""
 _LOCAL_SLOT = "127.0.0."
 """A slot of this machine is a host of this name, followed by 1, 2, ..."""
 # HostUpdateResult.mixed of horovod.runner.elastic.worker.
 _ADDED_OR_REMOVED = 3
 
 
-def discover_by_script(script: Path) -> Discover:
-    """Make a function that runs ``script`` and reads the hosts it prints.
+def discover_by_script(script: Path) -> dict[str, int]:
+    """Run a script, and read the hosts and their slots that it prints.
 
     Horovod's own version starts two Python processes for every query, once a
     second.
     """
-    program = str(script.absolute())
-
-    def discover() -> dict[str, int]:
-        try:
-            result = system.run_command([program], settings.DISCOVERY_S)
-        except OSError as error:
-            raise TowerError(
-                f"the host discovery script {script} cannot be run "
-                f"({error.strerror}): it has to be an executable file"
-            ) from None
-        if result.code != 0:
-            raise TowerError(
-                f"the host discovery script {script} "
-                f"{result.reason(settings.DISCOVERY_S)}"
-            )
-        entries = [*filter(str.strip, result.stdout.splitlines())]
-        form = (
-            f"the host discovery script {script} has to print lines like "
-            "'host:2' or 'host'"
+    try:
+        result = commands.run_command(
+            [str(script.absolute())], settings.DISCOVERY_S
         )
-        # An empty list is no error: hosts may appear later.
-        return read_entries(entries, form) if entries else {}
+    except OSError as error:
+        raise TowerError(
+            f"the host discovery script {script} cannot be run "
+            f"({error.strerror}): it has to be an executable file"
+        ) from None
+    if result.code != 0:
+        raise TowerError(
+            f"the host discovery script {script} "
+            f"{result.reason(settings.DISCOVERY_S)}"
+        )
+    entries = [*filter(str.strip, result.stdout.splitlines())]
+    form = (
+        f"the host discovery script {script} has to print lines like "
+        "'host:2' or 'host'"
+    )
+    # An empty list is no error: hosts may appear later.
+    return read_entries(entries, form) if entries else {}
 
-    return discover
 
-
-def split_this_machine(discover: Discover) -> Discover:
+def split_this_machine(found: dict[str, int]) -> dict[str, int]:
     """Make each slot of this machine a separate host.
 
     A worker that fails makes the job avoid its host, including all workers on
     it. If this machine were the only host, the job would end.
     """
-    is_here = functools.cache(is_local)
+    hosts: dict[str, int] = {}
+    numbers = itertools.count(1)
+    for host, count in found.items():
+        if _is_here(host):
+            for _ in range(count):
+                hosts[f"{_LOCAL_SLOT}{next(numbers)}"] = 1
+        else:
+            hosts[host] = count
+    return hosts
 
-    def discover_slots() -> dict[str, int]:
-        hosts: dict[str, int] = {}
-        numbers = itertools.count(1)
-        for host, count in discover().items():
-            if is_here(host):
-                for _ in range(count):
-                    hosts[f"{_LOCAL_SLOT}{next(numbers)}"] = 1
-            else:
-                hosts[host] = count
-        return hosts
 
-    return discover_slots
+# Hosts are discovered once a second.
+_is_here = functools.cache(is_local)
 
 
 class ElasticHosts:
@@ -108,7 +102,7 @@ class ElasticHosts:
 
     def __init__(
         self,
-        discover: Discover,
+        discover: Callable[[], dict[str, int]],
         found: dict[str, int],
         cooldown_s: tuple[int, int],
         say: Callable[[str], None],
@@ -330,13 +324,12 @@ class ElasticOptions:
                 "a host is given up when a worker on it fails"
             )
 
-    @functools.cached_property
-    def discover(self) -> Discover:
-        """Returns the number of slots of each host."""
+    def discover(self) -> dict[str, int]:
+        """The number of slots of each host."""
         if self.script:
             return split_this_machine(discover_by_script(self.script))
         this_machine = {"localhost": self.max_ranks or self.ranks}
-        return split_this_machine((self.hosts or this_machine).copy)
+        return split_this_machine(self.hosts or this_machine)
 
 
 def run_elastic(job: Job, options: ElasticOptions) -> int:
@@ -524,7 +517,7 @@ class ElasticDriver:
             sharing = max(position, self.hosts.local_slots)
             variables.update(_gpu_share(position - 1, sharing))
         try:
-            self.workers[key] = RankProcess(
+            self.workers[key] = RankProcess.start(
                 self._run,
                 str(number),
                 number,

@@ -17,22 +17,13 @@ from typing import Any, NoReturn, Self
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
+from keras_towers.launching import supervision
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, check_reachable
-from keras_towers.launching.supervision import (
-    Connected,
-    Outcome,
-    end_all,
-    supervise,
-)
-from keras_towers.rendezvous import launchers, tf_config
+from keras_towers.rendezvous import launchers, rank_environment, tf_config
 from keras_towers.rendezvous.hosts import allocation, fill_slots
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
-from keras_towers.rendezvous.rank_environment import (
-    job_environment,
-    process_environment,
-)
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import handle_signals
@@ -66,7 +57,7 @@ class Job:
 
     def environment(self) -> dict[str, str]:
         """Variables for every process, whichever engine connects them."""
-        return process_environment(
+        return rank_environment.process_environment(
             self.stall_warning_s, self.stall_shutdown_s, self.seed
         )
 
@@ -92,12 +83,12 @@ class RunningJob:
         self.server = StoreServer(self.address)
         self.undo.callback(self.server.stop)
         self.server.on_connected = lambda rank, connection: self.events.put(
-            Connected(rank)
+            supervision.Connected(rank)
         )
 
     def environment(self, *, elastic: bool = False) -> dict[str, str]:
         """Variables for every process of the job."""
-        return job_environment(
+        return rank_environment.job_environment(
             self.server.endpoint,
             self.job.environment(),
             self._interface,
@@ -127,11 +118,11 @@ class RunningJob:
                     process.send(0)
 
     def __exit__(self, *error: object) -> None:
-        end_all(self.processes)
+        supervision.end_all(self.processes)
         self.undo.close()
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: Job) -> supervision.Outcome:
     """Run a job until it ends."""
     engine = engines.engine_of_job(job.servers)
     engine.check_installed()
@@ -152,7 +143,7 @@ def run_job(job: Job) -> Outcome:
             variables = {**environment, **slot.environment}
             if servers:
                 variables |= servers.environment(slot)
-            RankProcess(
+            RankProcess.start(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
@@ -160,14 +151,14 @@ def run_job(job: Job) -> Outcome:
                 host=slot.hostname,
                 local_size=slot.local_size,
             )
-        return supervise(
+        return supervision.supervise(
             run,
             how_to_connect=engine.advice,
             helpers=servers.processes if servers else (),
         )
 
 
-def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
+def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
     """Run a job on TensorFlow's runtime on this machine, until it ends.
 
     It ends when all tasks have, except the parameter servers (role ``"ps"``),
@@ -189,7 +180,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
             if serves:
                 # Workers need all of a GPU's memory.
                 variables["CUDA_VISIBLE_DEVICES"] = "-1"
-            RankProcess(
+            RankProcess.start(
                 run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,
@@ -198,7 +189,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 serves=serves,
             )
         collectives = engines.RUNTIME.advice
-        return supervise(
+        return supervision.supervise(
             run,
             kind="task",
             how_to_connect=_PARAMETER_SERVERS if "ps" in tasks else collectives,

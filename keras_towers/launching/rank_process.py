@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
-from keras_towers import agent, settings, system
+from keras_towers import agent, commands, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
@@ -36,25 +36,37 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 class RankProcess:
     """A process of a job; its agent ends it with all of its children.
 
-    Args:
-        run: the job.
+    Attributes:
         name: the tag of its output; None: its output is not tagged.
         index: its rank, or another number that is unique in the job.
-        environment: its variables.
-        command: its command; None: the job's.
-        host: where it runs.
-        local_size: how many processes share the cores of the host.
-        serves: whether the job may end before it.
-
-    Attributes:
         host: None if it runs on this machine.
+        serves: whether the job may end before it.
         code: its exit code; None while it runs.
         stopped: whether the launcher has ended it.
     """
 
     def __init__(
         self,
-        run: RunningJob,
+        process: subprocess.Popen[bytes],
+        name: str | None,
+        index: int,
+        host: str | None,
+        serves: bool,
+        login: contextlib.ExitStack,
+    ):
+        self.name, self.index, self.serves = name, index, serves
+        self.host = host
+        self.code: int | None = None
+        self.stopped: bool = False
+        self._process = process
+        self._login = login
+        self._taggers: dict[Any, Tagger] = {}
+        self._readers: list[threading.Thread] = []
+
+    @classmethod
+    def start(
+        cls,
+        job: RunningJob,
         name: str | None,
         index: int,
         environment: dict[str, str],
@@ -63,31 +75,39 @@ class RankProcess:
         host: str = LOOPBACK,
         local_size: int = 1,
         serves: bool = False,
-    ):
-        self.name, self.index, self.serves = name, index, serves
-        self.host: str | None = None if is_local(host) else host
-        self.code: int | None = None
-        self.stopped: bool = False
-        self._taggers: dict[Any, Tagger] = {}
-        launch, console = _AGENT, run.console
-        if self.host:
-            if run.address == LOOPBACK:
+    ) -> Self:
+        """Start a process of a job, and add it to the job's processes.
+
+        Args:
+            job: the job.
+            name: the tag of its output; None: its output is not tagged.
+            index: its rank, or another number that is unique in the job.
+            environment: its variables.
+            command: its command; None: the job's.
+            host: where it runs.
+            local_size: how many processes share the cores of the host.
+            serves: whether the job may end before it.
+        """
+        remote = None if is_local(host) else host
+        launch, console = _AGENT, job.console
+        if remote:
+            if job.address == LOOPBACK:
                 raise TowerError(
                     "the job uses the loopback interface, because it started "
                     "on this machine only: start it with --network-interface"
                 )
             environment = {**exported(os.environ), **environment}
-            launch = ssh_command(self.host, _AGENT)
+            launch = ssh_command(remote, _AGENT)
         direct = name is None and console.folder is None and console.inherited
-        self._login = contextlib.ExitStack()
-        if self.host and not direct:
-            logins = run.logins[self.host]
+        login = contextlib.ExitStack()
+        if remote and not direct:
+            logins = job.logins[remote]
             # A login may take longer than this: signals are not handled while
             # this waits.
             if logins.acquire(timeout=settings.SSH_CONNECT_S):
-                self._login.callback(logins.release)
-        with _stdin_copy(name is None and not self.host) as read_from:
-            self._process = subprocess.Popen(
+                login.callback(logins.release)
+        with _stdin_copy(name is None and not remote) as read_from:
+            process = subprocess.Popen(
                 launch,
                 stdin=subprocess.PIPE,
                 stdout=None if direct else subprocess.PIPE,
@@ -97,24 +117,24 @@ class RankProcess:
                 start_new_session=True,
                 pass_fds=read_from,
             )
-        order = {
-            "read_from": read_from,
-            "command": command or run.job.command,
-            "folder": os.getcwd(),
-            "environment": environment,
-            "local_size": local_size,
-            "rendezvous": run.address,
-            "grace_s": settings.GRACE_S,
-            # The pipe to an agent on this machine closes with the launcher.
-            "lost_s": settings.LOST_S if self.host else None,
-            "answers": bool(self.host and not direct),
-        }
-        self._write(json.dumps(order).encode() + b"\n")
-        self._readers = [] if direct else self._start_readers(console)
-        run.processes.append(self)
+        started = cls(process, name, index, remote, serves, login)
+        request = _request(
+            command or job.job.command,
+            environment,
+            local_size,
+            job.address,
+            remote,
+            read_from,
+            answers=bool(remote and not direct),
+        )
+        started._write(json.dumps(request).encode() + b"\n")
+        if not direct:
+            started._start_readers(console)
+        job.processes.append(started)
         threading.Thread(
-            target=self._wait, args=(run.events.put,), daemon=True
+            target=started._wait, args=(job.events.put,), daemon=True
         ).start()
+        return started
 
     def tail(self) -> str:
         """The end of the process's stderr."""
@@ -147,10 +167,9 @@ class RankProcess:
         except (BrokenPipeError, ValueError):
             return  # The agent has ended, and its output says why.
 
-    def _start_readers(self, console: Console) -> list[threading.Thread]:
+    def _start_readers(self, console: Console) -> None:
         copy = console.file(self.name or "0")
         pipes = (self._process.stdout, self._process.stderr)
-        threads = []
         for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
             label = tag(self.name, self.index, stream) if self.name else b""
             tagger = Tagger(console.sinks[stream], label)
@@ -161,8 +180,7 @@ class RankProcess:
                 target=_pump, args=(pipe, tagger, copy, login), daemon=True
             )
             thread.start()
-            threads.append(thread)
-        return threads
+            self._readers.append(thread)
 
     def _wait(self, on_end: Callable[[RankProcess], None]) -> None:
         code = self._process.wait()
@@ -174,6 +192,30 @@ class RankProcess:
             self._process.stdin.close()
         self.code = code if code >= 0 else 128 - code
         on_end(self)
+
+
+def _request(
+    command: Sequence[str],
+    environment: dict[str, str],
+    local_size: int,
+    rendezvous: str,
+    host: str | None,
+    read_from: list[int],
+    answers: bool,
+) -> dict[str, Any]:
+    """What the agent on a host is asked to run."""
+    return {
+        "read_from": read_from,
+        "command": command,
+        "folder": os.getcwd(),
+        "environment": environment,
+        "local_size": local_size,
+        "rendezvous": rendezvous,
+        "grace_s": settings.GRACE_S,
+        # The pipe to an agent on this machine closes with the launcher.
+        "lost_s": settings.LOST_S if host else None,
+        "answers": answers,
+    }
 
 
 @contextlib.contextmanager
@@ -266,7 +308,7 @@ def check_reachable(hosts: Collection[str]) -> None:
 
     def check(host: str) -> None:
         try:
-            result = system.run_command(ssh_command(host, ["true"]), limit_s)
+            result = commands.run_command(ssh_command(host, ["true"]), limit_s)
         except FileNotFoundError:
             raise TowerError(
                 f"cannot reach host {host} by ssh: there is no ssh command on "

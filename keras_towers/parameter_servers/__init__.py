@@ -4,12 +4,12 @@ The modules, from the runtime up:
 
 =====================  =======================================================
 ``remote_runtime``     calls and values on another process's device
-``server_store``       the job's key-value store
+``key_value_store``    facts about the job: who has started, failed or ended
 ``server_process``     the process of a parameter server
 ``connection``         a worker's connection to servers and workers
 ``workers``            which workers train, have left, or are lost
-``training_session``   the training of one model by all workers, and the
-                       copies of its variables on the servers
+``server_variables``   the copies of a model's variables on the servers
+``training_session``   the training of one model by all workers
 ``worker_updates``     updates by the average of the workers' gradients, or
                        by each worker itself
 ``early_updates``      averages whose updates begin before all gradients have

@@ -16,23 +16,11 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
+from keras_towers.parameter_servers import key_value_store
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import device_of, join
 from keras_towers.parameter_servers.server_process import serve
-from keras_towers.parameter_servers.server_store import (
-    ServerStore,
-    goodbyes_key,
-    introduce,
-    prefix,
-    store_on,
-    task_name,
-)
-from keras_towers.rendezvous import rank_environment, tf_config, watch
-from keras_towers.rendezvous.liveness import (
-    AnswerWatch,
-    State,
-    describe_each,
-    wait_loop,
-)
+from keras_towers.rendezvous import liveness, rank_environment, tf_config, watch
 from keras_towers.rendezvous.network import is_reachable, task_answers
 from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
@@ -82,13 +70,13 @@ class Connection:
         self.devices: tuple[str, ...] = tuple(
             device_of(server) for server in range(len(cluster.ps))
         )
-        self.store: ServerStore = ServerStore(
+        self.store: KeyValueStore = KeyValueStore(
             self.devices[0], self.naming_lost_servers
         )
-        self.prefix: str = prefix(cluster)
+        self.prefix: str = key_value_store.prefix(cluster)
         self.dropped: DroppedResources = DroppedResources()
         self.finished: bool = True
-        self._name = task_name(cluster, self.rank)
+        self._name = key_value_store.task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)
         with self.naming_lost_servers():
             join(
@@ -101,11 +89,11 @@ class Connection:
             )
             report_connected(cluster.number)
             for server in range(len(cluster.ps)):
-                introduce(cluster, server)
+                key_value_store.introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
-        self._watch = AnswerWatch(
+        self._watch = liveness.AnswerWatch(
             range(len(cluster.ps)),
             lambda server: task_answers(cluster.ps[server]),
             settings.LOST_S,
@@ -116,7 +104,7 @@ class Connection:
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may be waiting for a lost server."""
         names = _names({n: self.cluster.ps[n] for n in servers})
-        lost = describe_each(dict.fromkeys(names, State.LOST))
+        lost = liveness.describe_each(dict.fromkeys(names, liveness.State.LOST))
         watch.end_process(
             f"{self._name} has to end: {lost}. Start all tasks of the job "
             "again, from a backup."
@@ -140,8 +128,9 @@ class Connection:
         for server in range(len(self.devices)):
             # The server may have died.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = f"{goodbyes_key(self.cluster)}-{self.rank}"
-                store_on(server).put(key, failure)
+                goodbyes = key_value_store.goodbyes_key(self.cluster)
+                store = key_value_store.store_on(server)
+                store.put(f"{goodbyes}-{self.rank}", failure)
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
@@ -155,7 +144,9 @@ class Connection:
             lost = {n: a for n, a in servers if not is_reachable(a)}
             if lost:
                 state = "can no longer be reached"
-                reason = describe_each(dict.fromkeys(_names(lost), state))
+                reason = liveness.describe_each(
+                    dict.fromkeys(_names(lost), state)
+                )
             if reason is None:
                 raise
             first, *_ = str(error.message).strip().splitlines() or [""]
@@ -168,7 +159,7 @@ class Connection:
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
     limit_s = rank_environment.meeting_limit_s()
-    for waited_s in wait_loop(limit_s, settings.NETWORK_POLL_S):
+    for waited_s in liveness.wait_loop(limit_s, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
@@ -289,10 +280,10 @@ class ServerPeers:
 
     def _await(self, read: Callable[[], Any], key: str) -> Any:
         cluster = self.connection.cluster
-        me = task_name(cluster, self.rank)
+        me = key_value_store.task_name(cluster, self.rank)
         look_s = min(settings.LIVENESS_CHECK_S, self.stall_shutdown_s)
         missing_tasks = ""
-        for waited_s in wait_loop(self.stall_shutdown_s, 0):
+        for waited_s in liveness.wait_loop(self.stall_shutdown_s, 0):
             try:
                 return wait_for(read, look_s)
             except TimeoutError:
@@ -300,7 +291,7 @@ class ServerPeers:
             found = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in found] or [0]
             missing_tasks = ", ".join(
-                task_name(cluster, rank)
+                key_value_store.task_name(cluster, rank)
                 for rank in missing[: settings.MAX_RANKS_NAMED]
             )
             if waited_s:

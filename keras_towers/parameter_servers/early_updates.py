@@ -8,7 +8,6 @@ being received: this uses both directions of a link.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +15,7 @@ import tensorflow as tf
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.named_resources import Queue, Queues, run_flat
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.named_resources import Queue, Queues
 from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 
@@ -30,17 +28,11 @@ class EarlyGroup(ReplicaGroup):
 
     early = True
 
-    def __init__(
-        self,
-        name: str,
-        device: str,
-        quorum: Quorum,
-        run: Callable[[Any], list[Any]] = run_flat,
-    ):
-        super().__init__(name, device, quorum, run)
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         # The global step at which the fit began.
         self._first_step = self._number("first_step")
-        self._parts = Queues(f"{name}/parts", device)
+        self._parts = Queues(f"{self._name}/parts", self._device)
 
     def start_over(self) -> tf.Tensor:
         step = super().start_over()
@@ -74,6 +66,20 @@ class EarlyGroup(ReplicaGroup):
             counted = self._put(ReplicaEvent.UPDATED, 0, self.step.read_value())
         with tf.control_dependencies([counted]):
             return super().advance(tokens)
+
+    def send_end(self, replica: int) -> None:
+        """Send a replica the last token; the weights stay as they are."""
+        named = self._parts.items()
+        own = [part for key, part in named if key.startswith(f"{replica}/")]
+
+        def publish_all() -> None:
+            with tf.device(self._device):
+                step = self.step.read_value() + 1
+            for part in own:
+                part.put(step)
+
+        self.calls(("parts", replica, len(own)), publish_all)
+        super().send_end(replica)
 
     def request_tokens(self, replica: int) -> None:
         """Go on after the last gradient that the replica has pushed."""
@@ -116,6 +122,13 @@ class EarlyCoordinator(Coordinator):
             self._replicas[number].has_left = True
             self._cancel_update()
             self._begin_update()
+        elif event is ReplicaEvent.STOPPED:
+            # The others may have begun a step that one device does not make.
+            self._cancel_update()
+            for other, replica in enumerate(self._replicas):
+                if not replica.has_left and other != number:
+                    self._group.send_end(other)
+                replica.has_left = True
         elif event in (ReplicaEvent.FLUSH, ReplicaEvent.SYNC):
             self._waited_for.popleft().set()
 
@@ -156,3 +169,7 @@ class EarlyUpdates(AveragedUpdates):
 
     def wait_for_part(self, part: int) -> tf.Tensor:
         return self._group.wait_for_part(self._rank, part)
+
+    def leave(self, stops: bool = False) -> None:
+        event = ReplicaEvent.STOPPED if stops else ReplicaEvent.LEFT
+        self._group.send(event, self._rank)

@@ -18,16 +18,9 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
+from keras_towers.parameter_servers import key_value_store
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import join
-from keras_towers.parameter_servers.server_store import (
-    ServerStore,
-    goodbyes_key,
-    has_started,
-    introduce,
-    prefix,
-    store_on,
-    task_name,
-)
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.network import refuses_connections, task_answers
 from keras_towers.rendezvous.rank_environment import meeting_limit_s
@@ -42,7 +35,7 @@ _CONCURRENT_POLLS = 16
 class WorkerLiveness(Liveness):
     """The workers of a job, as a parameter server sees them."""
 
-    def __init__(self, workers: Sequence[str], store: ServerStore):
+    def __init__(self, workers: Sequence[str], store: KeyValueStore):
         super().__init__(
             range(len(workers)),
             self._ask_all,
@@ -66,7 +59,9 @@ class WorkerLiveness(Liveness):
     def has_started(self, rank: int) -> bool:
         """Return whether a worker has started."""
         # It may have ended before it was polled.
-        return self.signs[rank] is not None or has_started(self._store, rank)
+        return self.signs[rank] is not None or key_value_store.has_started(
+            self._store, rank
+        )
 
     def missing(self) -> dict[int, State]:
         """Return the workers that have started but do not answer."""
@@ -78,13 +73,13 @@ class WorkerLiveness(Liveness):
 
 
 def publish_missing(
-    store: ServerStore, prefix: str, states: dict[int, State]
+    store: KeyValueStore, prefix: str, states: dict[int, State]
 ) -> None:
     """Publish to all workers which workers do not answer."""
     store.put(_key(prefix), states)
 
 
-def missing_workers(store: ServerStore, prefix: str) -> dict[int, State]:
+def missing_workers(store: KeyValueStore, prefix: str) -> dict[int, State]:
     """Return the workers that do not answer, as published by a server."""
     states = store.get(_key(prefix)) or {}
     return {int(rank): State(state) for rank, state in states.items()}
@@ -118,11 +113,11 @@ def serve(cluster: Cluster) -> None:
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
     report_connected(cluster.number)
-    introduce(cluster, me)
+    key_value_store.introduce(cluster, me)
     workers = "1 worker" if cluster.size == 1 else f"{cluster.size} workers"
     announce(f"{cluster} serves {workers}")
     lost = _wait_for_goodbyes(cluster)
-    names = [task_name(cluster, rank) for rank in lost]
+    names = [key_value_store.task_name(cluster, rank) for rank in lost]
     announce(
         f"ps {me} ends: "
         + ("the chief has ended" if lost else "all workers have ended")
@@ -132,14 +127,16 @@ def serve(cluster: Cluster) -> None:
 
 def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
     """Wait until no worker needs the server; return those never signed off."""
-    store = store_on(cluster.index)
+    store = key_value_store.store_on(cluster.index)
     awaited = set(range(cluster.size))
     workers = WorkerLiveness(cluster.workers, store)
     start_limit_s = meeting_limit_s()
     asked = -math.inf
     ended = failure = None
     while True:
-        said = store.by_rank(goodbyes_key(cluster), sorted(awaited))
+        said = store.by_rank(
+            key_value_store.goodbyes_key(cluster), sorted(awaited)
+        )
         if 0 in said:
             ended, failure = time.monotonic(), said[0]
         awaited -= said.keys()
@@ -148,7 +145,9 @@ def _wait_for_goodbyes(cluster: Cluster) -> list[int]:
             asked = now
             workers.refresh()
             if cluster.index == 0:
-                publish_missing(store, prefix(cluster), workers.missing())
+                publish_missing(
+                    store, key_value_store.prefix(cluster), workers.missing()
+                )
         if ended is None:
             silent_s = workers.silent_s(0)
             if silent_s > settings.CHIEF_LOST_S and workers.has_started(0):

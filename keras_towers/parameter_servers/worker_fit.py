@@ -33,10 +33,7 @@ from keras_towers.parameter_servers.worker_updates import WorkerUpdates
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
-from keras_towers.replicas.hogwild import (
-    ATOMIC_ADDITIONS,
-    seed_of_replica,
-)
+from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, seed_of_replica
 from keras_towers.replicas.replica_call import (
     OneFitPerModel,
     ReplicaCall,
@@ -80,6 +77,8 @@ class WorkerFit(ReplicaCall):
         self._is_chief = session.rank == 0
         self._begun = False
         self._has_left = False
+        # Whether no step follows, whatever callbacks say.
+        self._is_over = False
         self._steps_done = 0
         # Batches to skip: this worker had trained on them before it died.
         self._skipped = 0
@@ -92,7 +91,9 @@ class WorkerFit(ReplicaCall):
         arguments = self.keras_call.arguments
         # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
-            on_train_begin=self._begin, on_epoch_end=self._end_epoch
+            on_train_begin=self._begin,
+            on_train_batch_end=self._end_batch,
+            on_epoch_end=self._end_epoch,
         )
         arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
@@ -221,7 +222,7 @@ class WorkerFit(ReplicaCall):
                     raise
                 break
             if not self._end_step():
-                self.model.stop_training = True
+                self._is_over = self.model.stop_training = True
                 break
         return logs
 
@@ -240,9 +241,16 @@ class WorkerFit(ReplicaCall):
             self._workers.check_failed()
         return has_weights and stopped < self.session.fits
 
+    def _end_batch(self, batch: int, logs: Any = None) -> None:
+        """Go on if only a callback of this worker stops, after all of them."""
+        # Nobody else would train on its rows of the next batches.
+        if not self._is_chief and self.session.splits_batches:
+            self.model.stop_training = self._is_over
+
     def _end_epoch(self, epoch: int, logs: Any = None) -> None:
         """Stop if the chief stops, after all callbacks."""
         session = self.session
+        self._end_batch(0)
         stops = bool(self.model.stop_training)
         together = session.updates.epochs_together and not stops
         if self._is_chief and stops:
@@ -275,7 +283,7 @@ class WorkerFit(ReplicaCall):
             session.stop(session.fits)
         self._workers.publish(left=True)
         with contextlib.suppress(FitEnded):
-            updates.leave()
+            updates.leave(stops and self._is_chief)
         if self._is_chief:
             self._workers.wait_for_others(updates.is_over)
             # Stops workers that are late.

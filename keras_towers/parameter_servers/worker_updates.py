@@ -22,7 +22,7 @@ from keras_towers.replicas.averages import (
     run_update,
 )
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.hogwild import atomic, takes_turns
+from keras_towers.replicas.hogwild import adds_atomically, takes_turns
 from keras_towers.replicas.named_resources import (
     Queue,
     Queues,
@@ -95,8 +95,8 @@ class WorkerUpdates:
         """Wait for all of the next weights; ``END`` if there are none."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """Let the other workers continue without this one."""
+    def leave(self, stops: bool = False) -> None:
+        """Let the other workers continue without this one, or stop them."""
 
     def is_over(self) -> bool:
         """Whether no update needs more gradients; on the chief."""
@@ -197,7 +197,7 @@ class AsyncUpdates(WorkerUpdates):
         self._taken = True
         variables = self._session.variables
         there = variables.on_servers(call.optimizer, call.variables)
-        with there, atomic.holding(True):
+        with there, adds_atomically.holding(True):
             call.update_variables()
 
     def wait_for_part(self, part: int) -> tf.Tensor:
@@ -237,7 +237,7 @@ class AveragedUpdates(WorkerUpdates):
             name, session.server, quorum, session.run_in_step
         )
         # The coordinator waits in a separate thread.
-        self._coordinated = self._group.run_by(self._coordinate)
+        self._coordinator_group = self._group.run_by(self._run_in_coordinator)
         self._traces = 0
         self._averages: Averages
         # With backup replicas, training ends when too few are left to make an
@@ -331,20 +331,20 @@ class AveragedUpdates(WorkerUpdates):
         apply = self._averages.updater(self._run_update)
         self._averages.join_fit()
         coordinator = self._coordinator_type(
-            self._coordinated,
+            self._coordinator_group,
             apply,
-            self._failed,
+            self._fail,
             self._until_left,
             self._group.send,
             self._session.peers.stall_shutdown_s,
         )
         self._report_lost = self._session.workers.loss_poller(
-            lambda rank: self._coordinated.send(ReplicaEvent.LOST, rank)
+            lambda rank: self._coordinator_group.send(ReplicaEvent.LOST, rank)
         )
         coordinator.start()
         return coordinator
 
-    def _coordinate(self, function: Any) -> list[Any]:
+    def _run_in_coordinator(self, function: Any) -> list[Any]:
         """Run a concrete function that may wait for a long time."""
         with self._session.connection.naming_lost_servers():
             return RunningFunction(function).wait(poll=self._poll)
@@ -356,18 +356,18 @@ class AveragedUpdates(WorkerUpdates):
             self._coordinator.check_failed()
             self._report_lost()
 
-    def _failed(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._abandoned:
             return
         self._session.workers.fail(error)
         # If the servers are lost, every worker notices it.
         with contextlib.suppress(tf.errors.OpError, TowerError):
-            self._coordinated.send_end_to_all()
+            self._coordinator_group.send_end_to_all()
 
     def wait_for_weights(self) -> tf.Tensor:
         return self._group.wait_for_token(self._rank)
 
-    def leave(self) -> None:
+    def leave(self, stops: bool = False) -> None:
         self._group.send(ReplicaEvent.LEFT, self._rank)
 
     def is_over(self) -> bool:

@@ -15,11 +15,11 @@ import tensorflow as tf
 from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.fit.data.rank_data import different_data
-from keras_towers.parameter_servers import remote_runtime
+from keras_towers.fit.data.same_data import different_data
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.key_value_store import task_name
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_process import missing_workers
-from keras_towers.parameter_servers.server_store import task_name
 from keras_towers.rendezvous.liveness import Liveness, State, describe_each
 from keras_towers.rendezvous.store import wait_for
 
@@ -343,13 +343,9 @@ class Workers:
                 )
         return reasons
 
-    def run_function(self, function: Any, in_step: bool = False) -> Any:
-        """Call a concrete function; fail if it takes too long."""
-        return self.wait_for(remote_runtime.RunningFunction(function), in_step)
-
     def wait_for(
-        self, running: remote_runtime.RunningFunction, in_step: bool = False
-    ) -> Any:
+        self, running: RunningFunction, in_step: bool = False
+    ) -> list[Any]:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()
         poll = self.poller(in_step, watch=watch)

@@ -352,13 +352,13 @@ class SizeBuilder(Builder):
         """Return the tensor of a global size; None: it is not available."""
         if isinstance(size, (int, np.integer)):
             return self.constant(int(size), SIZE_DTYPE)
-        if not isinstance(size, Size) or not isinstance(size.number, int):
+        if not isinstance(size, Size):
             return None
         factors: list[Tensor] = []
         for symbol, power in size.powers:
             unit = self.units.get(symbol)
             factor = self.sizes.get(symbol) if unit is None else unit.total
-            if factor is None or power < 1:
+            if factor is None:
                 return None
             factors += [factor] * power
         return self.scaled_size(
@@ -375,18 +375,15 @@ class SizeBuilder(Builder):
         packed = self.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(packed, dtype)
 
-    def size_at_axis(
-        self, axis: int, rank: int, size: Tensor | int, rest: int
-    ) -> Tensor:
-        """Return a vector with a size at one axis, and a number at the rest.
+    def size_at_axis(self, axis: int, rank: int, size: Tensor | int) -> Tensor:
+        """Return a vector with a size at one axis, and 0 at the others.
 
         Args:
             axis: the index of the size.
             rank: the length of the vector.
             size: the size.
-            rest: the number.
         """
-        entries = [size if k == axis else rest for k in range(rank)]
+        entries = [size if k == axis else 0 for k in range(rank)]
         return self.size_vector(entries, SIZE_DTYPE)
 
     def slice_rows(
@@ -406,7 +403,7 @@ class SizeBuilder(Builder):
             first: the index of the first row.
             count: the number of rows.
         """
-        begin = self.size_at_axis(axis, len(shape), first, 0)
+        begin = self.size_at_axis(axis, len(shape), first)
         # XLA needs explicit sizes in a slice whose begin is dynamic.
         sizes = [size if isinstance(size, int) else -1 for size in shape]
         size = self.size_vector(

@@ -14,19 +14,19 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Output
-from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
-    REPLICATED,
     NotDivided,
     Value,
-    Values,
-    require,
-)
-from keras_towers.partition.list_elements import (
-    common_facts,
     have_same_facts,
+    require,
+    required,
 )
-from keras_towers.partition.program import Function, Operation, Tensor
+from keras_towers.partition.program import (
+    Function,
+    Operation,
+    Tensor,
+    needed_operations,
+)
 from keras_towers.partition.registry import Node
 
 # In the control flow of TensorFlow 1, an operation may have no result, and
@@ -60,8 +60,7 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     Raises:
         NotDivided: the function is unknown, or cannot be laid out.
     """
-    graph = compat.graph_of_function(node.operation.graph, name)
-    require(graph is not None)
+    graph = required(compat.graph_of_function(node.operation.graph, name))
     require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph))
     return graph
@@ -75,32 +74,6 @@ def skip_identities(tensor: Any) -> Any:
 
 
 # ---- values ------------------------------------------------------------------
-
-
-def captured_value(partitioner: Converter, value: Value) -> Value:
-    """Return a value of the surrounding program as a function sees it."""
-    if not value.is_replicated:
-        return dataclasses.replace(value, whole_from=None)
-    return dataclasses.replace(
-        value,
-        layout=REPLICATED,
-        local=None,
-        whole=partitioner.replicate(value),
-        whole_from=None,
-    )
-
-
-def join_values(a: Value, b: Value) -> Value:
-    """Join two possible values, as at the end of a branch.
-
-    The result has their layout, and the facts that both share.
-
-    Raises:
-        NotDivided: they have different layouts.
-    """
-    layouts = [v.layout for v in (a, b) if not v.is_replicated]
-    require(all(layout == layouts[0] for layout in layouts))
-    return common_facts(a, b, layouts[0] if layouts else REPLICATED)
 
 
 # Enough passes for the layouts of a loop to settle.
@@ -132,32 +105,6 @@ def settle(
     raise NotDivided
 
 
-def try_with_partial_sums(
-    node: Node, inputs: Values, lay_out: Callable[[Values], Values]
-) -> Values:
-    """Lay out a call, if possible without adding up partial sums first.
-
-    Args:
-        node: the call.
-        inputs: the inputs of the functions.
-        lay_out: lays it out, given the inputs.
-
-    Raises:
-        NotDivided: the call has to be computed once.
-    """
-    partitioner = node.partitioner
-    before = len(partitioner.once)
-    while True:
-        try:
-            return lay_out(inputs)
-        except NotDivided:
-            del partitioner.once[before:]
-        parts = [value for value in inputs if value.is_partial]
-        require(parts)
-        for value in parts:
-            partitioner.assemble(value)
-
-
 # ---- calls -------------------------------------------------------------------
 
 
@@ -172,35 +119,13 @@ def bind_captures(
     Returns:
         The N functions, and the tensors that all of them take as last inputs.
     """
-    captured = [_find_captures(function) for function in functions]
+    captured = [needed_operations(f, _is_rematerialized) for f in functions]
     captures = list(dict.fromkeys(t for _, others in captured for t in others))
     closures = [
         Function([*function.inputs, *captures], function.outputs, operations)
         for function, (operations, _) in zip(functions, captured, strict=True)
     ]
     return closures, captures
-
-
-def _find_captures(function: Function) -> tuple[list[Operation], list[Tensor]]:
-    """The operations that a function needs, and the tensors it captures."""
-    inside = {id(operation) for operation in function.operations}
-    seen, waiting = set(function.inputs), list(function.outputs)
-    kept: set[int] = set()
-    others: list[Tensor] = []
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        operation = tensor.operation
-        if operation is not None and (
-            id(operation) in inside or _is_rematerialized(operation)
-        ):
-            kept.add(id(operation))
-            waiting += operation.inputs
-        else:
-            others.append(tensor)
-    return [o for o in function.operations if id(o) in kept], others
 
 
 def _is_rematerialized(operation: Operation) -> bool:

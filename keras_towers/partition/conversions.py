@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, SizeBuilder
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
+    PARTIAL,
     REPLICATED,
+    Elements,
     Layout,
     ListOf,
     NotDivided,
@@ -23,9 +26,10 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
     require,
+    required,
 )
-from keras_towers.partition.list_elements import gather_list, local_list
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.sizes import UNKNOWN
 
 
 class CannotGather(Exception):
@@ -88,14 +92,14 @@ class Converter(SizeBuilder):
         if isinstance(value.layout, ListOf):
             require(self.can_exchange)
             try:
-                return gather_list(self, value)
+                return self._gather_list(value)
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
             wholes = [self.assemble(given) for given in value.whole_from.inputs]
             outputs = self.copy(value.whole_from.operation, wholes)
             return outputs[value.whole_from.index]
-        local = cast("Tensor", value.local)
+        local = required(value.local)
         if isinstance(value.layout, Partial):
             return self.exchange("sum", local, sizes=value.shape)
         if isinstance(value.layout, Sharded):
@@ -172,7 +176,7 @@ class Converter(SizeBuilder):
             NotDivided: the value does not have these rows.
         """
         if value.layout == layout:
-            return cast("Tensor", value.local)
+            return required(value.local)
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
@@ -194,7 +198,7 @@ class Converter(SizeBuilder):
     def to_partial(self, value: Value) -> Tensor:
         """Return a partial sum: the whole on the first tower, 0 on the rest."""
         if value.is_partial:
-            return cast("Tensor", value.local)
+            return required(value.local)
         if value not in self._parts:
             whole = self.replicate(value)
             zeros = self.op("ZerosLike", [whole], whole.shape)
@@ -210,7 +214,7 @@ class Converter(SizeBuilder):
             NotDivided: this would need an exchange.
         """
         if isinstance(layout, ListOf):
-            return local_list(self, value, layout)
+            return self._local_list(value, layout)
         require(value.is_replicated or value.layout == layout)
         if isinstance(layout, Sharded):
             return self.shard(value, layout)
@@ -251,6 +255,119 @@ class Converter(SizeBuilder):
         own: list[Any] = list(sizes)
         own[layout.axis] = self.local_rows(layout)
         return self.size_vector_like(target, own)
+
+    # ---- lists ---------------------------------------------------------------
+
+    def _local_list(self, value: Value, layout: ListOf) -> Tensor:
+        """Return the local list of a list on every tower.
+
+        Raises:
+            NotDivided: the list cannot have this layout.
+        """
+        if value.layout == layout:
+            return required(value.local)
+        require(value.is_replicated)
+        elements, element = required(value.elements), layout.element
+        handle = self.replicate(value)
+        if _is_empty_optional(elements):
+            return handle
+        declared = self._declared_shape(elements, element)
+        if elements.item is None:
+            if is_row_per_element(element):
+                length = self.cast(element.unit.count, tf.int32)
+            else:
+                length = self.op("TensorListLength", [handle], ())
+            return self.op(
+                "TensorListReserve",
+                [declared, length],
+                (),
+                element_dtype=elements.dtype,
+            )
+        require(elements.is_full and not isinstance(element, ListOf))
+        whole = self._stacked(handle, elements)
+        if isinstance(element, Partial):
+            rows = self.to_partial(whole)
+        else:
+            rows = self.shard(whole, stacked_layout(element))
+        return self.op("TensorListFromTensor", [rows, declared], ())
+
+    def _gather_list(self, value: Value) -> Tensor:
+        """Return the whole list, gathered from all towers.
+
+        Raises:
+            NotDivided: the facts do not suffice to gather it.
+        """
+        elements = required(value.elements)
+        element = cast("ListOf", value.layout).element
+        require(not isinstance(element, ListOf))
+        declared = self._declared_shape(elements, PARTIAL)
+        rows = self._stacked(value.local, elements, element)
+        whole = self.assemble(rows)
+        return self.op("TensorListFromTensor", [whole, declared], ())
+
+    def _stacked(
+        self, handle: Any, elements: Elements, layout: Any = REPLICATED
+    ) -> Value:
+        """Return the stack of the elements of a list with a layout."""
+        # TensorFlow needs the full shape if a tower has no elements.
+        sizes = self.element_shape(elements.shape, layout)
+        stacked = self.op(
+            "TensorListStack", [handle, sizes], element_dtype=elements.dtype
+        )
+        shape = (elements.length, *(elements.shape or ()))
+        return Value(stacked_layout(layout), stacked, shape=shape)
+
+    def element_shape(
+        self, shape: Sequence[Any] | None, layout: Any = None
+    ) -> Tensor:
+        """Return the local shape of the elements of a list.
+
+        Args:
+            shape: the global shape.
+            layout: the layout of the elements.
+
+        Raises:
+            NotDivided: the shape is not known completely.
+        """
+        sizes = [self.global_size(size) for size in required(shape)]
+        if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
+            sizes[layout.axis] = self.local_rows(layout)
+        return self.size_vector([*map(required, sizes)], tf.int32)
+
+    def _declared_shape(self, elements: Elements, layout: Any) -> Tensor:
+        """Return the shape that the local list declares for its elements."""
+        declared = elements.declared
+        if declared is not None and not np.ndim(declared):
+            return self.constant(-1, tf.int32)
+        has_rows = isinstance(layout, Sharded) and layout.axis >= 0
+        if declared and has_rows:
+            require(may_hold_rows(declared[layout.axis], layout))
+        return self.element_shape(declared, layout)
+
+
+def _is_empty_optional(elements: Elements) -> bool:
+    """Whether it is an optional value without an element, however nested."""
+    if elements.item is None:
+        return elements.is_optional
+    inner = elements.item.elements
+    return inner is not None and _is_empty_optional(inner)
+
+
+def is_row_per_element(element: Any) -> TypeGuard[Sharded]:
+    """Whether each element of a list is a row."""
+    return isinstance(element, Sharded) and element.axis < 0
+
+
+def stacked_layout(element: Any) -> Any:
+    """Return the layout of a stack of elements."""
+    if isinstance(element, Sharded):
+        return element.at_axis(element.axis + 1)
+    return element
+
+
+def may_hold_rows(size: Any, layout: Sharded) -> bool:
+    """Whether a size of a declared shape admits rows."""
+    return size is not UNKNOWN and size in (-1, layout.size)
 
 
 def is_small(shape: tf.TensorShape) -> bool:

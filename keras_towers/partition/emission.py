@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -44,20 +43,10 @@ def emit(
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(here.graph_def_versions)
     names: dict[int, str] = {}
-    times: collections.Counter[str] = collections.Counter()
     acts = any(operation.has_effect for operation in operations)
     gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
     inputs: dict[str, Any] = {**gates}
     known: dict[Tensor, str] = {}
-
-    def free_name(operation: Operation) -> str:
-        name = operation.name or operation.type
-        while True:
-            number = times[name]
-            times[name] += 1
-            if not number:
-                return name
-            name = f"{name}_{number}"
 
     def name_of(tensor: Tensor) -> str:
         operation = tensor.operation
@@ -76,7 +65,8 @@ def emit(
         # A repeated operation may use more of them.
         sources = [name_of(tensor) for tensor in operation.inputs]
         node = definition.node.add()
-        node.name = names[id(operation)] = free_name(operation)
+        name = here.unique_name(operation.name or operation.type)
+        node.name = names[id(operation)] = name
         node.op = operation.type
         node.input.extend(sources)
         if operation.has_effect:

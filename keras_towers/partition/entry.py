@@ -19,7 +19,9 @@ from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
+    Mirrored,
     RaggedSplits,
+    Replicated,
     RowSplits,
     Sharded,
     SparseIndices,
@@ -48,20 +50,13 @@ from keras_towers.partition.sizes import (
 )
 
 
-def partition_graph(*arguments: Any, **options: Any) -> Program:
-    """Call ``lay_out``; return the program only."""
-    program, _ = lay_out(*arguments, **options)
-    return program
-
-
-def lay_out(
+def partition_graph(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
-    mirrored: Sequence[bool] | None = None,
     **options: Any,
-) -> tuple[Program, dict[str, Value]]:
+) -> Program:
     """Lay out a graph over towers.
 
     Args:
@@ -69,12 +64,7 @@ def lay_out(
         layouts: the layouts of its N inputs.
         wanted: the tensors of the graph that the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
-        mirrored: for each of the N inputs, whether it is the handle of a
-            variable that is mirrored on every tower; None: no input is.
         **options: the attributes of ``Options``.
-
-    Returns:
-        The program, and the values of the graph's tensors by their names.
     """
     if has_control_flow_v1(graph):
         raise TowerError(
@@ -82,12 +72,12 @@ def lay_out(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    given = graph, layouts, wanted, updates, mirrored or [False] * len(layouts)
+    given = graph, layouts, wanted, updates
     try:
         return _laid_out(*given, Options(**options))
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return _laid_out(*given, Options(**{**options, "lists": False}))
+        return _laid_out(*given, Options(**options, lists=False))
 
 
 def _laid_out(
@@ -95,18 +85,15 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo],
-    mirrored: Sequence[bool],
     options: Options,
-) -> tuple[Program, dict[str, Value]]:
+) -> Program:
     number = tf.TensorShape(())
     start = Tensor(SIZE_DTYPE, number, on_towers=True)
     total = Tensor(SIZE_DTYPE, number, on_towers=False)
     is_first = Tensor(tf.bool, number, on_towers=True)
     tensors = [
-        Tensor(
-            t.dtype, _shape(t, layout), layout != REPLICATED, handle=_handle(t)
-        )
-        for t, layout in zip(graph.inputs, layouts, strict=True)
+        _tensor(traced, layout)
+        for traced, layout in zip(graph.inputs, layouts, strict=True)
     ]
     # Without rows in the inputs, everything is computed once, and the number of
     # examples of a tower does not matter.
@@ -125,8 +112,8 @@ def _laid_out(
     ]
     partitioner.sizes.update(sizes)
     copies: dict[int, Tensor] = {}
-    for index, is_mirrored in enumerate(mirrored):
-        if is_mirrored:
+    for index, layout in enumerate(layouts):
+        if isinstance(layout, Mirrored):
             copy = dataclasses.replace(tensors[index], on_towers=True)
             copies[index] = values[index].local = copy
             partitioner.order.copies[copy] = tensors[index]
@@ -138,7 +125,7 @@ def _laid_out(
     )
     delay_operations(operations, exchanges, partitioner.updates, results)
     sources = {id(operation.source) for operation in operations}
-    program = Program(
+    return Program(
         Inputs(tensors, start, total, is_first, sizes, copies),
         operations,
         exchanges,
@@ -146,22 +133,21 @@ def _laid_out(
         results,
         partitioner.graphs,
         [o for o in partitioner.once if id(o) in sources],
+        by_name,
         partitioner.has_gathered,
     )
-    return program, by_name
 
 
-def _handle(tensor: Any) -> Any:
-    """The handle data of a variable, or None."""
-    is_handle = tensor.dtype == tf.resource and is_variable(tensor)
-    return compat.get_resource_handle_data(tensor) if is_handle else None
-
-
-def _shape(tensor: Any, layout: InputLayout) -> tf.TensorShape:
-    """The local shape of an input."""
+def _tensor(traced: Any, layout: InputLayout) -> Tensor:
+    """Return the tensor of an input."""
+    on_towers = not isinstance(layout, (Mirrored, Replicated))
+    handle = None
+    if traced.dtype == tf.resource and is_variable(traced):
+        handle = compat.get_resource_handle_data(traced)
     if isinstance(layout, (RowSplits, SparseIndices)):
-        return local_shape(tensor.shape, Sharded(0))
-    return local_shape(tensor.shape, layout)
+        layout = Sharded(0)
+    shape = local_shape(traced.shape, layout)
+    return Tensor(traced.dtype, shape, on_towers, handle=handle)
 
 
 def _examples(
@@ -171,21 +157,18 @@ def _examples(
     layouts: Sequence[InputLayout],
 ) -> tuple[Any, Tensor]:
     """Return the global and the local number of examples."""
+    count = partitioner.unit.total
     for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
         if isinstance(layout, Sharded) and layout.unit is None:
-            size = tensor.shape[layout.axis]
-            count = _units(partitioner, own, layout)
-            return (
-                EXAMPLES if size is None else size // layout.rows_per_unit,
-                count,
-            )
-    for own, layout in zip(tensors, layouts, strict=True):
+            size: Any = tensor.shape[layout.axis]
+            size = EXAMPLES if size is None else size // layout.rows_per_unit
+            return size, _units(partitioner, own, layout)
         if isinstance(layout, RowSplits):
             ends = partitioner.axis_size(own)
-            return EXAMPLES, partitioner.compute_size("Sub", ends, 1)
-        if isinstance(layout, SparseShape):
-            return EXAMPLES, partitioner.vector_entry(own, 0)
-    return EXAMPLES, partitioner.unit.total
+            count = partitioner.compute_size("Sub", ends, 1)
+        elif isinstance(layout, SparseShape):
+            count = partitioner.vector_entry(own, 0)
+    return EXAMPLES, count
 
 
 def _units(partitioner: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
@@ -230,8 +213,8 @@ def _value(
                     SIZE_DTYPE, tf.TensorShape(()), on_towers=False
                 )
         shape = tuple(shape)
-    if layout == REPLICATED:
-        return Value(layout, whole=tensor, shape=shape)
+    if isinstance(layout, (Mirrored, Replicated)):
+        return Value(REPLICATED, whole=tensor, shape=shape)
     return Value(layout, local=tensor, shape=shape)
 
 

@@ -40,7 +40,7 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
         return None
     try:
         result = fold(node, *inputs)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, ZeroDivisionError):
         return None
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):
@@ -156,13 +156,6 @@ def _one_of(a: Any, b: Any) -> Any:
     if UNKNOWN in (a, b):
         return True if a is True or b is True else UNKNOWN
     return bool(a or b)
-
-
-def _unless_zero(divide: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def checked(a: Any, b: Any) -> Any:
-        return UNKNOWN if not isinstance(b, Size) and not b else divide(a, b)
-
-    return checked
 
 
 def _cast_or_copy(node: Node, array: Any) -> Any:
@@ -307,8 +300,8 @@ _FOLDS: dict[str, Fold] = {
     **dict.fromkeys(("Add", "AddV2"), _elementwise(operator.add)),
     "Sub": _elementwise(operator.sub),
     "Mul": _elementwise(operator.mul),
-    "FloorDiv": _elementwise(_unless_zero(operator.floordiv)),
-    "FloorMod": _elementwise(_unless_zero(operator.mod)),
+    "FloorDiv": _elementwise(operator.floordiv),
+    "FloorMod": _elementwise(operator.mod),
     "Neg": _elementwise(operator.neg),
     "Abs": _elementwise(abs),
     "Square": _elementwise(lambda a: a * a),

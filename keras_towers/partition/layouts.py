@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Sequence[Value]"
+FoundT = TypeVar("FoundT")
 
 
 class NotDivided(Exception):
@@ -39,6 +40,13 @@ def require(condition: object) -> None:
     """Raise ``NotDivided`` unless a condition holds."""
     if not condition:
         raise NotDivided
+
+
+def required(found: FoundT | None) -> FoundT:
+    """Return what was found; raise ``NotDivided`` if it is None."""
+    if found is None:
+        raise NotDivided
+    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,9 +155,19 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:
-    """A list of tensors or lists that share a layout."""
+    """A list of tensors or lists that share a layout.
+
+    Every tower has its rows, or its partial sum, of each element. If each
+    element is a row, such as an example, the list of a tower contains its own
+    rows. An optional value is a list with one element or none.
+    """
 
     element: Sharded | Partial | ListOf
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirrored:
+    """An input: the handle of a variable that has a copy on every tower."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,10 +204,13 @@ class RowSplits:
 
 
 Layout: TypeAlias = Replicated | Sharded | Partial | ListOf
-InputLayout: TypeAlias = Layout | SparseIndices | SparseShape | RowSplits
+InputLayout: TypeAlias = (
+    Layout | Mirrored | SparseIndices | SparseShape | RowSplits
+)
 
 REPLICATED = Replicated()
 PARTIAL = Partial()
+MIRRORED = Mirrored()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -288,7 +309,7 @@ class Value:
     shape: Shape | None = None
     known: Any = None
     whole_from: WholeFrom | None = None
-    elements: Any = None
+    elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
 
     @property
@@ -303,8 +324,7 @@ class Value:
         Raises:
             NotDivided: its rank is unknown.
         """
-        require(self.shape is not None)
-        return self.shape or ()
+        return required(self.shape)
 
     def as_rows(self) -> tuple[Sharded, Tensor]:
         """Return its layout and its local rows.
@@ -312,8 +332,20 @@ class Value:
         Raises:
             NotDivided: it is not sharded.
         """
-        require(self.sharded)
-        return cast("Sharded", self.layout), cast("Tensor", self.local)
+        return required(self.sharded), required(self.local)
+
+    @property
+    def entries(self) -> list[Any]:
+        """The entries of a vector, ``UNKNOWN`` where they are not known.
+
+        Raises:
+            NotDivided: it is no vector, or its length is unknown.
+        """
+        if self.known is not None:
+            require(np.ndim(self.known) == 1)
+            return list(self.known)
+        require(self.rank == 1 and isinstance(self.sizes[0], int))
+        return [UNKNOWN] * self.sizes[0]
 
     @property
     def number(self) -> Any:
@@ -348,6 +380,112 @@ class Value:
     def is_partial(self) -> bool:
         """Whether it is a partial sum that has not been added up."""
         return isinstance(self.layout, Partial) and self.whole is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """The facts that hold for the elements of a list on one device.
+
+    Attributes:
+        dtype: the dtype of the elements.
+        declared: the declared shape of elements, -1 for any size; None:
+            unknown.
+        length: the number of elements, or ``UNKNOWN``.
+        item: the facts shared by all elements that were set; None: none was.
+        is_full: whether all elements were set.
+        are_row_numbers: whether each element that was set is its own index.
+        is_optional: whether it is an optional value, not a list.
+    """
+
+    dtype: Any
+    declared: Any = None
+    length: Any = UNKNOWN
+    item: Value | None = None
+    is_full: bool = True
+    are_row_numbers: bool = True
+    is_optional: bool = False
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape of the elements that were set, as far as it is known."""
+        return None if self.item is None else self.item.shape
+
+    def with_item(self, item: Value, is_row_number: bool = False) -> Elements:
+        """Return the facts after an element was set."""
+        after = dataclasses.replace(
+            self, item=item, are_row_numbers=is_row_number
+        )
+        return required(common_elements(self, after))
+
+
+# ---- common facts ------------------------------------------------------------
+
+
+def common_facts(a: Value, b: Value, layout: Layout = REPLICATED) -> Value:
+    """Return the facts that two values share."""
+    return Value(
+        layout,
+        shape=_common_shape(a.shape, b.shape),
+        known=_common_entries(a.known, b.known),
+        elements=common_elements(a.elements, b.elements),
+    )
+
+
+def common_elements(a: Elements | None, b: Elements | None) -> Elements | None:
+    """Return the facts that the elements of two lists share."""
+    if a is None or b is None:
+        return None
+    if (a.dtype, a.is_optional) != (b.dtype, b.is_optional):
+        return None
+    # A list without elements satisfies any fact.
+    items = [e.item for e in (a, b) if e.item is not None]
+    return Elements(
+        a.dtype,
+        a.declared if a.declared == b.declared else None,
+        a.length if a.length == b.length else UNKNOWN,
+        common_facts(items[0], items[-1]) if items else None,
+        a.is_full and b.is_full,
+        a.are_row_numbers and b.are_row_numbers,
+        a.is_optional,
+    )
+
+
+def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    if a is None or b is None or len(a) != len(b):
+        return None
+    pairs = zip(a, b, strict=True)
+    return tuple(one if one == other else UNKNOWN for one, other in pairs)
+
+
+def _common_entries(a: Any, b: Any) -> Any:
+    if a is None or b is None or np.shape(a) != np.shape(b):
+        return None
+    either = np.frompyfunc(lambda x, y: x if x == y else UNKNOWN, 2, 1)
+    entries = np.empty(np.shape(a), object)
+    entries[...] = either(a, b)
+    return entries
+
+
+def have_same_facts(a: Value, b: Value) -> bool:
+    """Whether two values have the same layout, and the same facts."""
+    return bool(_facts(a) == _facts(b))
+
+
+def _facts(value: Value | None) -> Any:
+    if value is None:
+        return None
+    known, elements = value.known, value.elements
+    entries = None if known is None else (np.shape(known), known.tolist())
+    facts = value.layout, value.shape, entries
+    if elements is None:
+        return facts
+    # In a tuple an unknown length is the same as itself.
+    names = [f.name for f in dataclasses.fields(elements) if f.name != "item"]
+    rest = [getattr(elements, name) for name in names]
+    return (*facts, *rest, _facts(elements.item))
+
+
+# ---- shapes ------------------------------------------------------------------
 
 
 def sizes_of(shape: Iterable[Any]) -> Shape:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from keras_towers import compat
 from keras_towers.partition.computed_once import compute_once
@@ -28,6 +28,7 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    required,
     sizes_of,
 )
 from keras_towers.partition.program import Tensor, Update
@@ -153,27 +154,24 @@ class Partitioner(Converter):
     def _update(self, node: Node, inputs: list[Value]) -> None:
         """Add an update, and order later users of its variables after it."""
         info = self.update_infos[node.operation.name]
-        local_parts = [
-            self.to_partial(value)
-            if value.is_partial and not value.gathers
-            else None
-            for value in inputs
-        ]
-        rows: dict[Tensor, Any] = {}
+        # Of the values and indices of rows either both are divided, or none.
+        sizes: dict[int, Any] = {}
         for pair in info.sparse:
-            entries, indices = (inputs[k] for k in pair)
-            layout = entries.sharded
-            if layout is not None and layout == indices.layout:
-                for k in pair:
-                    local = local_parts[k] = cast("Tensor", inputs[k].local)
-                    rows[local] = layout.size
+            entries, indices = (inputs[k].sharded for k in pair)
+            has_rows = entries is not None and entries == indices
+            size = required(entries).size if has_rows else None
+            sizes |= dict.fromkeys(pair, size)
+        rows: dict[Tensor, Any] = {}
+        tensors: list[Tensor] = []
+        for k, value in enumerate(inputs):
+            if sizes.get(k) is not None:
+                tensor = required(value.local)
+                rows[tensor] = sizes[k]
+            elif value.is_partial and not value.gathers and k not in sizes:
+                tensor = required(value.local)
             else:
-                for k in pair:
-                    local_parts[k] = self.assemble(inputs[k])
-        tensors = [
-            self.assemble(value) if part is None else part
-            for value, part in zip(inputs, local_parts, strict=True)
-        ]
+                tensor = self.assemble(value)
+            tensors.append(tensor)
         keys: list[Any] | None = None
         if info.uses is not None:
             keys = [self.values[t.name].whole for t in info.uses]

@@ -2,13 +2,13 @@
 
 Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
-tower runs, and then the exchanges of their results.
+tower runs, and then the exchanges of their results: in ``describe()``, a round.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -171,6 +171,7 @@ class Program:
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
         once: the traced operations that take rows, but are computed once.
+        values: the values of the traced tensors, by their names.
         has_gathered: whether rows are gathered in place of larger sums, which
             is slow for batches larger than expected.
     """
@@ -182,6 +183,7 @@ class Program:
     results: Sequence[Tensor]
     graphs: Sequence[Any]
     once: Sequence[Any]
+    values: Mapping[str, Any]
     has_gathered: bool = False
 
     @property
@@ -191,6 +193,34 @@ class Program:
         last += [exchange.given.level for exchange in self.exchanges]
         last += [update.level for update in self.updates]
         return 1 + max(last, default=0)
+
+
+def needed_operations(
+    function: Function, repeats: Callable[[Operation], bool]
+) -> tuple[list[Operation], list[Tensor]]:
+    """Return the operations that a function needs, and what it captures.
+
+    Args:
+        function: the function.
+        repeats: whether it repeats an operation from outside, rather than
+            capture its output.
+    """
+    inside = {id(operation) for operation in function.operations}
+    seen, waiting = set(function.inputs), list(function.outputs)
+    kept: set[int] = set()
+    captured: list[Tensor] = []
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        source = tensor.operation
+        if source is not None and (id(source) in inside or repeats(source)):
+            kept.add(id(source))
+            waiting += source.inputs
+        else:
+            captured.append(tensor)
+    return [o for o in function.operations if id(o) in kept], captured
 
 
 def prune(

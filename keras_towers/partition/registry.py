@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors
 from keras_towers.partition.layouts import (
     Layout,
     Shape,
@@ -15,6 +15,7 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     local_shape,
+    required,
     static,
 )
 from keras_towers.partition.program import Tensor
@@ -132,7 +133,7 @@ class Node:
         """
         partitioner = self.partitioner
         operands = [
-            cast("Tensor", value.local)
+            required(value.local)
             if value.sharded
             else partitioner.replicate(value)
             for value in inputs

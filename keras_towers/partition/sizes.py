@@ -11,7 +11,6 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any, TypeAlias
 
 
@@ -32,7 +31,7 @@ class Unknown:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = __abs__ = _unknown
     __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _unknown
-    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = _unknown
+    __mod__ = __rmod__ = _unknown
 
     def __repr__(self) -> str:
         return "?"
@@ -50,7 +49,7 @@ class Size:
         powers: the symbols and their powers, sorted by symbol.
     """
 
-    number: Any
+    number: int
     powers: tuple[tuple[str, int], ...]
 
     def __mul__(self, other: Any) -> Dimension:
@@ -64,20 +63,23 @@ class Size:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Dimension:
-        return self * _inverse(other)
-
-    def __rtruediv__(self, other: Any) -> Dimension:
-        return _inverse(self) * other
-
     def __floordiv__(self, other: Any) -> Dimension:
-        return _whole(self / other)
+        if isinstance(other, Unknown) or other == 0:
+            return UNKNOWN
+        other = other if isinstance(other, Size) else Size(other, ())
+        powers = dict(self.powers)
+        for symbol, power in other.powers:
+            powers[symbol] = powers.get(symbol, 0) - power
+        if self.number % other.number or min(powers.values()) < 0:
+            # The quotient is not an integer for all symbols.
+            return UNKNOWN
+        return _size(self.number // other.number, powers)
 
     def __rfloordiv__(self, other: Any) -> Dimension:
         return UNKNOWN
 
     def __mod__(self, other: Any) -> Dimension:
-        return UNKNOWN if _whole(self / other) is UNKNOWN else 0
+        return UNKNOWN if self // other is UNKNOWN else 0
 
     def __rmod__(self, other: Any) -> Dimension:
         return UNKNOWN
@@ -100,14 +102,6 @@ class Size:
     def __rsub__(self, other: Any) -> Dimension:
         return -self + other
 
-    def __pow__(self, power: Any) -> Dimension:
-        if not isinstance(power, int) or power < 0:
-            return UNKNOWN
-        result: Dimension = 1
-        for _ in range(power):
-            result = result * self
-        return result
-
     def __abs__(self) -> Dimension:
         return self if self.number >= 0 else -self
 
@@ -118,7 +112,7 @@ class Size:
         )
 
 
-Dimension: TypeAlias = "int | bool | float | Fraction | Size | Unknown"
+Dimension: TypeAlias = "int | bool | float | Size | Unknown"
 
 # The global number of examples.
 EXAMPLES = Size(1, (("n", 1),))
@@ -156,32 +150,13 @@ def is_data_dependent(size: Any) -> bool:
 def multiple_of(size: Any, unit: Size) -> int | None:
     """Return m if a size is m times a symbol, or None."""
     if isinstance(size, Size) and size.powers == unit.powers:
-        return size.number if isinstance(size.number, int) else None
+        return size.number
     return None
 
 
 def _size(number: Any, powers: dict[str, int]) -> Dimension:
-    if isinstance(number, Fraction) and number.denominator == 1:
-        number = int(number)
     left = tuple(sorted((s, p) for s, p in powers.items() if p))
     return Size(number, left) if left and number else number
-
-
-def _inverse(size: Any) -> Any:
-    if isinstance(size, Unknown):
-        return size
-    if not isinstance(size, Size):
-        return Fraction(size) ** -1 if size else UNKNOWN
-    return _size(Fraction(size.number) ** -1, {s: -p for s, p in size.powers})
-
-
-def _whole(size: Any) -> Any:
-    """Return a size that is an integer for all symbols, or ``UNKNOWN``."""
-    number = size.number if isinstance(size, Size) else size
-    powers = size.powers if isinstance(size, Size) else ()
-    if not isinstance(number, int) or any(p < 0 for _, p in powers):
-        return UNKNOWN
-    return size
 
 
 def compared(
@@ -208,8 +183,6 @@ def _ends(size: Any) -> tuple[Any, Any]:
     """The smallest and the largest possible value of a size."""
     if not isinstance(size, Size):
         return size, size
-    if any(power < 0 for _, power in size.powers):
-        return -math.inf, math.inf
     return 0, size.number * math.inf
 
 

@@ -61,15 +61,22 @@ def on_values(
     )
 
 
-def scaled(gradient: Gradient, factor: Any) -> Gradient:
-    """Multiply a gradient by a number or a scalar tensor, cast to its dtype."""
+def scaled(gradients: Sequence[Any], factor: Any) -> list[Any]:
+    """Multiply gradients by a number or a scalar tensor, cast to their dtypes.
+
+    A missing gradient, which is None, remains so.
+    """
     if isinstance(factor, (int, float)) and factor == 1:
-        return gradient
-    return on_values(gradient, lambda v: v * tf.cast(factor, v.dtype))
+        return list(gradients)
+
+    def times(values: tf.Tensor) -> tf.Tensor:
+        return values * tf.cast(factor, values.dtype)
+
+    return [None if g is None else on_values(g, times) for g in gradients]
 
 
 def divide(gradient: Gradient, number: Any) -> Gradient:
-    """Divide a gradient by a number; see ``scaled``."""
+    """Divide a gradient by a number, cast to its dtype."""
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.liveness import Liveness, State
-from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.store import Endpoint, StoreClient
 from keras_towers.rendezvous.store_server import StoreServer
 
 INTRODUCTION = "introduction"
@@ -98,7 +98,7 @@ def beat(
     ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
-    store, key = Endpoint(*endpoint).client(), f"{_HEARTBEAT}-{rank}"
+    store, key = StoreClient(Endpoint(*endpoint)), f"{_HEARTBEAT}-{rank}"
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
         with contextlib.suppress(OSError):

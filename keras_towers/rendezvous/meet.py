@@ -208,14 +208,14 @@ class Meeting:
                 self._file.write(dataclasses.replace(endpoint, address=address))
             return self._register(lambda: endpoint)
         except TimeoutError:
-            store = endpoint.client()
+            client = StoreClient(endpoint)
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
-                f"{_missing(store)}. Has it ended, or not reached this line? "
+                f"{_missing(client)}. Has it ended, or not reached this line? "
                 f"{ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
             )
             for rank in range(self._size):
-                store.put(f"{PLACEMENT}-{rank}", {"failed": text})
+                client.put(f"{PLACEMENT}-{rank}", {"failed": text})
             time.sleep(settings.FAILURE_REPORT_S)
             helper_process.stop(helper)
             raise TowerError(text) from None
@@ -264,20 +264,14 @@ class Meeting:
                 try:
                     address = socket.gethostbyname(found.address)
                     found = dataclasses.replace(found, address=address)
-                    client = found.client()
-                    introduction = _introduction(
-                        network.source_address(address), nonce
-                    )
-                    client.put(f"{INTRODUCTION}-{self._rank}", introduction)
-                    key = f"{PLACEMENT}-{self._rank}"
-                    placement = client.get(key, settings.HOLD_S) or {}
+                    placement = self._introduce(found, nonce)
                     if late_s and not placement:
-                        last = _missing(client)
+                        last = _missing(StoreClient(found))
                 except _NO_ANSWER as error:
                     last += f" did not answer as rank 0 does: {error}"
                 else:
                     if placement.get("nonce") == nonce:
-                        return _rank_variables(found, placement)
+                        return _take_place(found, placement)
                     if "failed" in placement:
                         raise TowerError(placement["failed"])
                     if placement:
@@ -291,10 +285,18 @@ class Meeting:
                 )
         raise TimeoutError(last)
 
+    def _introduce(self, endpoint: Endpoint, nonce: str) -> dict[str, Any]:
+        """Introduce this rank once; return its placement, empty if none."""
+        client = StoreClient(endpoint)
+        address = network.source_address(endpoint.address)
+        introduction = _introduction(address, nonce)
+        client.put(f"{INTRODUCTION}-{self._rank}", introduction)
+        return client.get(f"{PLACEMENT}-{self._rank}", settings.HOLD_S) or {}
 
-def _missing(store: StoreClient) -> str:
+
+def _missing(client: StoreClient) -> str:
     """Describe the ranks that have not arrived."""
-    ranks = store.get(helper_process.MISSING)
+    ranks = client.get(helper_process.MISSING)
     if not ranks:
         return "all ranks have arrived, and are about to get their placements"
     names = ", ".join(map(str, ranks))
@@ -322,10 +324,10 @@ def _introduction(address: str, nonce: str) -> dict[str, Any]:
     }
 
 
-def _rank_variables(
+def _take_place(
     endpoint: Endpoint, placement: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Start this rank's heartbeat; return its environment."""
+    """Start this rank's heartbeat, set up its host; return its variables."""
     slot = RankPlacement(**placement["slot"])
     watch.rank0_name = placement["rank0_name"]
     if slot.rank > 0:

@@ -84,18 +84,23 @@ def describe_gradients(
 
 def describe_steps(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
-    constants: Sequence[Sequence[str]],
+    constants: Sequence[Sequence[tuple[str, int]]],
 ) -> str:
     """Describe how the steps of ranks differ.
 
     Args:
         ranks: for each rank, the exchanges, gradients and other variables of
             the steps that some ranks do not have: a key to compare, and a name.
-        constants: for each rank, the constants of its steps.
+        constants: for each rank, the constants of its steps: a description, and
+            the number of equal ones before it.
     """
     texts = []
     if any(ranks):
-        texts.append(f"the ranks have different steps. {_not_on_all(ranks)}")
+        texts.append(
+            f"the ranks have different steps. {_not_on_all(ranks)} A step must "
+            "not print or write summaries on rank 0 only: if it does so on all "
+            "ranks, it happens once."
+        )
     if len(set(map(frozenset, constants))) > 1 or not texts:
         texts.append(describe_constants(constants))
     return " Besides, ".join(texts)
@@ -108,9 +113,9 @@ def _not_on_all(ranks: Sequence[Collection[tuple[Hashable, str]]]) -> str:
     )
 
 
-def describe_constants(ranks: Sequence[Sequence[str]]) -> str:
+def describe_constants(ranks: Sequence[Sequence[tuple[str, int]]]) -> str:
     """Describe the constants of a step that differ between ranks."""
-    values = [[(shown, shown) for shown in own] for own in ranks]
+    values = [[(key, key[0]) for key in own] for own in ranks]
     return (
         "the ranks have traced different constants into their steps. "
         f"{_only_on(values, '; ', _SHOWN_CONSTANTS)}. Python and NumPy have "

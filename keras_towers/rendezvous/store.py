@@ -25,11 +25,6 @@ from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.settings import (
-    ENV_RENDEZVOUS_FOLDER,
-    ENV_SECRET,
-    ENV_STORE,
-)
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -109,10 +104,6 @@ class Endpoint:
     address: str
     port: int
     secret: str
-
-    def client(self) -> StoreClient:
-        """A client of the store."""
-        return StoreClient(self)
 
 
 class StoreClient(Store):
@@ -219,8 +210,8 @@ class FileStore:
 
 def from_environment() -> StoreClient | None:
     """The store of this process's job; None if our launcher started none."""
-    host, _, port = os.environ.get(ENV_STORE, "").rpartition(":")
-    secret = os.environ.get(ENV_SECRET)
+    host, _, port = os.environ.get(settings.ENV_STORE, "").rpartition(":")
+    secret = os.environ.get(settings.ENV_SECRET)
     if not host or not secret:
         return None
     # A rank of ours may have started another job by Horovod's own launcher, in
@@ -228,7 +219,7 @@ def from_environment() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return Endpoint(host, int(port), secret).client()
+    return StoreClient(Endpoint(host, int(port), secret))
 
 
 def report_connected(rank: int) -> None:
@@ -289,8 +280,8 @@ def _digest(secret: str, message: bytes) -> str:
 def _check_private(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
         raise TowerError(
-            f"{path} belongs to another user: set {ENV_RENDEZVOUS_FOLDER} to "
-            "another folder."
+            f"{path} belongs to another user: set "
+            f"{settings.ENV_RENDEZVOUS_FOLDER} to another folder."
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise TowerError(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from keras_towers.errors import TowerError
+from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 
 VARIABLE = "TF_CONFIG"
 EXAMPLE: str = (
@@ -94,12 +95,12 @@ class Cluster:
     @property
     def local_rank(self) -> int:
         """The index of this process among the ``workers`` on its host."""
-        return self._ranks_on_host().index(self.rank)
+        return self._placement().local_rank
 
     @property
     def local_size(self) -> int:
         """The number of ``workers`` on this process's host."""
-        return len(self._ranks_on_host())
+        return self._placement().local_size
 
     def identity(self) -> str:
         """A text shared by the tasks of this job and by no other job."""
@@ -110,9 +111,9 @@ class Cluster:
         task = {"type": self.role, "index": self.index}
         return json.dumps({"cluster": dict(self.jobs), "task": task})
 
-    def _ranks_on_host(self) -> list[int]:
-        host = _host(self.address)
-        return [r for r, a in enumerate(self.workers) if _host(a) == host]
+    def _placement(self) -> RankPlacement:
+        hosts = [address.rpartition(":")[0] for address in self.workers]
+        return place_ranks(hosts)[self.rank]
 
     def __str__(self) -> str:
         return f"{self.role} {self.index} at {self.address}"
@@ -217,10 +218,6 @@ def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
             f"from 0 to {last}"
         )
     return role, int(str(index))
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
 
 
 def _refuse(what: str) -> NoReturn:

@@ -20,8 +20,11 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 # How many components of a version must match, from the left; None: all. Any
 # other difference only causes a warning.
 _PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
-    **{"TensorFlow": 2, "Keras": 2},
-    **{"keras_towers": None, "Horovod": None, "BytePS": None},
+    "TensorFlow": 2,
+    "Keras": 2,
+    "keras_towers": None,
+    "Horovod": None,
+    "BytePS": None,
 }
 
 

@@ -15,7 +15,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import FitStart, KerasCall
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.weights import adoption as adoption_lib
+from keras_towers.fit.step.global_step import log_without_xla
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import (
     SHARED_STATE,
@@ -125,70 +125,64 @@ class _ThreadedCall(ReplicaCall):
     def __init__(self, calls: AsyncCalls, *args: Any):
         super().__init__(*args)
         self._calls = calls
-        self._fits = self.kind == "fit"
-        # None if steps run in the calling thread.
+        # None if one step runs at a time: eager ones, and ``train_on_batch``.
         self._threads: TowerThreads | None = None
-        self._steps_in_this_thread = 0
         self._logs: Any = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        if self._fits and self.dropped is None:
-            add_summary_writer(
-                self.keras_call.arguments,
-                lambda epoch: write_staleness(self._calls.staleness, epoch),
-            )
+        if self.kind == "fit":
+            self._calls.staleness = Staleness()
+            if self.dropped is None:
+                add_summary_writer(
+                    self.keras_call.arguments,
+                    lambda epoch: write_staleness(self._calls.staleness, epoch),
+                )
         with patches.patched_while_used(SHARED_STATE), super().installed():
             yield
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":
             return super()._make(kind, force)
-        model = self.model
+        model, steps = self.model, steps_of(self.model)
+        if steps is None or force:
+            if steps is not None:
+                steps.forget()
+            model.train_function = None
+            super()._make(kind, force)
+            steps = steps or self._calls.make_steps(model)
+            steps.alone = model.train_function
+            model.train_function = TrainFunction(self, steps)
+        runs_alone = self.kind != "fit" or model.run_eagerly
+        if self._threads is not None or runs_alone:
+            return
         if model.jit_compile:
             why = f"{self.config.name} trains without XLA"
-            adoption_lib.log_without_xla(model, True, why)
-        if steps_of(model) is None:
-            steps = self._calls.make_steps(model)
-            model.train_function = TrainFunction(self, steps)
-        elif force:
-            model.train_function.steps.forget()
-            return
-        if self._fits and not model.run_eagerly:
-            self._threads = TowerThreads(
-                self.config.num_towers,
-                model.train_function.steps,
-                self._calls.stall_shutdown_s,
-                recorder_of(model),
-            )
+            log_without_xla(model, True, why)
+        self._threads = TowerThreads(
+            self.config.num_towers,
+            steps,
+            self._calls.stall_shutdown_s,
+            recorder_of(model),
+        )
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return super()._iterator(kind, whole=kind == "fit", **kwargs)
 
     def train(self, steps: TowerSteps, iterator: Any) -> Any:
+        if self._threads is None:
+            assert steps.alone is not None
+            return steps.alone(iterator)
         taken = 0
         batches = itertools.islice(iterator, self.model.steps_per_execution)
         for batch in batches:
             taken += 1
-            if self._threads is None:
-                self._logs = self._train_in_this_thread(steps, batch)
-            else:
-                traced = steps.for_batches(iterator.element_spec)
-                self._threads.submit(traced, batch)
+            traced = steps.for_batches(iterator.element_spec)
+            self._threads.submit(traced, batch)
         if not taken:
             raise StopIteration
-        if self._threads is not None:
-            self._refresh_logs(self._threads)
+        self._refresh_logs(self._threads)
         return self._logs
-
-    def _train_in_this_thread(self, steps: TowerSteps, batch: Any) -> Any:
-        index = (
-            self._steps_in_this_thread % self.config.num_towers
-            if self._fits
-            else 0
-        )
-        self._steps_in_this_thread += 1
-        return steps.run_in_this_thread(self._fits, index, batch)
 
     def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
@@ -204,18 +198,14 @@ class _ThreadedCall(ReplicaCall):
 
     def end_of_steps(self, logs: Any) -> Any:
         threads = self._threads
-        if not self._fits or steps_of(self.model) is None:
-            return logs
         if threads is None:
-            here, self._steps_in_this_thread = self._steps_in_this_thread, 0
-            self._calls.staleness = Staleness({0: here} if here else {})
-        else:
-            threads.drain()
-            self._calls.staleness = threads.take_staleness()
-            if threads.latest is not None:
-                self._logs = threads.latest
-            # The next epoch shows these logs until one of its steps has ended.
-            threads.latest = None
+            return logs
+        threads.drain()
+        self._calls.staleness = threads.take_staleness()
+        if threads.latest is not None:
+            self._logs = threads.latest
+        # The next epoch shows these logs until one of its steps has ended.
+        threads.latest = None
         return logs if self._logs is None else self._logs
 
     def wait_for_steps(self, trains: bool) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.weights.tower_variables import copies_of
 from keras_towers.replicas.accumulators import (
     Accumulator,
     GradientSpec,
@@ -70,6 +71,8 @@ class Averages:
         # Filled while a step is traced.
         self._traced: list[AveragedOptimizer] = []
         self._pushes: list[tf.Operation] = []
+        # For each update, how many operations came before it.
+        self._begun: list[tuple[int, UpdateCall]] = []
         self._function: Any = None
 
     def push(self, replica: int, call: UpdateCall) -> None:
@@ -78,6 +81,8 @@ class Averages:
         part = next(same, None) or self._add(call)
         _check_equal(part.gradients, call.describe_gradients())
         self._traced.append(part)
+        begun = len(compat.get_default_graph().get_operations())
+        self._begun.append((begun, call))
         step, number = self._group.labels(replica)
         self._pushes += [
             accumulated.push(grad, step, number)
@@ -121,6 +126,7 @@ class Averages:
         # In one function, so that a replica cannot die in between.
         self._traced.clear()
         self._pushes.clear()
+        self._begun.clear()
         yield
         if not self._traced:
             refuse_without_update("whose gradients the replicas average")
@@ -135,8 +141,33 @@ class Averages:
                 f"a step calls one of the model's optimizers {how}: replicas "
                 "average one gradient of each optimizer in every step."
             )
+        self._refuse_later_reads(graph)
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
+
+    def _refuse_later_reads(self, graph: Any) -> None:
+        """Refuse a step that reads a weight after an update of this weight.
+
+        It would read the old value: averages are applied after the step.
+        """
+        inside = {id(outer): id(own) for outer, own in graph.captures}
+        operations = graph.get_operations()
+        read: dict[str, None] = {}
+        for begun, call in self._begun:
+            used = {id(t) for each in operations[begun:] for t in each.inputs}
+            for path, variable in zip(call.names, call.variables, strict=True):
+                handles = (id(copy.handle) for copy in copies_of(variable))
+                if any(inside.get(handle) in used for handle in handles):
+                    read[path] = None
+        if read:
+            raise TowerError(
+                f"the step reads {', '.join(read)} after it has called an "
+                "optimizer for it, but the average of the replicas' gradients "
+                "is applied after the step: compute all gradients before the "
+                "first call of an optimizer, or take a strategy that updates "
+                "within the step, such as TowerStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
 
     def updater(
         self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = run_update

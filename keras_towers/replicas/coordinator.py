@@ -58,7 +58,7 @@ class Coordinator(threading.Thread):
         self,
         group: ReplicaGroup,
         apply: Callable[[int, Sequence[int]], Any],
-        failed: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
         until_left: int | None = None,
         send: Callable[[ReplicaEvent], None] | None = None,
         limit_s: float | None = None,
@@ -70,7 +70,7 @@ class Coordinator(threading.Thread):
         self._shared = group.quorum.shared
         self._shared_tokens = group.quorum.most_of_one
         self._apply = apply
-        self._failed = failed
+        self._on_failure = on_failure
         self._until_left = until_left
         self._send = send or group.send
         self._limit_s = limit_s
@@ -132,12 +132,12 @@ class Coordinator(threading.Thread):
         try:
             self._begin()
             while True:
-                event, replica, step = self._group.next_event()
+                event, number, step = self._group.next_event()
                 if event is ReplicaEvent.END:
                     return
-                self._handle(event, replica, step)
+                self._handle(event, number, step)
         except BaseException as error:
-            self._failed(error)
+            self._on_failure(error)
         finally:
             self._end()
             self._ended.set()
@@ -149,7 +149,7 @@ class Coordinator(threading.Thread):
 
     def _end(self) -> None:
         # They hold the model.
-        del self._apply, self._failed
+        del self._apply, self._on_failure
 
     def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
         replica = self._replicas[number]

@@ -18,13 +18,14 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import Reduction, scaled
+from keras_towers.reduction import Gradients, Reduction, scaled
 from keras_towers.replicas.named_resources import after_writes_of
 
 _numbers = itertools.count()
@@ -45,7 +46,7 @@ class HogwildUpdate(WeightUpdate):
         after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
     ):
         super().__init__(config, reduction)
-        self.scale = scale
+        self._scale = scale
         self.after_update = after_update
         self._steps: weakref.WeakSet[Any] = weakref.WeakSet()
         # The locks of optimizers.
@@ -63,20 +64,29 @@ class HogwildUpdate(WeightUpdate):
             for steps in self._steps:
                 steps.forget()
 
-    def apply_in_step(self, scale: float, call: UpdateCall) -> None:
+    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        super()._update(call, tower_grads)
+        # A custom training loop does this itself.
+        if tower_call.current() is not None:
+            self.after_update(call.variables)
+
+    def apply_in_step(self, call: UpdateCall) -> None:
         """Update without waiting for the gradients of other towers."""
         optimizer, variables = call.optimizer, call.variables
         self.make_ready(optimizer, variables)
-        grads = [None if g is None else scaled(g, scale) for g in call.grads]
+        grads = scaled(call.grads, self._scale)
         # Updates where the weights are, not on the tower's device.
         with as_one_device(optimizer, variables):
-            # Eager towers take turns anyway.
-            overlaps = not tf.executing_eagerly()
-            if overlaps and takes_turns(optimizer, variables):
+            if takes_turns(optimizer, variables):
                 loss_scale = _scale_of_loss(optimizer)
 
                 def update() -> None:
-                    given = _rescaled(grads, optimizer, loss_scale)
+                    given = grads
+                    if loss_scale is not None:
+                        # Another tower may have changed the scale since this
+                        # one's loss was scaled.
+                        change = optimizer.dynamic_scale / loss_scale
+                        given = scaled(grads, change)
                     call.original(given, variables)
 
                 self._turn(optimizer).execute(
@@ -119,24 +129,15 @@ def _scale_of_loss(optimizer: Any) -> tf.Tensor | None:
     native = getattr(variable, "_value", None)
     if not isinstance(native, tf.Variable):
         return None
-    return _first_read(compat.get_default_graph().capture(native.handle))
+    handle = compat.get_default_graph().capture(native.handle)
+    for operation in _uses_of(handle):
+        if operation.type == "ReadVariableOp":
+            return operation.outputs[0]
+    return None
 
 
-def _rescaled(
-    grads: Sequence[Any], optimizer: Any, scale: tf.Tensor | None
-) -> list[Any]:
-    """Scale gradients of an earlier scale as the optimizer unscales them.
-
-    Another tower may have changed the scale since this one's loss was scaled.
-    """
-    if scale is None:
-        return list(grads)
-    change = optimizer.dynamic_scale / scale
-    return [None if g is None else scaled(g, change) for g in grads]
-
-
-# Filled to apply ``ATOMIC_ADDITIONS`` outside of towers, too.
-atomic: ThreadLocal[bool] = ThreadLocal()
+# Holds True where ``ATOMIC_ADDITIONS`` apply outside of towers, too.
+adds_atomically: ThreadLocal[bool] = ThreadLocal()
 
 
 def _add(
@@ -166,7 +167,7 @@ def _is_shared(variable: Any) -> bool:
     # A step with a graph is divided over towers.
     is_own_step = step is not None and step.graph is None
     return (
-        (is_own_step or atomic.get() is not None)
+        (is_own_step or adds_atomically.get() is True)
         and isinstance(native, tf.Variable)
         and not isinstance(native, compat.DistributedVariable)
         and native.shape.is_fully_defined()
@@ -176,7 +177,7 @@ def _is_shared(variable: Any) -> bool:
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Turn the assignment of ``variable + value`` into an atomic addition."""
-    # As in metrics, counters and seed generators. Eager towers take turns.
+    # As in metrics, counters and seed generators.
     if not tf.executing_eagerly() and _is_shared(variable):
         added = _added(variable._value, value)
         if added is not None:
@@ -193,16 +194,14 @@ def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
         return None
     one, other = value.op.inputs
     handle = graph.capture(variable.handle)
-    if _is_present(one, handle):
+    if _is_current(one, handle):
         return other
-    return one if _is_present(other, handle) else None
+    return one if _is_current(other, handle) else None
 
 
-def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
+def _is_current(value: tf.Tensor, handle: tf.Tensor) -> bool:
     """Whether a value was read after the last write to its variable."""
-    for operation in reversed(handle.graph.get_operations()):
-        if handle.name not in (given.name for given in operation.inputs):
-            continue
+    for operation in reversed(_uses_of(handle)):
         if operation.type != "ReadVariableOp":
             return False
         if operation.name == value.op.name:
@@ -210,13 +209,13 @@ def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
     return False
 
 
-def _first_read(handle: tf.Tensor) -> tf.Tensor | None:
-    """Return the first value that a graph reads from a variable, if any."""
-    for operation in handle.graph.get_operations():
-        given = (each.name for each in operation.inputs)
-        if operation.type == "ReadVariableOp" and handle.name in given:
-            return operation.outputs[0]
-    return None
+def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
+    """Return the operations of a graph that use a variable, in their order."""
+    return [
+        operation
+        for operation in handle.graph.get_operations()
+        if handle.name in (given.name for given in operation.inputs)
+    ]
 
 
 def _next_seed(

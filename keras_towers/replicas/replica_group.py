@@ -43,6 +43,8 @@ class ReplicaEvent(enum.IntEnum):
     """A replica has died or stopped."""
     UPDATED = 8
     """An update that began before its gradients arrived has been made."""
+    STOPPED = 9
+    """A replica has stopped the training: no update follows."""
 
 
 class ReplicaGroup:

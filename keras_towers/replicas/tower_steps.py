@@ -7,10 +7,9 @@ of ``fit``; the towers' threads call the traced functions only.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -20,6 +19,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
@@ -38,19 +38,22 @@ class TowerSteps:
     """The training step of a model, traced for each of its towers.
 
     Every tower trains and updates without waiting for other towers.
+
+    Attributes:
+        alone: Keras's train function, for steps that no other step overlaps.
     """
+
+    alone: TowerFunction | None = None
 
     def __init__(self, update: HogwildUpdate, model: keras.Model):
         self._update = update
         self._config = update.config
         self._model = model
         self._traced: list[tuple[Any, list[Step]]] = []
-        self._steps_in_this_thread: dict[tuple[bool, int], Step] = {}
 
     def forget(self) -> None:
         """Drop all traces, because the model has changed."""
         self._traced.clear()
-        self._steps_in_this_thread.clear()
 
     def for_batches(self, spec: Any) -> list[Step]:
         """Return the towers' steps for batches of a spec, traced."""
@@ -63,66 +66,39 @@ class TowerSteps:
         return steps
 
     def _trace(self, index: int, spec: Any) -> Step:
-        step = self._step(index, lambda: self._around(index))
-        function = tf.function(step, autograph=False)
-        with self._on_tower(True, index):
-            concrete = function.get_concrete_function(spec)
-        return lambda batch: to_numpy(concrete(batch))
-
-    def _step(
-        self,
-        index: int,
-        around: Callable[[], contextlib.AbstractContextManager[None]],
-    ) -> Step:
-        """Return the step of a tower, to be called in ``_on_tower``."""
-        model = self._model
+        """Trace the step of a tower, as on one device."""
+        config, model = self._config, self._model
+        device = config.devices[index]
         train_step = model._autoconvert_optionals(model.train_step)
+        active = thread_state.ActiveStep(
+            training=True,
+            apply=self._apply,
+            index=index,
+            total=config.num_towers,
+            device=devices_lib.short_name(device),
+        )
 
         @tf.autograph.experimental.do_not_convert
         def step(batch: Any) -> Any:
-            with tf.device(self._config.devices[index]), around():
+            with tf.device(device), self._around(index):
                 return tf.distribute.get_strategy().run(train_step, (batch,))
 
-        return step
+        with compat.single_device_mode(), thread_state.tracing(active):
+            function = tf.function(step, autograph=False)
+            concrete = function.get_concrete_function(spec)
+        return lambda batch: _to_numpy(concrete(batch))
 
     def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
         """Return a context manager around the tracing of a tower's step."""
         return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
-        """Run or trace a step of a tower in the block, as on one device."""
-        tower = thread_state.ActiveStep(
-            training=True,
-            apply=self._apply_of(fits),
-            index=index,
-            total=self._config.num_towers if fits else 1,
-            device=devices_lib.short_name(self._config.devices[index]),
-        )
-        with compat.single_device_mode(), thread_state.tracing(tower):
-            yield
-
-    def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
-        """Return the handler of calls to a tower's optimizers."""
-        # Outside of fit a step runs on one tower, and no other takes part.
-        scale = self._update.scale if fits else 1.0
-        return functools.partial(self._update.apply_in_step, scale)
-
-    def run_in_this_thread(self, fits: bool, index: int, batch: Any) -> Any:
-        """Run a step in this thread, for eager code and ``train_on_batch``."""
-        # Eager steps cannot run in several threads, so their towers take turns.
-        key = fits, index
-        if key not in self._steps_in_this_thread:
-            step = self._step(index, contextlib.nullcontext)
-            if not self._model.run_eagerly:
-                step = tf.function(step, autograph=False, reduce_retracing=True)
-            self._steps_in_this_thread[key] = step
-        with self._on_tower(fits, index):
-            return to_numpy(self._steps_in_this_thread[key](batch))
+    def _apply(self, call: UpdateCall) -> None:
+        """Handle a call of an optimizer in the step of a tower."""
+        self._update.apply_in_step(call)
 
     # Called by ``TowerThreads`` during a ``fit``, in this order:
 
-    def prepare(self, failed: Callable[[BaseException], None]) -> None:
+    def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
         """Prepare, before the threads start; ``failed`` ends the training."""
 
     def wait_for_turn(self, tower: int) -> bool:
@@ -175,34 +151,33 @@ class ReplicaSteps(TowerSteps):
         freed.atexit = False
         self._group = ReplicaGroup(name, _HOST, self._quorum)
         self._group.initialize()
-        self._averages = Averages(name, self._group, _device_of, self._apply)
+        self._averages = Averages(
+            name, self._group, _device_of, self._apply_average
+        )
         self._freed = freed
 
     def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
         return self._averages.step_of(tower)
 
-    def _apply_of(self, fits: bool) -> Callable[[UpdateCall], None]:
-        if not fits:
-            return super()._apply_of(fits)
+    def _trace(self, index: int, spec: Any) -> Step:
         if self._freed is None:
             self._create_group()
-        return self._push
+        return super()._trace(index, spec)
 
-    def _push(self, call: UpdateCall) -> None:
-        """Push the gradients of one tower."""
+    def _apply(self, call: UpdateCall) -> None:
         self._update.make_ready(call.optimizer, call.variables)
         tower = thread_state.current_step()
         assert tower is not None
         self._averages.push(tower.index, call)
 
-    def _apply(self, call: UpdateCall) -> None:
+    def _apply_average(self, call: UpdateCall) -> None:
         with as_one_device(call.optimizer, call.variables):
             call.update_variables()
             self._update.after_update(call.variables)
 
-    def prepare(self, failed: Callable[[BaseException], None]) -> None:
+    def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
         def fail(error: BaseException) -> None:
-            failed(error)
+            on_failure(error)
             self._group.send_end_to_all()
 
         apply = self._averages.updater()
@@ -246,7 +221,7 @@ def _device_of(variable: Any) -> str:
     return getattr(variable, "_value", variable).device
 
 
-def to_numpy(logs: Any) -> Any:
+def _to_numpy(logs: Any) -> Any:
     """Wait for the results of a step and copy them to the host."""
     return tf.nest.map_structure(
         lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, logs

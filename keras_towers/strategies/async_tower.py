@@ -29,12 +29,11 @@ class AsyncTowerStrategy(BaseStrategy):
     epoch; so do the callbacks of its last batch if the length of the data is
     known. ``fit`` raises errors that occur on a tower.
 
-    ``train_on_batch`` trains as one device does, and a single tower is plain
-    training. ``evaluate``, ``predict`` and custom training loops run on all
-    towers together, as with ``TowerStrategy``. If an update depends on the
-    number of earlier updates, or reads what it writes (gradient accumulation,
-    moving averages, loss scaling, constraints), the towers update one at a
-    time. With ``run_eagerly`` the towers take turns.
+    A single tower is plain training. ``train_on_batch``, ``evaluate``,
+    ``predict``, custom training loops and eager steps run as with
+    ``TowerStrategy``. If an update depends on the number of earlier updates, or
+    reads what it writes (gradient accumulation, moving averages, loss scaling,
+    constraints), the towers update one at a time.
 
     Ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
@@ -42,7 +41,8 @@ class AsyncTowerStrategy(BaseStrategy):
 
     Args:
         towers: as for ``TowerStrategy``.
-        scale_gradient: divide gradients by the number of towers.
+        scale_gradient: divide the gradients of each tower's step by the number
+            of towers.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
@@ -73,8 +73,8 @@ class AsyncTowerStrategy(BaseStrategy):
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
         update = HogwildUpdate(self._config, self._mode.reduce, scale)
-        self._calls = AsyncCalls(update)
-        self._compose(update, self._calls)
+        self._calls: AsyncCalls
+        self._compose(update, AsyncCalls(update))
 
     @property
     def staleness(self) -> Staleness:
@@ -86,7 +86,7 @@ class AsyncTowerStrategy(BaseStrategy):
         if self.scale_gradient:
             scaled = f"scaled by 1/{self.num_towers}"
         return [
-            f'mode "async": {self._components.update.description}',
+            f'mode "async": {self._update.description}',
             f"gradients are {scaled}",
             "every tower takes the next whole batch as soon as it is free",
         ]

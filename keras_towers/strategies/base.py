@@ -26,7 +26,6 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     Batches,
-    Components,
     KerasStrategy,
     StepOptions,
     TowerConfig,
@@ -120,8 +119,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             update = modes.create_update(
                 self._config, self._options, self._mode
             )
-        calls = calls or TowerCalls(update)
-        self._components = Components(self._config, update, calls)
+        self._update = update
+        self._calls = calls or TowerCalls(update)
 
     @property
     def mode(self) -> str:
@@ -186,7 +185,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     @property
     def updates(self) -> str:
         """Where the weights are updated: ``"once"``, ``"each"``, ..."""
-        return self._components.update.name
+        return self._update.name
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -217,7 +216,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             raise error
         if tower_call.current() is None:
             with tf.init_scope():
-                self._components.update.variables.unfold_for_replicas()
+                self._update.variables.unfold_for_replicas()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:
@@ -241,7 +240,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def _description_lines(self) -> list[str]:
         """The lines of ``describe`` after the first."""
-        config, update = self._config, self._components.update
+        config, update = self._config, self._update
         sums, *state = modes.describe_mode(config, update, self._mode)
         gradients = "those of one device"
         if not self.average:
@@ -309,7 +308,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 )
             self._announce()
             self._entered = stack.pop_all()
-        self._components.adoption.in_block = True
+        self._adoption.in_block = True
         return self
 
     def _announce(self) -> None:
@@ -318,7 +317,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             isinstance(self._config.peers, SingleProcess)
             and self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         )
-        if one_device and self._components.calls.runs_plain_keras:
+        if one_device and self._calls.runs_plain_keras:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
@@ -331,12 +330,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
-        variables = self._components.update.variables
+        variables = self._update.variables
         try:
             if self._config.transport.size > 1:
                 if error[0] is None:
                     self._config.transport.note_wait("the end of the block")
-                    self._components.adoption.gather_slots()
+                    self._adoption.gather_slots()
                 else:
                     # The other ranks may not take part.
                     variables.asks_ranks = False
@@ -346,7 +345,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             # A second Ctrl-C here would leave a model half on the towers.
             with defer_interrupts():
                 try:
-                    self._components.adoption.release()
+                    self._adoption.release()
                 finally:
                     variables.asks_ranks = True
                     self._config.transport.note_wait("")
@@ -370,9 +369,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"adopt takes a keras.Model of Keras 3, but got {model!r}."
             )
         if self._config.divides:
-            self._components.adoption.claim(model)
+            self._adoption.claim(model)
             with self.scope():
-                self._components.adoption.bind(model)
+                self._adoption.bind(model)
 
 
 @functools.cache

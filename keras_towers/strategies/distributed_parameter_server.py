@@ -125,7 +125,7 @@ class _WorkerStrategy(BaseStrategy):
                 "and waits for no other worker"
             )
         return [
-            self._components.update.description,
+            self._update.description,
             how,
             *describe_workers(self._peers, self.batches),
         ]

@@ -10,6 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from keras_towers.errors import TowerError, did_you_mean
@@ -239,8 +240,8 @@ def check_arguments(strategy: type, **arguments: Any) -> None:
 
 def check_seconds(name: str, seconds: Any) -> None:
     """Refuse a value that is not a positive, finite number."""
-    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < math.inf:
+    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not number or not 0 < float(seconds) < math.inf:
         raise TowerError(
             f"{name}={seconds!r} is not allowed: give a number of seconds."
         )

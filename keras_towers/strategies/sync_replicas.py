@@ -171,8 +171,8 @@ class SyncReplicasStrategy(BaseStrategy):
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
             )
-            self._calls = ReplicaCalls(update, quorum, stall_shutdown_s)
-            self._compose(update, self._calls)
+            calls = ReplicaCalls(update, quorum, stall_shutdown_s)
+            self._compose(update, calls)
         else:
             copies = MirroredServerUpdate(self._config, self._mode.reduce)
             make_updates = functools.partial(
@@ -180,8 +180,8 @@ class SyncReplicasStrategy(BaseStrategy):
                 quorum=quorum,
                 after_update=self._average,
             )
-            self._calls = WorkerCalls(copies, self._peers, make_updates)
-            self._compose(copies, self._calls)
+            workers = WorkerCalls(copies, self._peers, make_updates)
+            self._compose(copies, workers)
 
     @property
     def total_num_replicas(self) -> int:

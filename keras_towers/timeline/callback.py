@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from keras_towers import compat
+from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
@@ -129,32 +131,45 @@ class Timeline(ObservesFit):
         check_writable(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, ""
         kept = max(self._written_steps, _KEPT)
-        self._recorder = recorder = marks.StepRecorder(model, kept)
-
-        def recording() -> RankRecording:
-            devices = [] if config is None else config.devices
-            return RankRecording.from_recorder(
-                rank, devices, recorder, self.first
-            )
-
-        self.first.restart(kept, recorder)
+        self._recorder = marks.StepRecorder(model, kept)
+        self.first.restart(kept)
         if config is not None:
             # Trace the step with marks, and drop the marked trace afterwards.
             model.train_function = None
         try:
-            with marks.recording(recorder):
+            with marks.recording(self._recorder):
                 yield
         except BaseException:
             # Do not hide the error of fit.
             with contextlib.suppress(Exception):
-                self._write(self._path_of(rank), [recording()])
+                self._write(self._path_of(rank), [self._recording(config)])
             raise
         else:
-            self._report(model, config, recording())
+            self._report(model, config, self._recording(config))
         finally:
             self._recorder = None
             if config is not None:
                 model.train_function = None
+
+    def _recording(self, config: TowerConfig | None) -> RankRecording:
+        """Collect the records of this rank."""
+        assert self._recorder is not None
+        stamps = self._recorder.read()
+        calls = self.first.calls(self._recorder.traces)
+        computed = stamps[..., marks.POINTS.index("computed")]
+        if np.isnan(computed).all() or not calls.size:
+            # The gradients of these steps do not pass the marks.
+            stamps = stamps[:0]
+        devices = [] if config is None else config.devices
+        return RankRecording(
+            0 if config is None else config.peers.rank,
+            platform.node(),
+            [short_name(device) for device in devices],
+            self._recorder.count - len(stamps),
+            stamps,
+            np.array(self._recorder.spans, np.float64).reshape(-1, 3),
+            calls,
+        )
 
     def _path_of(self, rank: int) -> Path:
         suffix = f".rank{rank}{self.path.suffix}"
@@ -212,7 +227,7 @@ class Timeline(ObservesFit):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record that the train function is about to be called."""
         assert self._recorder is not None
-        self.first.begin_call()
+        self.first.begin_call(self._recorder.traces)
         if batch % _READ_EVERY == 0:
             self._recorder.read()
 

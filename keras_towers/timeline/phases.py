@@ -19,9 +19,7 @@ Phases = Mapping[str, np.ndarray]
 """Seconds of each step, by phase."""
 
 
-def compute_phases(
-    ranks: Sequence[RankRecording],
-) -> tuple[Phases, np.ndarray]:
+def compute_phases(ranks: Sequence[RankRecording]) -> tuple[Phases, np.ndarray]:
     """Return the phases of a step on aligned ranks.
 
     Returns:

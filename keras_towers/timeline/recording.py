@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 import threading
 import time
 from collections import deque
@@ -13,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.devices import short_name
 from keras_towers.fit.context import marks
 
 # Columns of a call in ``LoopClock``.
@@ -32,25 +30,17 @@ class LoopClock(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.restart(1, None)
+        self.restart(1)
 
-    def restart(self, kept: int, recorder: marks.StepRecorder | None) -> None:
-        """Begin another ``fit``; keep only the last ``kept`` calls.
-
-        The recorder knows how often the step was traced.
-        """
+    def restart(self, kept: int) -> None:
+        """Begin another ``fit``; keep only the last ``kept`` calls."""
         self._calls: deque[list[float]] = deque(maxlen=kept)
-        self._recorder = recorder
         self._thread = threading.get_ident()
 
-    def begin_call(self) -> None:
-        """Record that the train function is called."""
+    def begin_call(self, traces: int) -> None:
+        """Record that the train function is called, and traces before it."""
         self.end()
-        self._calls.append([time.time(), np.nan, np.nan, self._traces])
-
-    @property
-    def _traces(self) -> int:
-        return 0 if self._recorder is None else self._recorder.traces
+        self._calls.append([time.time(), np.nan, np.nan, traces])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Record that the train function has returned."""
@@ -64,11 +54,15 @@ class LoopClock(keras.callbacks.Callback):
 
     on_test_begin = on_epoch_end = end
 
-    def calls(self) -> np.ndarray:
-        """Return the fields of ``Calls`` for the kept calls, after ``fit``."""
+    def calls(self, traces: int) -> np.ndarray:
+        """Return the fields of ``Calls`` for the kept calls, after ``fit``.
+
+        Args:
+            traces: how often the step was traced.
+        """
         self.end()
         calls = np.array(self._calls, np.float64).reshape(-1, 4).T
-        calls[3] = np.diff(calls[3], append=self._traces) > 0
+        calls[3] = np.diff(calls[3], append=traces) > 0
         return calls
 
 
@@ -93,30 +87,6 @@ class RankRecording:
     stamps: np.ndarray
     spans: np.ndarray
     calls: np.ndarray
-
-    @classmethod
-    def from_recorder(
-        cls,
-        rank: int,
-        devices: Sequence[str],
-        recorder: marks.StepRecorder,
-        clock: LoopClock,
-    ) -> RankRecording:
-        """Collect the records of this rank."""
-        stamps, calls = recorder.read(), clock.calls()
-        computed = stamps[..., marks.POINTS.index("computed")]
-        if np.isnan(computed).all() or not calls.size:
-            # The gradients of these steps do not pass the marks.
-            stamps = stamps[:0]
-        return cls(
-            rank,
-            platform.node(),
-            [short_name(device) for device in devices],
-            recorder.count - len(stamps),
-            stamps,
-            np.array(recorder.spans, np.float64).reshape(-1, 3),
-            calls,
-        )
 
 
 def align_clocks(ranks: Sequence[RankRecording]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain_values
 
@@ -111,12 +112,21 @@ class EngineTransport(Transport):
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
+        if root not in range(self.size):
+            raise TowerError(
+                f"rank {root} cannot broadcast: the job has ranks 0 to "
+                f"{self.size - 1}."
+            )
         key = f"{key}.from{root}"
         return self._run(
             f"broadcast.{key}",
             lambda tensors: self._broadcast(tensors, key, root),
             tensors,
         )
+
+    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Hide from TensorFlow what its optimizer must not know of a tensor."""
+        return tensor
 
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
         """Whether to exchange eager tensors without a ``tf.function``."""
@@ -130,12 +140,8 @@ class EngineTransport(Transport):
 
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""
-        if not EngineTransport._compared and self.size > 1:
-            self.compare(engine)
-            EngineTransport._compared = True
-
-    def compare(self, engine: str = "") -> None:
-        """Compare the ranks' environments."""
+        if EngineTransport._compared or self.size == 1:
+            return
         everyone = self.gather_objects(versions.process_facts(engine))
         for rank, facts in enumerate(everyone):
             # Each rank that differs from rank 0 warns about it once.
@@ -146,6 +152,7 @@ class EngineTransport(Transport):
                 facts,
                 warns=rank == 0,
             )
+        EngineTransport._compared = True
 
     def _run(
         self,
@@ -172,9 +179,10 @@ class EngineTransport(Transport):
         ]
 
         def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            results = collective([self._hidden(tensor) for tensor in tensors])
             return [
                 tf.ensure_shape(result, spec.shape)
-                for result, spec in zip(collective(tensors), specs, strict=True)
+                for result, spec in zip(results, specs, strict=True)
             ]
 
         if not tf.executing_eagerly() or self._runs_eagerly(tensors):

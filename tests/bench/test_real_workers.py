@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import psutil
@@ -12,7 +11,7 @@ import pytest
 from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find_row
 from keras_towers.bench.runner import Cell, Setting, run_cell
-from tests.kit.processes import wait_until
+from tests.kit.processes import Process, wait_until
 
 pytestmark = pytest.mark.slow
 long = pytest.mark.long
@@ -61,16 +60,9 @@ def path(tmp_path):
 )
 def test_rows_train_the_same(path, command, arguments, rows):
     path.with_name("mine.py").write_text(MINE)
-    done = subprocess.run(
-        [*command, *arguments.split()]
-        + ["--steps", "5", "--repeats", "1", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=path.parent,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    once = "--steps", 5, "--repeats", 1, "--json", path
+    done = Process((*command, *arguments.split(), *once), path.parent)
+    assert done.finish(LIMIT_S).code == 0, done.output
     document = json.loads(path.read_text())
     assert document["complete"]
     losses = {
@@ -122,19 +114,15 @@ def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     steps = str(20_000 + os.getpid() % 1000)
     worker = ("keras_towers.bench.worker", f'"steps": {steps}')
     options = "--models small --strategies compute --processes 2 --steps"
-    process = subprocess.Popen(
-        [*BENCH, *options.split(), steps, "--json", str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    bench = Process((*BENCH, *options.split(), steps, "--json", path))
     try:
         assert wait_until(lambda: running(worker), LIMIT_S)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=LIMIT_S)
+        bench.process.send_signal(number)
+        bench.finish(LIMIT_S)
     finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "Interrupted: 0 of 6 runs made." in output
+        bench.kill_all()
+    assert bench.code == 130
+    assert "Interrupted: 0 of 6 runs made." in bench.out
     assert not json.loads(path.read_text())["complete"]
     # A launcher that was only just starting ends a moment later.
     assert wait_until(lambda: not running(worker), LIMIT_S)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from keras_towers import system
+from keras_towers import commands
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs, find_row
 from keras_towers.bench.runner import (
@@ -14,8 +14,8 @@ from keras_towers.bench.runner import (
     combine,
     difference,
 )
+from keras_towers.commands import CommandResult
 from keras_towers.rendezvous import launchers
-from keras_towers.system import CommandResult
 from tests.bench.shared import RANK
 
 
@@ -46,7 +46,7 @@ def test_rows_alternate_inside_every_repeat():
 
 def test_cell_without_a_result_fails_alone(monkeypatch, tmp_path):
     ended = CommandResult(0, "", "")
-    monkeypatch.setattr(system, "run_command", lambda *given, **more: ended)
+    monkeypatch.setattr(commands, "run_command", lambda *given, **more: ended)
     cell, setting = Cell("small", "tower", 2, 0), Setting("cpu", 64, 5, 120)
     sample = runner.run_cell(ROWS["tower"], cell, setting, tmp_path)
     assert sample.error == "a process wrote no result"

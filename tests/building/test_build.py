@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_towers import system
+from keras_towers import commands
 from keras_towers.building import recipe, toolchain
 from keras_towers.building.build import (
     build_environment,
@@ -50,19 +50,19 @@ def pip(monkeypatch):
             self.calls.append(command[3:])
             log.write_text(self.said)
             if command[3] != "wheel":
-                return system.CommandResult(0, self.said, "")
+                return commands.CommandResult(0, self.said, "")
             assert wait_until(self.until)
             if not self.status:
                 folder = Path(command[-1].removeprefix("--wheel-dir="))
                 folder.mkdir()
                 (folder / WHEEL).write_text("a wheel")
-            return system.CommandResult(self.status, self.said, "")
+            return commands.CommandResult(self.status, self.said, "")
 
         def builds(self):
             return sum(call[0] == "wheel" for call in self.calls)
 
     fake = Pip()
-    monkeypatch.setattr(system, "run_command", fake)
+    monkeypatch.setattr(commands, "run_command", fake)
     return fake
 
 

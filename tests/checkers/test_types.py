@@ -1,18 +1,17 @@
 """What type checkers find in a user's code, and in the public interface."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.kit.scripts import ROOT, run_python
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 needs_pyright = pytest.mark.skipif(
     find_spec("pyright") is None
@@ -34,19 +33,13 @@ elastic
 
 def _run(folder: Path, *command: str) -> str:
     """Run a checker as a user would, without this package's settings."""
-    settings = {
-        "MYPYPATH": str(ROOT),
-        "PYTHONPATH": str(ROOT),
+    done = run_python(
+        *("-m", *command),
+        folder=folder,
+        MYPYPATH=str(ROOT),
+        PYTHONPATH=str(ROOT),
         # It need not ask for a newer version.
-        "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=200,
+        PYRIGHT_PYTHON_IGNORE_WARNINGS="1",
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout

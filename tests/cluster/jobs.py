@@ -38,12 +38,12 @@ class Job(Process):
         self.wait_for(word, times=times, limit_s=limit_s)
 
 
-def met(lab, *arguments, script="cluster.endless"):
+def met(lab, *arguments):
     """Ranks of Horovod that torchrun would have started."""
     return [
         Job(
             host,
-            ["-m", f"tests.{script}", *arguments],
+            ["-m", "tests.cluster.endless", *arguments],
             TORCHELASTIC_RUN_ID="lab",
             RANK=str(rank),
             WORLD_SIZE=str(len(lab.hosts)),

@@ -28,12 +28,20 @@ OPTIMIZERS = {
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
         SGD(global_clipnorm=0.3), initial_scale=64.0, dynamic_growth_steps=2
     ),
+    "clipped": lambda: SGD(clipnorm=0.1),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "ftrl": keras.optimizers.Ftrl,
 }
 
 
 def dense_model():
     keras.utils.set_random_seed(1)
     return m.mlp(keras.layers.Dense(5, kernel_constraint="max_norm"))
+
+
+def normed_model():
+    keras.utils.set_random_seed(1)
+    return m.mlp(keras.layers.BatchNormalization())
 
 
 def made(optimizer, make_model, **options):
@@ -55,7 +63,8 @@ def loop(strategy, model, style):
     """Train as TensorFlow's guide does; returns the loss of each epoch.
 
     A step is run by hand ("eager"), traced for each replica, or traced as a
-    whole with the strategy inside, a step or an epoch at a time.
+    whole with the strategy inside, a step or an epoch at a time. Where it is
+    "outside of replicas", nothing asks the strategy to run anything.
     """
     variables, optimizer = model.trainable_variables, model.optimizer
     loss_of = m.cross_entropy(reduction=None)
@@ -78,7 +87,10 @@ def loop(strategy, model, style):
         each = strategy.run(replica_step, (batch,))
         return strategy.reduce("SUM", each, axis=None)
 
-    if style == "step function":
+    if "outside of replicas" in style:
+        distributed, step = data(model), replica_step
+
+    if style.startswith("step function"):
         step = tf.function(step, [distributed.element_spec])
 
     def epoch(batches):
@@ -142,25 +154,56 @@ def assert_exact(strategy, optimizer, make_model, style):
     assert_same(losses, model, one_device(optimizer, make_model))
 
 
-def test_fit_and_a_loop_of_an_adopted_model_take_turns():
-    """Built as if there were no towers; it is an ordinary model afterwards."""
+def in_turns(strategy, model, style):
+    """A loop and ``fit``, twice; the losses of all."""
+    losses = []
+    for _ in range(2):
+        losses += loop(strategy, model, style)
+        losses += model.fit(data(model), verbose=0).history["loss"]
+    return losses
 
-    def act(strategy, model):
-        losses = []
-        for _ in range(2):
-            losses += loop(strategy, model, "eager")
-            losses += model.fit(data(model), verbose=0).history["loss"]
-        return losses
 
-    wanted = made("accumulation", dense_model, run_eagerly=True)
-    losses = act(tf.distribute.get_strategy(), wanted), wanted
-    model = made("accumulation", dense_model)
-    with kt.TowerStrategy(2) as strategy:
+@functools.cache
+def in_turns_on_one_device(optimizer, make_model):
+    model = made(optimizer, make_model, run_eagerly=True)
+    return in_turns(tf.distribute.get_strategy(), model, "eager"), model
+
+
+BEFORE, INSIDE = "made before the block", "made inside"
+OUTSIDE = "outside of replicas"
+TRACED = "step function outside of replicas"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "make_model", "place", "style", "updates"),
+    [
+        ("accumulation", dense_model, BEFORE, "eager", "once"),
+        ("accumulation", normed_model, INSIDE, TRACED, "once"),
+        ("adamw", normed_model, BEFORE, TRACED, "each"),
+        ("adamw", normed_model, INSIDE, OUTSIDE, "once"),
+        ("loss_scale", normed_model, BEFORE, OUTSIDE, "once"),
+        ("clipped", normed_model, BEFORE, OUTSIDE, "sharded"),
+        ("clipped", normed_model, INSIDE, OUTSIDE, "each"),
+        ("muon", normed_model, INSIDE, OUTSIDE, "once"),
+        ("ftrl", normed_model, INSIDE, OUTSIDE, "once"),
+    ],
+)
+def test_fit_and_a_loop_take_turns(
+    optimizer, make_model, place, style, updates
+):
+    """The model is an ordinary one afterwards, if it was before."""
+    wanted = in_turns_on_one_device(optimizer, make_model)
+    model = made(optimizer, make_model) if place == BEFORE else None
+    with kt.TowerStrategy(2, updates=updates) as strategy:
+        model = model or made(optimizer, make_model)
         strategy.adopt(model)
-        found = act(strategy, model)
-        assert_same(found, model, losses)
+        if style == TRACED:
+            # A function may create variables in its first call only.
+            model.optimizer.build(model.trainable_variables)
+        found = in_turns(strategy, model, style)
+        assert_same(found, model, wanted)
     assert model._distribute_strategy is None
-    assert_same(found, model, losses)
+    assert_same(found, model, wanted)
 
 
 def test_metrics_of_a_loop_count_all_examples():

@@ -5,6 +5,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.kit.by_hand import ByHand
+
 _random = np.random.RandomState(0)
 EXAMPLES = 64
 FEATURES = _random.randn(EXAMPLES, 6).astype("float32")
@@ -199,49 +201,36 @@ def gan(cls=Gan):
     return model
 
 
-class Contrastive(keras.Model):
-    """A step by hand: each of two views finds the other among all views.
-
-    Its views are centred over the batch, and what it applies is not linear in
-    its gradients.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.body = keras.Sequential(
-            [keras.Input((6,)), layers.Dense(7, "tanh"), layers.Dense(4)]
+def _of_two_views(model, x):
+    """Each of two views finds the other among all, centred over the batch."""
+    z = model.net(x)
+    z -= tf.reduce_mean(z, 0)
+    views = tf.math.l2_normalize(tf.concat([z, z + 0.2], 0), 1)
+    count = tf.shape(views)[0]
+    near = tf.matmul(views, views, transpose_b=True) / 0.3
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.roll(tf.range(count), count // 2, 0), near - 1e9 * tf.eye(count)
         )
+    )
 
-    def call(self, x):
-        return self.body(x)
 
-    def _loss(self, x):
-        z = self.body(x)
-        z -= tf.reduce_mean(z, 0)
-        views = tf.math.l2_normalize(tf.concat([z, z + 0.2], 0), 1)
-        count = tf.shape(views)[0]
-        near = tf.matmul(views, views, transpose_b=True) / 0.3
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(
-                tf.roll(tf.range(count), count // 2, 0),
-                near - 1e9 * tf.eye(count),
-            )
-        )
-
-    def train_step(self, data):
-        x, *_ = data
-        variables = self.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = self._loss(x)
-        gradients = tape.gradient(loss, variables)
-        self.optimizer.apply([tf.tanh(3.0 * g) for g in gradients], variables)
-        return {"loss": loss}
+def _contrasted(model, x, y):
+    """What it applies is not linear in its gradients."""
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = _of_two_views(model, x)
+    gradients = tape.gradient(loss, variables)
+    model.optimizer.apply([tf.tanh(3.0 * g) for g in gradients], variables)
+    return {"loss": loss}
 
 
 def contrastive():
-    """A built and compiled ``Contrastive``."""
+    """A built and compiled model that learns to tell examples apart."""
     keras.utils.set_random_seed(1)
-    model = Contrastive()
+    dense = layers.Dense(7, "tanh"), layers.Dense(4)
+    net = keras.Sequential([keras.Input((6,)), *dense])
+    model = ByHand(_contrasted, net=net)
     model.build((None, 6))
     model.compile(momentum())
     model.optimizer.build(model.trainable_variables)

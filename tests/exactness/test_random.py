@@ -1,39 +1,20 @@
 """Random layers on towers draw what they draw on one device.
 
-Each of Keras's is tried in ``classes``; here are layers and steps of one's own,
-and what else a draw depends on.
+Each of Keras's is tried in ``classes``, and what a layer of one's own may draw
+in ``tests/fit/step/test_random.py``; here is what else a draw depends on.
 """
 
 import keras
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.training import X, Y, classifier, compiled, fit
+from tests.kit.training import X, Y, classifier, fit
 
 TOLERANCE = 4e-6
-
-
-class Noise(layers.Layer):
-    """Adds draws of its own, each of which takes the input and a seed."""
-
-    def __init__(self, *draws, seed=None):
-        super().__init__()
-        self.draws = draws
-        self.seed = keras.random.SeedGenerator(3) if seed is None else seed
-
-    def call(self, x):
-        for draw in self.draws:
-            # Small, as rounding is then.
-            x = x + 0.1 * ops.cast(draw(x, self.seed), x.dtype)
-        return x
-
-
-def _rows(x):
-    return ops.shape(x)[0]
 
 
 class Always(layers.Dropout):
@@ -41,50 +22,6 @@ class Always(layers.Dropout):
 
     def call(self, x, training=None):
         return super().call(x, training=True)
-
-
-def _normal(x, seed=None):
-    return keras.random.normal(ops.shape(x), seed=seed)
-
-
-def _drawing():
-    keras.utils.set_random_seed(1)
-    keras.random.normal(())  # Where draws without a seed come from.
-    middle = [
-        Noise(
-            _normal,
-            lambda x, s: keras.random.uniform((_rows(x), 1), seed=s),
-            lambda x, s: keras.random.categorical(x, 7, seed=s),
-            # Weights' noise, of as many rows as the towers have examples.
-            lambda x, s: keras.random.normal((8, 7), seed=s)[:1],
-        ),
-        # With one seed for all of its draws, and without one.
-        Noise(_normal, seed=5),
-        Noise(lambda x, s: _normal(x)),
-        layers.Dropout(0.3),
-        layers.Dropout(0.2, noise_shape=(1, 7)),
-        layers.Dropout(0.2, noise_shape=(None, 1)),
-        Always(0.4, seed=1),
-    ]
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(7), *middle, layers.Dense(3)]
-    )
-
-
-def _in_all_calls(model):
-    keras.random.normal(())
-    history = fit(model, validation_data=(X[:9], Y[:9]))
-    scores = model.evaluate(X[:9], Y[:9], verbose=0)
-    return history, scores, model.predict(X[:9], verbose=0)
-
-
-def test_draws():
-    assert_exact(
-        compiled(_drawing, jit_compile=False),
-        _in_all_calls,
-        kt.ParameterServerTowerStrategy(2),
-        tolerance=TOLERANCE,
-    )
 
 
 def _in_batches_of_few(model):
@@ -154,9 +91,4 @@ def _drawing_late():
 
 
 def test_a_first_draw_in_the_step():
-    assert_exact(
-        _drawing_late,
-        fit,
-        kt.TowerStrategy(3),
-        tolerance=TOLERANCE,
-    )
+    assert_exact(_drawing_late, fit, kt.TowerStrategy(3), tolerance=TOLERANCE)

@@ -226,6 +226,8 @@ def test_an_error_of_the_data_is_seen(source):
     with kt.TowerStrategy(2), pytest.raises(Exception) as caught:
         model.fit(source(), verbose=0)
     assert_seen(caught, python)
+    # So other ranks hear of it.
+    assert "an error of my own" in error_notes._shorten(caught.value)
 
 
 def test_a_lost_root_cause_is_explained():
@@ -240,6 +242,16 @@ def test_a_lost_root_cause_is_explained():
     assert (
         "on one device, outside of TowerStrategy" in caught.value.__notes__[0]
     )
+
+
+def test_an_error_without_rows_has_no_note_about_rows():
+    lost = tf.errors.UnknownError(None, None, "a rank has left")
+    with (
+        pytest.raises(tf.errors.UnknownError) as caught,
+        error_notes.explained(kt.TowerStrategy(2)._config),
+    ):
+        raise lost
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_text_for_the_user_is_as_it_was_written():

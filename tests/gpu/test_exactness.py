@@ -15,13 +15,7 @@ from tests.fit.data.prefetched import (
     assert_drawn_ahead,
     assert_strings_are_exact,
 )
-from tests.gpu.towers import (
-    HARD,
-    TOLERANCE,
-    assert_contract,
-    strategy,
-    towers,
-)
+from tests.gpu.towers import HARD, TOLERANCE, assert_contract, strategy, towers
 from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
 from tests.strategies.test_async_steps import linear

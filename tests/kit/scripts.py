@@ -47,17 +47,18 @@ def write_executable(path, text):
     return path
 
 
-def run_python(*command, limit_s=200, **variables):
+def run_python(*command, folder=ROOT, limit_s=200, **variables):
     """Run Python with some arguments, no part of any job.
 
     Args:
         *command: ``"-c", code`` or ``"-m", module`` or a file, with arguments.
+        folder: where it runs.
         limit_s: seconds after which it is killed.
         **variables: of its environment.
     """
     return subprocess.run(
         [sys.executable, *command],
-        cwd=ROOT,
+        cwd=folder,
         env={**inherited(), **variables},
         capture_output=True,
         text=True,

@@ -6,9 +6,9 @@ import socket
 import threading
 
 from keras_towers import settings
-from keras_towers.parameter_servers import server_process, server_store
+from keras_towers.parameter_servers import key_value_store, server_process
 from keras_towers.parameter_servers.connection import DroppedResources
-from keras_towers.parameter_servers.server_store import ServerStore
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.rendezvous.network import is_reachable
 from keras_towers.rendezvous.tf_config import Cluster
 
@@ -35,7 +35,7 @@ class Connected:
     def __post_init__(self):
         self.rank, self.size = self.cluster.rank, self.cluster.size
         self.dropped = DroppedResources()
-        self.store = ServerStore(DEVICE)
+        self.store = KeyValueStore(DEVICE)
         self.naming_lost_servers = contextlib.nullcontext
 
 
@@ -49,8 +49,8 @@ class Job:
     """
 
     def __init__(self, name, workers, monkeypatch):
-        monkeypatch.setattr(server_store, "device_of", lambda server: DEVICE)
-        monkeypatch.setattr(server_store, "_COMMON", name)
+        monkeypatch.setattr(key_value_store, "device_of", lambda server: DEVICE)
+        monkeypatch.setattr(key_value_store, "_COMMON", name)
         self._name = name
         self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
         for port in self._ports:
@@ -59,7 +59,7 @@ class Job:
             f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports
         )
         self._jobs = {"ps": ("127.0.0.1:1",), "worker": addresses}
-        server_store.introduce(Cluster(self._jobs, "ps", 0), 0)
+        key_value_store.introduce(Cluster(self._jobs, "ps", 0), 0)
         # At these addresses connections are taken, and closed.
         self._connected = set()
         monkeypatch.setattr(server_process, "task_answers", self._answers)
@@ -70,7 +70,7 @@ class Job:
     def connect(self, rank, starts=1):
         """Return the connection of a worker, which has introduced itself."""
         cluster = Cluster(self._jobs, "worker", rank)
-        server_store.introduce(cluster, 0)
+        key_value_store.introduce(cluster, 0)
         self._connected.add(cluster.address)
         return Connected(cluster, f"{self._name}/", starts)
 
@@ -97,7 +97,7 @@ class Job:
 
     def _look(self):
         """Tell the workers who is missed, as a server does."""
-        there = ServerStore(DEVICE)
+        there = KeyValueStore(DEVICE)
         workers = server_process.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.refresh()

@@ -10,38 +10,33 @@ from keras_towers.errors import TowerError
 from keras_towers.launching import elastic_job
 from keras_towers.launching.elastic_job import (
     ElasticHosts,
+    ElasticOptions,
     ElasticRounds,
     discover_by_script,
 )
-from keras_towers.launching.rank_process import check_reachable
 from keras_towers.rendezvous.hosts import place_ranks
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.core
 
 
-def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
-    write_executable(
-        tmp_path / "ssh", "printf 'first\\nno such key\\n' >&2; exit 255"
-    )
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(
-        TowerError, match="reach host b by ssh, .*: no such key$"
-    ):
-        check_reachable(["b"])
+def test_slots_of_one_machine_are_hosts_of_their_own():
+    slots = {f"127.0.0.{n}": 1 for n in (1, 2, 3)}
+    assert ElasticOptions(1, 1, max_ranks=3).discover() == slots
+    hosts = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
+    found = ElasticOptions(2, 2, None, hosts).discover()
+    assert found == slots | {"192.0.2.1": 4}
 
 
 def test_discovered_hosts(tmp_path):
     path = tmp_path / "discover.sh"
-    found = discover_by_script(write_executable(path, "echo a:2; echo b"))()
+    found = discover_by_script(write_executable(path, "echo a:2; echo b"))
     assert found == {"a": 2, "b": 1}
     # There may be some later.
-    assert discover_by_script(write_executable(path, "true"))() == {}
-    fails = discover_by_script(
-        write_executable(path, "echo no cluster >&2; exit 3")
-    )
+    assert discover_by_script(write_executable(path, "true")) == {}
+    fails = write_executable(path, "echo no cluster >&2; exit 3")
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
-        fails()
+        discover_by_script(fails)
 
 
 def test_discovery_that_fails_for_a_while():

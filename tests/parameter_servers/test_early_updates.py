@@ -59,6 +59,17 @@ def test_an_update_waits_for_all_replicas_that_have_not_left():
         assert game.wait(0) == [END]
 
 
+def test_no_update_follows_a_replica_that_stops_the_training():
+    with played(2, kind=Early) as game:
+        game.push(0, 1)
+        assert game.wait(0, 1) == [1, 1]
+        game.push(1)
+        game.group.send(ReplicaEvent.STOPPED, 0)
+        assert game.wait(1) == [END]
+        game.settle()
+        assert game.group.global_step() == game.first + 1
+
+
 def test_a_restarted_replica_goes_on_after_its_last_gradient():
     with played(2, kind=Early) as game:
         game.push(0, 1)

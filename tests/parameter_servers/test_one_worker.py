@@ -65,7 +65,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
     model, mine = normalised(), strategy(name)
 
     def compare(epoch, logs):
-        held = mine._components.calls.last.variables
+        held = mine._calls.last.variables
         for local in model.weights:
             np.testing.assert_array_equal(local, held.copy_of(local))
         # Training has changed the moving statistics.
@@ -123,6 +123,33 @@ def test_an_update_in_a_condition_is_refused(strategy, name, first, said):
         model.first = first()
         model.first.build([kernel])
     with strategy(name), pytest.raises(TowerError, match=said):
+        model.fit(X[:, :4], X[:, :1], verbose=0)
+
+
+class ReadsAfterItsUpdate(keras.Sequential):
+    """Reads a weight that the step has already updated, as GANs do."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "norm": tf.norm(self.trainable_variables[0])}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("DistributedReplicatedStrategy", {"towers": 2}),
+        ("DistributedParameterServerStrategy", {}),
+        ("SyncReplicasStrategy", {}),
+    ],
+)
+def test_a_weight_that_is_read_after_its_update_is_refused(
+    strategy, name, options
+):
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(1)]
+    model = ReadsAfterItsUpdate(layers, name="late")
+    model.compile("sgd", "mse")
+    said = "reads late/dense.*/kernel after it has called an optimizer"
+    with strategy(name, **options), pytest.raises(TowerError, match=said):
         model.fit(X[:, :4], X[:, :1], verbose=0)
 
 
@@ -242,7 +269,7 @@ def test_the_error_of_a_fit_is_published(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._components.calls.last.workers.status(0).failed
+    told = mine._calls.last.workers.status(0).failed
     assert told.startswith("ValueError: Data cardinality")
 
 
@@ -259,10 +286,7 @@ class WithTable(keras.Model):
 
 def test_a_step_that_is_traced_again_is_still_the_workers(strategy):
     """Its batches turn out to have a table, which is not divided."""
-    specs = {
-        "x": tf.TensorSpec([None, 4]),
-        "table": tf.TensorSpec([None, 2]),
-    }
+    specs = {"x": tf.TensorSpec([None, 4]), "table": tf.TensorSpec([None, 2])}
 
     def batches():
         for _ in range(4):

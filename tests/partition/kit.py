@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.partition import lay_out
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -243,21 +243,22 @@ def check_on_towers(
         towers: the number of examples of each tower, for several runs.
         seed: the seed of the entries.
         tolerance: the largest difference allowed.
-        **options: the options of ``lay_out``.
+        **options: the options of ``partition_graph``.
     """
     graph = trace(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program, values = lay_out(graph, layouts, fetched, **options)
+    program = partition_graph(graph, layouts, fetched, **options)
     generator = np.random.default_rng(seed)
     for counts in towers:
         drawn = [(g, g.draw(sum(counts), generator)) for g in given]
         inputs = [g.for_one_device(whole) for g, whole in drawn]
         wanted = _one_device(graph, fetched, inputs)
-        _check_claims(graph, values, inputs, sum(counts))
+        _check_claims(graph, program.values, inputs, sum(counts))
         found = _run(program, [g.split(w, counts) for g, w in drawn], counts)
-        for own, right in zip(found, wanted, strict=True):
-            _assert_equal(own, right, tolerance)
+        for n, (own, right) in enumerate(zip(found, wanted, strict=True)):
+            where = f"output {n}, towers with {counts} examples"
+            _assert_equal(own, right, tolerance, where)
     return program
 
 
@@ -332,14 +333,16 @@ def _run(program, parts, counts):
         return session.run(results)
 
 
-def _assert_equal(found, right, tolerance):
+def _assert_equal(found, right, tolerance, where):
     # A single string has no shape.
     found, right = np.asarray(found), np.asarray(right)
-    assert found.shape == right.shape, (found.shape, right.shape)
+    assert found.shape == right.shape, (where, found.shape, right.shape)
     if right.dtype.kind in "fc":
-        np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            found, right, tolerance, tolerance, err_msg=where
+        )
     else:
-        np.testing.assert_array_equal(found, right)
+        np.testing.assert_array_equal(found, right, where)
 
 
 def exchange_counts(program):

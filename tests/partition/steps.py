@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import global_batch
+from keras_towers.fit.step import global_step
 from tests.kit.compare import assert_towers_equal
 from tests.partition.cases.table import BATCH
 
@@ -22,14 +22,14 @@ def on_towers(programs, towers=4, **options):
         towers: their number.
         **options: of ``TowerStrategy``.
     """
-    partition_graph = global_batch.partition_graph
+    partition_graph = global_step.partition_graph
 
     def noted(*given, **more):
         programs.append(partition_graph(*given, **more))
         return programs[-1]
 
     with (
-        unittest.mock.patch.object(global_batch, "partition_graph", noted),
+        unittest.mock.patch.object(global_step, "partition_graph", noted),
         kt.TowerStrategy(towers, **options),
     ):
         yield

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import partition
-from keras_towers.partition import lay_out, registry, rules
+from keras_towers.partition import partition_graph, registry, rules
 from tests.partition.kit import exchange_counts, replicated, sharded, trace
 
 
@@ -41,8 +41,8 @@ def _lay_out_example(wanted):
     given = sharded(-1, 4), sharded(-1, 3), replicated(4, 3)
     graph = trace(_example, *given)
     outputs = [graph.outputs[k] for k in wanted]
-    program, values = lay_out(graph, [g.layout for g in given], outputs)
-    return program, [values[tensor.name] for tensor in graph.outputs]
+    program = partition_graph(graph, [g.layout for g in given], outputs)
+    return program, [program.values[t.name] for t in graph.outputs]
 
 
 def test_the_example_has_the_layouts_that_its_table_shows():

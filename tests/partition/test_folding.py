@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import folding, lay_out
+from keras_towers.partition import folding, partition_graph
 from keras_towers.partition.sizes import UNKNOWN
 from tests.partition.kit import OneDeviceFails, check_on_towers, sharded, trace
 from tests.partition.rules.cases.case import raw_op
@@ -182,7 +182,7 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
     graph = trace(lambda x: multiple(tf.shape(x)[0]) >= 0, _N)
-    _, values = lay_out(graph, [_N.layout], graph.outputs)
+    values = partition_graph(graph, [_N.layout], graph.outputs).values
     assert values[graph.outputs[0].name].number is UNKNOWN
 
 
@@ -202,7 +202,7 @@ def test_a_large_array_is_not_made_while_a_step_is_laid_out(name):
         return _LARGE_ARRAYS[name](tf.constant(2**46, tf.int64))
 
     graph = trace(function, _N)
-    _, values = lay_out(graph, [_N.layout], graph.outputs)
+    values = partition_graph(graph, [_N.layout], graph.outputs).values
     assert values[graph.outputs[0].name].known is None
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition import UpdateInfo, partition_graph
-from keras_towers.partition.layouts import REPLICATED, Sharded
+from keras_towers.partition.layouts import MIRRORED, REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
 from tests.partition.kit import on_towers, replicated, sharded, trace
 
@@ -61,13 +61,13 @@ def _on_processes(loss, variable=None, mirrored=False):
         *graph.inputs[:2],
         *(inside for _, inside in graph.captures),
     ]
-    layouts = [Sharded(0), *[REPLICATED] * (1 + len(captured))]
+    of_captures = MIRRORED if mirrored else REPLICATED
+    layouts = [Sharded(0), REPLICATED, *[of_captures] * len(captured)]
     program = partition_graph(
         graph,
         layouts,
         graph.outputs,
         {"update": UpdateInfo([], [])},
-        mirrored=[False, False, *[mirrored] * len(captured)],
     )
     mine = to_local_step(program)
 

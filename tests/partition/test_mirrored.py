@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED, Sharded
+from keras_towers.partition.layouts import MIRRORED, Sharded
 from tests.partition.kit import exchange_counts
 
 
@@ -26,11 +26,8 @@ def lay_out(function, *variables, ranks=False):
     )
     captured = len(graph.captures)
     assert captured == len(variables)
-    layouts = [Sharded(0)] + [REPLICATED] * captured
-    mirrored = [False] + [True] * captured
-    return partition_graph(
-        graph, layouts, graph.outputs, ranks=ranks, mirrored=mirrored
-    )
+    layouts = [Sharded(0)] + [MIRRORED] * captured
+    return partition_graph(graph, layouts, graph.outputs, ranks=ranks)
 
 
 def types(program, on_towers):

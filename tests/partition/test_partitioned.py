@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import lay_out, partition_graph
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
@@ -124,9 +124,7 @@ def _imported_loop(x):
         with tf.Graph().as_default() as graph:
             start = tf.compat.v1.placeholder(x.dtype, x.shape, "start")
             tf.while_loop(
-                lambda y: tf.reduce_sum(y) < 100,
-                lambda y: (2 * y,),
-                [start],
+                lambda y: tf.reduce_sum(y) < 100, lambda y: (2 * y,), [start]
             )
     finally:
         if is_v2:
@@ -287,11 +285,7 @@ def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("float32", "float16"),
-        ("float16", "bfloat16"),
-        ("bfloat16", "float16"),
-    ],
+    [("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")],
 )
 def test_rounding_happens_after_the_sum(before, after):
     def function(x):
@@ -319,7 +313,7 @@ def test_a_number_of_examples_is_checked():
     given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
     check_divided(function, given, towers=counts)
     graph = trace(function, given)
-    program, _ = lay_out(graph, [given.layout], graph.outputs)
+    program = partition_graph(graph, [given.layout], graph.outputs)
     x = np.ones((4, 3), "float32")
 
     @tf.function(autograph=False)

@@ -50,24 +50,6 @@ def at_root(program):
     return [o.type for o in program.operations if o.at_root]
 
 
-def test_the_first_rank_calls_python_functions_for_all():
-    seen = []
-
-    def note(x):
-        seen.append(x.tolist())
-        return x
-
-    def function(x, _):
-        return [tf.reduce_sum(tf.numpy_function(note, [x], tf.float32))]
-
-    program, run, _ = run_on_ranks(function, sharded(-1))
-    (total,) = run(*PARTS)
-    assert total.numpy() == 6
-    assert seen == [[1.0, 2.0, 3.0]]
-    assert at_root(program) == ["PyFunc"]
-    assert exchange_counts(program) == {"gather": 1, "root": 1}
-
-
 def test_the_first_rank_draws_and_prints_for_all(capfd):
     def function(x, variable):
         noise = tf.random.normal(tf.shape(x))

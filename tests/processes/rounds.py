@@ -177,7 +177,7 @@ def after_a_round_that_only_some_ranks_went_on_with():
     strategy = s.Strategy(sync_every=3)
     with strategy, s.Messages() as messages:
         s.fit(mine)
-        (state,) = strategy._components.update.local_sgd._round_of.values()
+        (state,) = strategy._update.local_sgd._round_of.values()
         # As if an error had ended the steps of rank 1 later.
         state.updates.assign(1 + s.RANK)
         s.fit(mine)

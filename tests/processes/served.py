@@ -63,19 +63,26 @@ def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
 
 
 @check
-def one_that_stops_leaves_and_the_chief_ends_all():
-    mine, strategy = s.model(), s.Strategy()
-    for stops, epochs in ((1, (3, 1)), (0, (1, 1))):
+def the_chief_stops_all_after_the_same_step():
+    """Another worker stops nobody: its rows of each batch would be lost."""
+    for stops, event, epochs in (
+        (1, "on_epoch_end", 3),
+        (0, "on_epoch_end", 1),
+        (1, "on_train_batch_end", 3),
+        (0, "on_train_batch_end", 1),
+    ):
 
-        def stop(mine, stops=stops):
-            mine.stop_training = stops == s.RANK
+        def stop(model, stops=stops):
+            model.stop_training = stops == s.RANK
 
+        mine, alone, strategy = s.model(), s.eager(), s.Strategy()
+        options = {"epochs": 3, "callbacks": [s.Does(**{event: stop})]}
         with strategy:
-            history = train(
-                mine, epochs=3, callbacks=[s.Does(on_epoch_end=stop)]
-            )
-        assert len(history.epoch) == epochs[s.RANK]
-        s.assert_same_model(mine)
+            history = train(mine, **options)
+        assert len(history.epoch) == epochs
+        if s.RANK == 0:
+            train(alone, **options)
+        s.assert_same_model(mine, alone)
         assert_ordinary(mine)
 
 

@@ -80,8 +80,7 @@ class Largest(keras.metrics.Metric):
 @check
 def metrics_that_are_no_sums():
     make = stacked(
-        lambda: [keras.layers.Dense(3)],
-        metrics=lambda: [Largest(), "accuracy"],
+        lambda: [keras.layers.Dense(3)], metrics=lambda: [Largest(), "accuracy"]
     )
     assert_exact(make, lambda model: fit(model, x=X[:13], y=Y[:13]))
 
@@ -215,15 +214,19 @@ def other_constants_are_refused_unless_they_are_rounded():
     inner = m.mlp()
     mine = Scaled(*inner.inputs, *inner.outputs)
 
-    def fit_with(factor):
+    def fit_with(factor, **options):
         mine.factor = factor
         mine.compile("sgd")
-        with Strategy():
+        with Strategy(**options):
             mine.fit(X[:8], Y[:8], verbose=0)
 
     fit_with(0.3 * (1 + 1e-7 * RANK))
     before = mine.get_weights()
-    for factor in 0.3 + 0.01 * RANK, tf.one_hot(RANK, 3).numpy():
+    for factor, batches in (
+        (0.3 + 0.01 * RANK, "split"),
+        (tf.one_hot(RANK, 3).numpy(), "split"),
+        (0.3 + 0.01 * RANK, "each"),
+    ):
         with refused("different constants", "steps.py", "self.factor"):
-            fit_with(factor)
+            fit_with(factor, batches=batches)
     assert_all_close(mine.get_weights(), before, 0)

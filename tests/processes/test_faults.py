@@ -37,10 +37,7 @@ def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
     "how,fault,reason",
     [
         pytest.param(
-            "HorovodStrategy",
-            "SIGSTOP",
-            "rank 1 has ",
-            marks=pytest.mark.long,
+            "HorovodStrategy", "SIGSTOP", "rank 1 has ", marks=pytest.mark.long
         ),
         pytest.param(
             "HorovodStrategy",

@@ -150,10 +150,7 @@ def test_a_task_that_does_not_come_back_ends_all(
     cluster, strategy, dies, witnesses, said
 ):
     tasks = cluster(ps=1, worker=2)(
-        strategy,
-        [500],
-        options=OPTIONS[dies],
-        pause_s=0.05,
+        strategy, [500], options=OPTIONS[dies], pause_s=0.05
     )
     go_on(tasks[CHIEF], tasks[WORKER])
     tasks[dies].kill()

@@ -30,7 +30,7 @@ THREE = (
 )
 COPIES = (
     "accumulation-clipped",
-    "one_that_stops_leaves_and_the_chief_ends_all",
+    "the_chief_stops_all_after_the_same_step",
     "models_and_fits_in_turns_also_in_another_block",
     "unequal_lengths_end",
     "other_usage_is_refused",

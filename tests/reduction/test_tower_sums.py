@@ -1,30 +1,123 @@
-"""Where reductions sum and who waits for whom, as their graphs say.
+"""Sums of towers' gradients: their values, and what their graphs say.
 
 NCCL cannot run on CPUs: of it there is only the graph, and the reasons.
 """
 
+import concurrent.futures
 import types
 
 import pytest
 import tensorflow as tf
 
-from keras_towers.devices import same_devices
+from keras_towers.devices import same_device, same_devices
+from keras_towers.errors import TowerError
 from keras_towers.reduction import (
     CollectiveAllReduce,
+    GradientPacker,
     hierarchical_all_reduce,
     nccl_all_reduce,
     nccl_available,
+    packed,
     sum_at_variables,
     sum_on_host,
     sum_on_towers,
 )
 from tests.reduction.cases import (
+    REDUCTIONS,
     assert_placed,
     assert_sums,
+    compiled,
     cpus,
     make_gradients,
     ops_of,
 )
+
+# ---- every reduction ---------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_every_tower_gets_the_sum(name):
+    towers = 4 if name == "hierarchical" else 3
+    reduce, devices = REDUCTIONS[name](towers), cpus(towers)
+    packer = GradientPacker(num_split=3, min_elements=2)
+    for function in (reduce, packed(reduce, packer)):
+        step = compiled(function, devices)
+        for seed in range(2):
+            grads = make_gradients(towers, seed)
+            assert_sums(step(grads), grads)
+    results = reduce(grads, devices)
+    assert_sums(results, grads)
+    assert_placed(results, devices)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_one_tower_no_gradients_and_unlike_ones(name):
+    (grads,) = make_gradients(1)
+    (results,) = REDUCTIONS[name](1)([grads], cpus(1))
+    assert all(map(lambda one, other: one is other, results, grads))
+    reduce = REDUCTIONS[name](2)
+    assert reduce([[], []], cpus(2)) == [[], []]
+    with pytest.raises(TowerError, match="Gradient 1 .* tower 1"):
+        reduce([[ONES, ONES], [ONES, tf.ones([1])]], cpus(2))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_shapes_known_only_at_run_time_and_before(name):
+    reduce = REDUCTIONS[name](2)
+    row = [tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([4, 3])]
+
+    @tf.function(input_signature=[[row, row]])
+    def step(grads):
+        results = reduce(grads, cpus(2))
+        assert results[1][1].shape == [4, 3]
+        return results
+
+    result = step([[tf.ones([5, 2]), tf.ones([4, 3])]] * 2)[1]
+    assert [tensor.numpy().tolist() for tensor in result] == [
+        [[2.0] * 2] * 5,
+        [[2.0] * 3] * 4,
+    ]
+
+
+def slices(width, dtype=tf.float32):
+    rows = tf.zeros([2], tf.int64)
+    return tf.IndexedSlices(tf.ones([2, width], dtype), rows)
+
+
+ONES = tf.ones([2])
+FIRST = [ONES, slices(3)]
+UNLIKE = [
+    ([ONES], "1 is None on tower 1, but a tf.IndexedSlices .* on tower 0"),
+    ([ONES, ONES], "1 is a tf.Tensor .* on tower 1, but a tf.IndexedSlices"),
+    ([ONES, slices(4)], r"1 is .* \(None, 4\) on .* but .* \(None, 3\)"),
+    (
+        [tf.ones([3]), slices(3)],
+        r"Gradient 0 is .* \(3,\) on tower 1, but .* \(2,\) on tower 0",
+    ),
+    ([ONES, slices(3, tf.float64)], "1 is .* float64 .* but .* float32"),
+    ([ONES, None], "Gradient 1 is None on tower 1"),
+]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("grads", "message"),
+    [
+        *(([FIRST, other], message) for other, message in UNLIKE),
+        ([FIRST], "of 1 towers for 2 devices"),
+        ([], "at least one"),
+    ],
+)
+def test_what_differs_is_named(grads, message):
+    with pytest.raises(TowerError, match=message):
+        sum_on_towers(grads, cpus(2))
+
+
+# ---- where they sum, and who waits for whom ----------------------------------
+
 
 GPUS = [f"/device:GPU:{k}" for k in range(3)]
 
@@ -134,3 +227,168 @@ def test_nccl_needs_different_physical_gpus(
     available, why = nccl_available(devices)
     assert available == (reason is None)
     assert (reason or "3 different physical GPUs") in why
+
+
+# ---- TensorFlow's collective ops: their keys, and what may disturb them ------
+
+
+def rows(towers, number=3, size=100):
+    return [
+        [tf.fill([size + i], float(k + i)) for i in range(number)]
+        for k in range(towers)
+    ]
+
+
+def on_cpus(towers):
+    return compiled(CollectiveAllReduce(cpus(towers)), cpus(towers))
+
+
+def test_groups_and_graphs_in_turn_also_of_a_stock_strategy():
+    stock = tf.distribute.MirroredStrategy(cpus(2))
+    steps = {towers: on_cpus(towers) for towers in (4, 2)}
+    with stock.scope():
+        steps[3] = on_cpus(3)
+
+    @tf.function
+    def of_stock():
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("sum", tf.ones([2]))
+
+        return stock.run(replica)
+
+    for _ in range(2):
+        # The last one is another graph of one group.
+        for given in ((4, 9, 100), (2, 1, 5), (3, 3, 9), (2, 4, 3)):
+            grads = rows(*given)
+            assert_sums(steps[len(grads)](grads), grads)
+            assert of_stock().values[0].numpy().tolist() == [2, 2]
+
+
+def test_inside_a_loop_and_a_condition():
+    reduce = CollectiveAllReduce(cpus(2))
+
+    @tf.function
+    def step(grads, times):
+        for turn in tf.range(times):
+            if turn % 2 == 0:
+                grads = reduce(grads, cpus(2))
+        return grads[1][0][0]
+
+    grads = [[tf.ones([4])], [tf.ones([4])]]
+    assert step(grads, tf.constant(40)).numpy() == 2.0**20
+
+
+def test_two_threads_run_one_graph():
+    step = on_cpus(4)
+    grads = rows(4, number=8)
+    step(grads)
+
+    def work(_):
+        for _ in range(20):
+            assert_sums(step(grads), grads)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert len([*pool.map(work, range(2), timeout=60)]) == 2
+
+
+def test_steps_after_one_that_failed():
+    reduce = CollectiveAllReduce(cpus(4))
+
+    @tf.function
+    def step(grads, fail):
+        grads = [list(row) for row in grads]
+        with tf.device("/device:CPU:1"):
+            check = tf.debugging.Assert(tf.logical_not(fail), ["tower 1"])
+            with tf.control_dependencies([check]):
+                grads[1][1] = tf.identity(grads[1][1])
+        return reduce(grads, cpus(4))
+
+    # TensorFlow may give up all collectives of a process for good where the
+    # first step, in which the towers find one another, is the one that fails.
+    step(rows(4), tf.constant(False))
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(rows(4), tf.constant(True))
+        for _ in range(20):
+            results = step(rows(4), tf.constant(False))
+        assert_sums(results, rows(4))
+
+
+def test_devices_of_another_group_are_refused():
+    reduce = CollectiveAllReduce(cpus(2))
+    with pytest.raises(TowerError, match="was created for"):
+        reduce(rows(3), cpus(3))
+    full = [f"/job:localhost/replica:0/task:0{name}" for name in cpus(2)]
+    assert_sums(reduce(rows(2), full), rows(2))
+
+
+# ---- gradients that are packed into buffers ----------------------------------
+
+
+@pytest.fixture
+def spy():
+    """Sums, and keeps what it was called with as ``seen``."""
+
+    def reduce(grads, devices):
+        reduce.seen.append(grads)
+        return sum_on_towers(grads, devices)
+
+    reduce.seen = []
+    return reduce
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        ({"num_split": 1}, [[4, 3, 2, 1, 0]]),
+        # The last gradients, which are computed first, are in the last one.
+        ({"num_split": 2}, [[0], [2, 1], [4, 3]]),
+        ({"num_split": 5}, [[0], [1], [2], [3], [4]]),
+        ({"num_split": 5, "min_elements": 60}, [[1, 0], [4, 3, 2]]),
+    ],
+)
+def test_gradients_are_grouped_by_size(options, groups):
+    grads = [tf.zeros([n]) for n in (20, 20, 20, 10, 30)]
+    packer = GradientPacker(**{"min_elements": 1, **options})
+    assert packer.groups(grads) == groups
+
+
+@pytest.mark.core
+def test_empty_gradients_are_left_out_and_unknown_ones_alone():
+    shapes = [[2], [None, 2], [0], [2]]
+    grads = [tf.TensorSpec(shape) for shape in shapes]
+    assert GradientPacker().groups(grads) == [[1], [3, 0]]
+
+
+@pytest.mark.core
+def test_wrapped_reduction_sees_buffers_and_slices(spy):
+    grads = make_gradients(3)
+    step = packed(spy, GradientPacker(num_split=1))
+    assert_sums(step(grads, cpus(3)), grads)
+    for device, row in zip(cpus(3), *spy.seen, strict=True):
+        kinds = [isinstance(part, tf.IndexedSlices) for part in row]
+        assert kinds == [False] * 5 + [True] * 2
+        # Those of float32 together: 12, 1 and 33.
+        assert len(row[0]) == 46
+        assert same_device(row[0].device, device)
+
+
+@pytest.mark.core
+def test_one_tower_packs_nothing(spy):
+    grads = [[tf.zeros([99])]]
+    packed(spy, GradientPacker())(grads, cpus(1))
+    assert spy.seen[0] is grads
+
+
+@pytest.mark.core
+def test_bad_arguments_and_towers_that_differ_are_refused(spy):
+    for name in ("num_split", "min_elements"):
+        for number in (0, 1.5, "2"):
+            with pytest.raises(TowerError, match=f"{name}={number!r}"):
+                GradientPacker(**{name: number})
+    step = packed(spy, GradientPacker())
+    with pytest.raises(TowerError, match="Gradient 0 "):
+        step([[tf.zeros([20])], [tf.zeros([21])]], cpus(2))
+    assert not spy.seen

@@ -17,7 +17,7 @@ from keras_towers.rendezvous.helper_process import (
     stop,
 )
 from keras_towers.rendezvous.liveness import State
-from keras_towers.rendezvous.store import Endpoint, Progress
+from keras_towers.rendezvous.store import Endpoint, Progress, StoreClient
 from tests.kit.processes import all_gone, wait_until
 
 SIZE = 3
@@ -49,7 +49,7 @@ def introduction(rank):
 def test_only_ranks_that_end_or_hang_are_gone(helpers):
     serving, endpoint = start_store(ANYWHERE, SIZE)
     helpers.append(serving)
-    store = endpoint.client()
+    store = StoreClient(endpoint)
     assert endpoint.port and len(endpoint.secret) > 16
     for rank in range(SIZE):
         assert store.get("placement-0") is None

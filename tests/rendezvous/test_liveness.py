@@ -32,10 +32,7 @@ def observe(monkeypatch):
         # A heartbeat that goes on.
         ([1, 2, 3], [State.ALIVE] * 3),
         # One that stops, and begins again.
-        (
-            [1, 1, 1, 2],
-            [State.ALIVE, State.SUSPECTED, State.LOST, State.ALIVE],
-        ),
+        ([1, 1, 1, 2], [State.ALIVE, State.SUSPECTED, State.LOST, State.ALIVE]),
         # No sign at all.
         ([None, None], [State.SUSPECTED, State.LOST]),
         # An answer is a new sign each time.

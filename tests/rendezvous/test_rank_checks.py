@@ -51,7 +51,8 @@ def test_what_may_differ_between_ranks(caplog, its, refused, said):
 def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
     """In later rounds of an elastic job too."""
     server = StoreServer("127.0.0.1")
-    monkeypatch.setattr(store, "from_environment", server.endpoint.client)
+    client = store.StoreClient(server.endpoint)
+    monkeypatch.setattr(store, "from_environment", lambda: client)
     joined = []
 
     def join(rank, **other):

@@ -28,7 +28,7 @@ def server(monkeypatch):
         url=f"http://127.0.0.1:{port}",
         path=f"/{path_token(SECRET)}:{port}",
         port=port,
-        client=started.endpoint.client(),
+        client=store.StoreClient(started.endpoint),
         values=started.values,
         here=started,
     )
@@ -212,6 +212,8 @@ def test_a_forged_answer_is_not_believed():
 
     with HTTPServer(("127.0.0.1", 0), Forger) as forger:
         Thread(target=forger.handle_request, daemon=True).start()
-        client = store.Endpoint(*forger.server_address, SECRET).client()
+        client = store.StoreClient(
+            store.Endpoint(*forger.server_address, SECRET)
+        )
         with pytest.raises(OSError, match="signature is wrong"):
             client.get("plan")

@@ -10,7 +10,7 @@ import pytest
 
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import State
-from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.store import Endpoint, StoreClient
 from tests.kit.processes import wait_until
 
 PREPARES = "the preparation of step 1"
@@ -141,7 +141,7 @@ def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
     monkeypatch.setattr(watch_lib.StallWatch, "start", watched.append)
     monkeypatch.setattr(watch_lib, "_watch", None)
     for at, size in ((None, 2), (Endpoint("127.0.0.1", 1, "s"), 1)):
-        client = at and at.client()
+        client = at and StoreClient(at)
         monkeypatch.setattr(
             watch_lib.store_lib, "from_environment", lambda one=client: one
         )

@@ -103,8 +103,8 @@ def test_logs_that_are_no_metrics(eagerly):
     model.compile("sgd", run_eagerly=eagerly)
     with kt.AsyncTowerStrategy(2) as strategy:
         history = fit(model, epochs=2)
-    # Eager towers take turns.
-    assert (strategy.staleness.histogram == {0: STEPS}) or not eagerly
+    # Eager steps run as on one device.
+    assert strategy.staleness.steps == (0 if eagerly else STEPS)
     assert int(model.optimizer.iterations) == 2 * STEPS
     assert history.keys() == {"loss", "this_batch", "double"}
     own = np.array(history["this_batch"])

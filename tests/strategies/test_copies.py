@@ -23,8 +23,7 @@ def test_what_is_copied_shares_its_strategy():
 
 # Each keeps weights in its own way.
 @pytest.mark.parametrize(
-    "strategy",
-    [kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy],
+    "strategy", [kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy]
 )
 def test_what_is_copied_inside_is_on_no_towers(strategy):
     model = linear()

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 
 import keras_towers as kt
@@ -96,6 +97,11 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
 def test_values_that_are_not_allowed_are_refused(strategy, arguments, message):
     with pytest.raises(kt.TowerError, match=message):
         strategy(**arguments)
+
+
+def test_seconds_may_be_numbers_of_numpy():
+    lib.check_seconds("stall_shutdown_s", np.int64(5))
+    lib.check_seconds("stall_shutdown_s", np.float32(0.5))
 
 
 def test_unknown_options_are_refused_with_those_there_are():

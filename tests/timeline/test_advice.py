@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.graph_function import GraphFunction
+from keras_towers.timeline import phases
 from keras_towers.timeline.phases import advise
 from tests.kit.traces import fit_with_timeline
 from tests.kit.training import STEPS, linear
@@ -46,8 +47,7 @@ WAITING = {"wait": 60}
     ],
 )
 def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
-    phases = PHASES | changed
-    advice = advise(phases, TOWERS, np.array(compute), eager=False)
+    advice = advise(PHASES | changed, TOWERS, np.array(compute), eager=False)
     assert bool(advice) == bool(wanted)
     assert wanted in advice
 
@@ -63,8 +63,8 @@ def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
     ],
 )
 def test_advice_where_steps_are_not_divided(towers, eager, wanted):
-    phases = {"step": 100, "callbacks": 0}
-    advice = advise(phases, towers, np.empty(0), eager)
+    of_step = {"step": 100, "callbacks": 0}
+    advice = advise(of_step, towers, np.empty(0), eager)
     assert bool(advice) == bool(wanted)
     assert wanted in advice
 
@@ -88,7 +88,9 @@ def slow_tower(monkeypatch):
     monkeypatch.setattr(GraphFunction, "__call__", called)
 
 
-def test_a_slow_tower_is_named(path, slow_tower):
+def test_a_slow_tower_is_named(path, slow_tower, monkeypatch):
+    # On a loaded machine callbacks, which do nothing, may take longer still.
+    monkeypatch.setattr(phases, "_STANDS_OUT", {"wait": 0.0})
     _, timeline, found = fit_with_timeline(path, linear(), epochs=2)
     # Of one of two towers.
     assert timeline.phases["compute"] > 100 / 2

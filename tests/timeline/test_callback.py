@@ -23,10 +23,7 @@ PHASES = ["compute", "wait", "reduction", "update"]
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "options", "updating"),
-    [
-        ("tower", {"updates": "each"}, [1, 2]),
-        ("parameter-server", {}, [1]),
-    ],
+    [("tower", {"updates": "each"}, [1, 2]), ("parameter-server", {}, [1])],
 )
 def test_every_step_of_every_tower_is_there(path, name, options, updating):
     strategy = kt.strategy(name, towers=2, **options)

@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
     for _ in range(calls):
-        host.begin_call()
+        host.begin_call(clock.traces)
         clock.traces += traces
         clock.now += step
         host.on_train_batch_end(0)
@@ -29,14 +29,14 @@ def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
 
 def test_calls_that_trace_and_those_before_a_validation(clock):
     host = recording.LoopClock()
-    host.restart(100, clock)
+    host.restart(100)
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
         run(host, clock, 3)
         host.on_test_begin()
         clock.now += 4
         host.on_epoch_end(epoch)
-    begins, returned, ended, traced = host.calls()
+    begins, returned, ended, traced = host.calls(clock.traces)
     assert traced.tolist() == [1] + [0] * 7
     np.testing.assert_array_equal(ended - returned, [0.5] * 8)
     assert begins[4] - ended[3] == 4

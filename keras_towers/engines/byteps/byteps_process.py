@@ -14,17 +14,9 @@ from types import ModuleType
 from keras_towers import settings
 from keras_towers.engines.byteps import dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import (
-    launchers,
-    tf_config,
-    versions,
-    watch,
-)
+from keras_towers.rendezvous import launchers, tf_config, versions, watch
 from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.settings import (
-    ENV_BYTEPS_LAUNCHED,
-    ENV_START_TIMEOUT,
-)
+from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000

@@ -47,12 +47,7 @@ class BytePS(Recipe):
     version = "0.2.5.post15"
     sha256 = "9d6a3c5be4c4b5a172739744bb32725c433f9a9f63794e1885e7376ff4eea99f"
     revision = 2
-    build_variables = (
-        "CC",
-        "CFLAGS",
-        "BYTEPS_CUDA_HOME",
-        "BYTEPS_NCCL_HOME",
-    )
+    build_variables = ("CC", "CFLAGS", "BYTEPS_CUDA_HOME", "BYTEPS_NCCL_HOME")
     overruled = ("BYTEPS_WITH", "BYTEPS_USE_MPI", "BYTEPS_NCCL_LINK")
     build_tools = ("setuptools>=70,<81", "wheel>=0.43,<1")
     # BytePS imports distutils, which Python 3.12 has removed.
@@ -61,7 +56,7 @@ class BytePS(Recipe):
 
     def tools(self) -> list[toolchain.Tool]:
         machine = platform.machine()
-        known = machine if machine in ("x86_64", "AMD64") else None
+        known = machine if machine == "x86_64" else None
         problem = (
             "BytePS is written for x86-64 processors, and this is "
             f"{machine}: use Horovod (keras-towers install horovod)"

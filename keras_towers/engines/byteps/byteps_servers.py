@@ -66,12 +66,8 @@ class Servers:
         roles = {"scheduler": "scheduler"}
         roles |= {f"server {i}": "server" for i in range(number)}
         self.processes: list[RankProcess] = [
-            RankProcess(
-                run,
-                name,
-                index,
-                {**variables, dmlc.ROLE: role},
-                _SERVE,
+            RankProcess.start(
+                run, name, index, {**variables, dmlc.ROLE: role}, _SERVE
             )
             for index, (name, role) in enumerate(roles.items())
         ]

@@ -32,16 +32,8 @@ from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps import byteps_process, byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import rank_checks, store, watch
+from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
-from keras_towers.transport.messages import (
-    MESSAGE_BYTES,
-    from_words,
-    header,
-    number_of_words,
-    send_packed,
-    shapes_of_ranks,
-    words_of,
-)
 
 # Vectors of unknown length are padded to sizes from _MIN_BYTES on, each _GROWTH
 # times the one before. More sizes mean more branches to trace, fewer mean more
@@ -106,18 +98,18 @@ class BytePSTransport(EngineTransport):
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
-        mine = mine[:, tf.newaxis] * header(tensor, key)
+        mine = mine[:, tf.newaxis] * messages.header(tensor, key)
         (headers,) = self._sum([mine], f"{key}.headers")
-        shapes = shapes_of_ranks(headers, tensor, key)
-        sizes = number_of_words(tensor.dtype, shapes)
+        shapes = messages.shapes_of_ranks(headers, tensor, key)
+        sizes = messages.number_of_words(tensor.dtype, shapes)
         # The length stays unknown to TensorFlow: a name for each length would
         # take memory on all servers.
         before = tf.reduce_sum(sizes[: self.rank])
         after = tf.reduce_sum(sizes[self.rank + 1 :])
-        padded = tf.pad(words_of(tensor), tf.stack([[before, after]]))
+        padded = tf.pad(messages.words_of(tensor), tf.stack([[before, after]]))
         (words,) = self._sum([padded], f"{key}.words")
         gathered = [
-            from_words(words_of_rank, tensor.dtype, shape)
+            messages.from_words(words_of_rank, tensor.dtype, shape)
             for words_of_rank, shape in zip(
                 tf.split(words, sizes, num=self.size),
                 tf.unstack(shapes, self.size),
@@ -127,7 +119,7 @@ class BytePSTransport(EngineTransport):
         return tf.concat(gathered, 0)
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
-        return send_packed(
+        return messages.send_packed(
             tensors, lambda vectors: self._sum_each(vectors, key)
         )
 
@@ -177,8 +169,7 @@ class BytePSTransport(EngineTransport):
             part = vector[number * longest : (number + 1) * longest]
             index = tf.reduce_sum(tf.cast(tf.size(part) > shorter, tf.int32))
             total = tf.switch_case(
-                index,
-                [functools.partial(sum_padded, part, n) for n in names],
+                index, [functools.partial(sum_padded, part, n) for n in names]
             )
             return number + 1, sums.write(number, total[: tf.size(part)])
 
@@ -253,7 +244,7 @@ def _lengths(vector: tf.Tensor) -> list[int]:
     known = vector.shape.num_elements()
     if known is not None:
         return [known]
-    longest = MESSAGE_BYTES // vector.dtype.size
+    longest = messages.MESSAGE_BYTES // vector.dtype.size
     lengths = [_MIN_BYTES // vector.dtype.size]
     while lengths[-1] < longest:
         lengths.append(_GROWTH * lengths[-1])

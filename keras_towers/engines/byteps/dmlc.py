@@ -125,24 +125,29 @@ def _job(
 
 def _check_addresses(host: str, node_host: str | None) -> None:
     """Check that the scheduler and this process can reach each other."""
-    try:
-        root = socket.gethostbyname(host)
-    except OSError as error:
-        raise _wrong(
-            f"{ROOT_URI}={host} cannot be resolved on this machine ({error})"
-        ) from None
+    root = _resolve(ROOT_URI, host)
     if node_host is None:
         return
-    if not is_local_address(node_host):
+    address = _resolve(NODE_HOST, node_host)
+    if not is_local_address(address):
         raise _wrong(
             f"{NODE_HOST}={node_host} has to be an address of this machine"
         )
-    address = socket.gethostbyname(node_host)
     if address.startswith("127.") != root.startswith("127."):
         raise _wrong(
             f"{NODE_HOST}={node_host} and {ROOT_URI}={host}: either both or "
             "neither have to be loopback addresses"
         )
+
+
+def _resolve(name: str, host: str) -> str:
+    """The IPv4 address of a host, which a variable names."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise _wrong(
+            f"{name}={host} cannot be resolved on this machine ({error})"
+        ) from None
 
 
 def _number(

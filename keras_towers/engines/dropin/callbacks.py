@@ -199,40 +199,51 @@ def _trained_state(model: keras.Model) -> list[keras.Variable]:
     return [*state.weights, *state.optimizer_variables]
 
 
-class RateSchedule(keras.callbacks.Callback):
-    """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
-
-    Horovod's and BytePS's callbacks differ in the order of their arguments, and
-    in what a multiplier means that is a number.
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
     Momentum is corrected as described by Goyal et al. ("Accurate, Large
     Minibatch SGD", 2017): the momentum slots hold earlier gradients times the
     learning rate, and are scaled with it when it changes.
 
     Args:
-        multiplier: a function of the epoch.
-        initial_lr: the learning rate to multiply; None: the optimizer's when
-            training begins.
+        initial_lr: the learning rate to multiply.
+        multiplier: a function of the epoch, or a number by which the learning
+            rate is multiplied every epoch.
         start_epoch: the first epoch whose rate is set.
         end_epoch: the first later epoch whose rate is not set; None: never.
         staircase: set the rate only at the beginning of an epoch. Otherwise
             set it at every batch, and pass fractional epochs to the multiplier.
         momentum_correction: correct the optimizer's momentum, if it has any.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
+
+    Raises:
+        TowerError: ``initial_lr`` is missing.
     """
+
+    # Whether None stands for the optimizer's rate when training begins.
+    _rate_is_optional = False
 
     def __init__(
         self,
-        multiplier: Callable[[float], float],
         initial_lr: float | None,
-        start_epoch: int,
-        end_epoch: int | None,
-        staircase: bool,
-        momentum_correction: bool,
-        steps_per_epoch: int | None,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
     ):
+        if initial_lr is None and not self._rate_is_optional:
+            raise TowerError(
+                "initial_lr is None: give the learning rate to be multiplied."
+            )
         super().__init__()
-        self.multiplier = multiplier
+        self.multiplier: Callable[[float], float] = (
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
         self._given_lr = initial_lr
         self.initial_lr: float = initial_lr or 0.0
         self.start_epoch = start_epoch
@@ -252,8 +263,9 @@ class RateSchedule(keras.callbacks.Callback):
                 f"{optimizer.name!r}, which is a schedule or a function: "
                 "create the optimizer with a number."
             )
-        given = self._given_lr
-        self.initial_lr = self._rate() if given is None else given
+        if self._given_lr is None:  # A later fit begins with another rate.
+            self._given_lr = self._rate()
+        self.initial_lr = self._given_lr
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
@@ -294,28 +306,30 @@ class RateSchedule(keras.callbacks.Callback):
                 self._scale(momenta, tf.constant(new / old))
 
 
-class WarmUp(RateSchedule):
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Warms the learning rate up to ``initial_lr``.
 
     It grows linearly with every batch, from ``initial_lr / size()`` to
     ``initial_lr`` at the end of the last warm-up epoch.
 
     Args:
-        initial_lr: as for ``RateSchedule``: the learning rate after the
-            warm-up.
+        initial_lr: the learning rate after the warm-up.
         warmup_epochs: the number of warm-up epochs.
-        momentum_correction: as for ``RateSchedule``.
+        momentum_correction: as for ``LearningRateScheduleCallback``.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         verbose: 1: print a message on rank 0 when the warm-up is over.
+
+    Raises:
+        TowerError: ``initial_lr`` is missing.
     """
 
     def __init__(
         self,
         initial_lr: float | None,
-        warmup_epochs: int,
-        momentum_correction: bool,
-        steps_per_epoch: int | None,
-        verbose: int,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
     ):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
@@ -323,9 +337,8 @@ class WarmUp(RateSchedule):
             return (1 - done) / connection().size + done
 
         super().__init__(
-            multiplier,
             initial_lr,
-            start_epoch=0,
+            multiplier,
             end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
@@ -362,90 +375,6 @@ def _momenta(optimizer: Any) -> list[tf.Variable]:
 def _scale(variables: list[tf.Variable], factor: tf.Tensor) -> None:
     for variable in variables:
         variable.assign(variable * tf.cast(factor, variable.dtype))
-
-
-class LearningRateScheduleCallback(RateSchedule):
-    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
-
-    Args:
-        initial_lr: the learning rate to multiply.
-        multiplier: a function of the epoch, or a number by which the learning
-            rate is multiplied every epoch.
-        start_epoch: the first epoch whose rate is set.
-        end_epoch: the first later epoch whose rate is not set; None: never.
-        staircase: set the rate only at the beginning of an epoch. Otherwise
-            set it at every batch, and pass fractional epochs to the multiplier.
-        momentum_correction: correct the optimizer's momentum, if it has any.
-        steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
-
-    Raises:
-        TowerError: ``initial_lr`` is missing.
-    """
-
-    def __init__(
-        self,
-        initial_lr: float,
-        multiplier: float | Callable[[float], float],
-        start_epoch: int = 0,
-        end_epoch: int | None = None,
-        staircase: bool = True,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-    ):
-        _check_rate(initial_lr)
-        super().__init__(
-            multiplier
-            if callable(multiplier)
-            else lambda epoch: multiplier ** (epoch - start_epoch),
-            initial_lr,
-            start_epoch,
-            end_epoch,
-            staircase,
-            momentum_correction,
-            steps_per_epoch,
-        )
-
-
-class LearningRateWarmupCallback(WarmUp):
-    """Warms the learning rate up to ``initial_lr``.
-
-    It grows linearly with every batch, from ``initial_lr / size()`` to
-    ``initial_lr`` at the end of the last warm-up epoch.
-
-    Args:
-        initial_lr: the learning rate after the warm-up.
-        warmup_epochs: the number of warm-up epochs.
-        momentum_correction: as for ``LearningRateScheduleCallback``.
-        steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
-        verbose: 1: print a message on rank 0 when the warm-up is over.
-
-    Raises:
-        TowerError: ``initial_lr`` is missing.
-    """
-
-    def __init__(
-        self,
-        initial_lr: float,
-        warmup_epochs: int = 5,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-        verbose: int = 0,
-    ):
-        _check_rate(initial_lr)
-        super().__init__(
-            initial_lr,
-            warmup_epochs,
-            momentum_correction,
-            steps_per_epoch,
-            verbose,
-        )
-
-
-def _check_rate(initial_lr: float | None) -> None:
-    if initial_lr is None:
-        raise TowerError(
-            "initial_lr is None: give the learning rate to be multiplied."
-        )
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

@@ -77,24 +77,21 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
         with callbacks.sync_callbacks(arguments):
             return original(arguments.pop("self"), **arguments)
 
-    def wrap_loss_scaling(
+    def scale_losses(
         original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any
     ) -> None:
         original(outer, *args, **kwargs)
         move_reducer_outward(outer)
 
-    with contextlib.ExitStack() as stack:
-        replaced = patches.replaced(
+    undo = contextlib.ExitStack()
+    undo.enter_context(
+        patches.replaced(
             (trainer, "compile", compile_without_xla),
             (compat.TensorFlowTrainer, "fit", fit_with_synced_callbacks),
-            (
-                keras.optimizers.LossScaleOptimizer,
-                "__init__",
-                wrap_loss_scaling,
-            ),
+            (keras.optimizers.LossScaleOptimizer, "__init__", scale_losses),
         )
-        stack.enter_context(replaced)
-        _patched = stack.pop_all()
+    )
+    _patched = undo
 
 
 def unpatch_keras() -> None:

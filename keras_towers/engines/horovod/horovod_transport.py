@@ -50,26 +50,18 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             versions.compare_with_first_rank("Horovod")
             meet.take_elastic_rank()
         # Without a rendezvous, Horovod's C++ code would wait and then abort.
-        cannot_meet = not (
-            hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)
-        )
-        if cannot_meet and member and not member.is_single_process:
-            raise _unconnected(member)
+        if not (hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)):
+            _check_alone(member)
         with _watch_start():
             hvd.init(*args, **kwargs)
     _connected = True
-    if member is None and hvd.size() == 1:
-        tf_config.refuse_unread("Horovod")
     # An elastic job may have shrunk to one rank, and a list of ranks may name
     # only one.
     may_be_one = args or kwargs.get("comm") or is_elastic()
-    if (
-        member
-        and not member.is_single_process
-        and hvd.size() == 1
-        and not may_be_one
-    ):
-        raise _unconnected(member)
+    if hvd.size() == 1 and member is None:
+        tf_config.refuse_unread("Horovod")
+    elif hvd.size() == 1 and not may_be_one:
+        _check_alone(member)
 
 
 @contextlib.contextmanager
@@ -88,13 +80,16 @@ def _watch_start() -> Iterator[None]:
         watch.mark("")
 
 
-def _unconnected(member: launchers.ClusterEnvironment) -> TowerError:
+def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
+    """Raise an error if a launcher has started other processes, too."""
+    if member is None or member.is_single_process:
+        return
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
         if member.horovod_reads_variables
         else launchers.HOW_TO_TRAIN_ALONE
     )
-    return TowerError(
+    raise TowerError(
         f"this process is {member}, but Horovod knows of no other, so that "
         "each would train a model of its own: start the script with "
         "`keras-towers run`, and do not call Horovod's own init() before. "
@@ -162,17 +157,14 @@ class HorovodTransport(EngineTransport):
         # Horovod's.
         return len(tensors) == 1
 
-    def _run(
-        self,
-        what: str,
-        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-        tensors: Sequence[tf.Tensor],
-        any_rows: bool = False,
-    ) -> list[tf.Tensor]:
-        def never_folded(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return collective([_never_constant(tensor) for tensor in tensors])
-
-        return super()._run(what, never_folded, tensors, any_rows)
+    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Horovod's operations do not say that they have side effects. Constant
+        # folding would run those of constants by itself, before the step and
+        # only on ranks that have constants: those without rows of a batch, for
+        # instance. So no value or size is known.
+        if tf.executing_eagerly():
+            return tensor
+        return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
@@ -205,37 +197,13 @@ class HorovodTransport(EngineTransport):
         ]
 
 
-def _never_constant(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor of which TensorFlow's optimizer knows no value or size.
-
-    Horovod's operations do not say that they have side effects. Constant
-    folding would run those of constants by itself, before the step and only on
-    ranks that have constants: those without rows of a batch, for instance.
-    """
-    if tf.executing_eagerly():
-        return tensor
-    return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
-
-
 @functools.cache
 def _one() -> tf.Variable:
     return compat.hidden_variable("CPU:0", 1)
 
 
-_DTYPES: tuple[tf.DType, ...] = tuple(
-    tf.as_dtype(name)
-    for name in [
-        "bool",
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-    ]
+_SENT_AS_THEY_ARE = (
+    "bool int8 uint8 int16 uint16 int32 int64 float16 float32 float64"
 )
 
 
@@ -244,6 +212,6 @@ def _send_bits(
 ) -> tf.Tensor:
     """Send a tensor, as bytes if Horovod lacks its dtype."""
     send = functools.partial(send, ignore_name_scope=True, **options)
-    if tensor.dtype in _DTYPES:
+    if tensor.dtype.name in _SENT_AS_THEY_ARE.split():
         return send(tensor)
     return messages.tensor_of(send(messages.bytes_of(tensor)), tensor.dtype)

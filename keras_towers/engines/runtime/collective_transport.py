@@ -22,16 +22,8 @@ import tensorflow as tf
 from keras_towers.engines.runtime.tensorflow_task import Task
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
+from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
-from keras_towers.transport.messages import (
-    HEADER,
-    from_words,
-    header,
-    number_of_words,
-    send_packed,
-    shapes_of_ranks,
-    words_of,
-)
 
 # Keys of groups: for collectives whose instance key contains their size; for
 # the same over NCCL, since all devices of a group are of one kind; and for
@@ -105,7 +97,7 @@ class CollectiveTransport(EngineTransport):
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         # Packed, because each collective takes at least one small message.
-        return send_packed(
+        return messages.send_packed(
             tensors,
             lambda vectors: [
                 self._sum_one(vector, f"{key}.{n}")
@@ -136,9 +128,9 @@ class CollectiveTransport(EngineTransport):
             )
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        words = words_of(tensor)
+        words = messages.words_of(tensor)
         shapes, first_words = self._gather_headers(tensor, words, key)
-        longest = tf.reduce_max(number_of_words(tensor.dtype, shapes))
+        longest = tf.reduce_max(messages.number_of_words(tensor.dtype, shapes))
 
         def gather_padded() -> tf.Tensor:
             sizes = tf.constant(_PADDED_SIZES, tf.int64)
@@ -152,7 +144,7 @@ class CollectiveTransport(EngineTransport):
             longest <= _HEADER_WORDS, lambda: first_words, gather_padded
         )
         gathered = [
-            from_words(rows[rank], tensor.dtype, shapes[rank])
+            messages.from_words(rows[rank], tensor.dtype, shapes[rank])
             for rank in range(self.size)
         ]
         return tf.concat(gathered, 0)
@@ -161,14 +153,14 @@ class CollectiveTransport(EngineTransport):
         if not tensor.shape.is_fully_defined():
             return super()._exchange(tensor, key)
         pieces = tf.split(tensor, self.size)
-        rows = tf.stack([words_of(piece) for piece in pieces])
+        rows = tf.stack([messages.words_of(piece) for piece in pieces])
         instance = instance_key(key, "swap", _signature(tensor))
         with tf.device(self.task.host):
             swapped = tf.raw_ops.CollectiveAllToAllV2(
                 input=rows, **self._arguments(instance, _FIXED)
             )
         received = [
-            from_words(row, tensor.dtype, pieces[0].shape)
+            messages.from_words(row, tensor.dtype, pieces[0].shape)
             for row in tf.unstack(swapped, num=self.size)
         ]
         return tf.concat(received, 0)
@@ -177,11 +169,11 @@ class CollectiveTransport(EngineTransport):
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         # A sum with zeros, because a gather would send every rank's tensors.
-        words = [words_of(tensor) for tensor in tensors]
+        words = [messages.words_of(tensor) for tensor in tensors]
         if self.rank != root:
             words = [tf.zeros_like(vector) for vector in words]
         return [
-            from_words(vector, tensor.dtype, tf.shape(tensor))
+            messages.from_words(vector, tensor.dtype, tf.shape(tensor))
             for vector, tensor in zip(
                 self._sum(words, key), tensors, strict=True
             )
@@ -202,12 +194,12 @@ class CollectiveTransport(EngineTransport):
         """
         first = words[:_HEADER_WORDS]
         first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
-        mine = tf.concat([header(tensor, key), first], 0)
+        mine = tf.concat([messages.header(tensor, key), first], 0)
         headers = self._gather_rows(mine, instance_key(key, "head"))
         headers, first_words = tf.split(
-            headers, [HEADER, _HEADER_WORDS], axis=1
+            headers, [messages.HEADER, _HEADER_WORDS], axis=1
         )
-        return shapes_of_ranks(headers, tensor, key), first_words
+        return messages.shapes_of_ranks(headers, tensor, key), first_words
 
     def _gather_rows(
         self, vector: tf.Tensor, instance: int, group: tf.Tensor | int = _FIXED

@@ -23,13 +23,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import listening, tf_config
-from keras_towers.rendezvous.liveness import (
-    AnswerWatch,
-    State,
-    describe_each,
-    wait_loop,
-)
+from keras_towers.rendezvous import listening, liveness, tf_config
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -137,7 +131,7 @@ def _configure(cluster: Cluster) -> None:
 def wait_for_tasks(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
     missing = _other_ranks(task)
-    for waited_s in wait_loop(timeout_s, settings.NETWORK_POLL_S):
+    for waited_s in liveness.wait_loop(timeout_s, settings.NETWORK_POLL_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return
@@ -155,7 +149,7 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
 def unreachable(task: Task) -> str:
     """Describe the ranks that do not answer; empty if all do."""
     silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
-    return _describe(task, silent, State.SUSPECTED)
+    return _describe(task, silent, liveness.State.SUSPECTED)
 
 
 def _other_ranks(task: Task) -> list[int]:
@@ -166,8 +160,8 @@ def _names(task: Task, ranks: Sequence[int]) -> list[str]:
     return [f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks]
 
 
-def _describe(task: Task, ranks: Sequence[int], state: State) -> str:
-    return describe_each(dict.fromkeys(_names(task, ranks), state))
+def _describe(task: Task, ranks: Sequence[int], state: liveness.State) -> str:
+    return liveness.describe_each(dict.fromkeys(_names(task, ranks), state))
 
 
 def _answers(
@@ -183,7 +177,7 @@ def _answers(
     return True
 
 
-_watch: AnswerWatch | None = None
+_watch: liveness.AnswerWatch | None = None
 
 
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
@@ -193,11 +187,11 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     wait_for_tasks(task, start_timeout_s)
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
-        _watch = AnswerWatch(
+        _watch = liveness.AnswerWatch(
             _other_ranks(task),
             lambda rank: _answers(task, rank, beat_s),
             timeout_s,
-            lambda ranks: _abort(_describe(task, ranks, State.LOST)),
+            lambda ranks: _abort(_describe(task, ranks, liveness.State.LOST)),
         )
         _watch.start()
         # TensorFlow must not be called while it is torn down.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -241,8 +240,9 @@ def callbacks_of_rank(
         if peers.rank == 0 or not chief_only:
             callbacks_here.append(callback)
             if saving.is_once() and saves_here:
+                # It does not wait for other ranks.
                 saves = {
-                    event: _saving_on_this_rank(getattr(callback, event))
+                    event: saving.save_on_every_rank()(getattr(callback, event))
                     for event in ALL_EVENTS
                     if _overrides(callback, event)
                 }
@@ -255,17 +255,6 @@ def _overrides(callback: Any, event: str) -> bool:
     method = getattr(callback, event)
     inherited = getattr(keras.callbacks.Callback, event)
     return getattr(method, "__func__", method) is not inherited
-
-
-def _saving_on_this_rank(method: Callable[..., None]) -> Callable[..., None]:
-    """Let a callback write its files without waiting for other ranks."""
-
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with saving.save_on_every_rank():
-            method(*args, **kwargs)
-
-    return run
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
-from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -89,9 +89,9 @@ class TowerCalls:
             refused = error_notes.error_for_user(error)
             if refused is not None:
                 raise refused from None
-            if not self._step.order.is_mismatch(error):
+            if not self._step.order.agreement.is_mismatch(error):
                 raise
-            raise self._step.order.mismatch_error() from None
+            raise self._step.order.agreement.mismatch_error() from None
         finally:
             if outer is None:
                 self._config.transport.note_wait("")
@@ -109,7 +109,7 @@ class TowerCalls:
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):
-                from keras_towers.fit.data.rank_data import ShuffleOrder
+                from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
                 call.order = ShuffleOrder(config.peers, call.start)
                 stack.enter_context(call.order.of_sequences())

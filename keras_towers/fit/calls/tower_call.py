@@ -19,7 +19,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TRAINING, FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.keras_function import (
     KerasFunction,
     TowerFunction,
@@ -29,7 +29,7 @@ from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.adoption import Adoption
 
 if TYPE_CHECKING:
-    from keras_towers.fit.data.rank_data import ShuffleOrder
+    from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 logger = logging.getLogger("keras_towers")
 
@@ -226,7 +226,7 @@ class TowerCall:
         self.build_error = None
         return result
 
-    def created(self, variable: keras.Variable) -> None:
+    def share_created(self, variable: keras.Variable) -> None:
         """Give a variable that a step creates the value of rank 0."""
         transport = self.config.transport
         if self._builds and transport.size > 1:
@@ -237,13 +237,22 @@ class TowerCall:
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
-        iterator = self._iterator(kind, **kwargs)
+        iterator = self._iterator(kind, epochs=self._epochs(kind), **kwargs)
         if kind == "fit" and self.start is not None:
             iterator.skip_to(self.start)
         if first:
             self.epoch_iterator = iterator
             self._step.examples = iterator.batch_size
         return iterator
+
+    def _epochs(self, kind: str) -> int | None:
+        """Return how many epochs use one iterator over data; None: unknown."""
+        if kind != "fit":
+            return 1
+        if self.start is not None:
+            return None
+        arguments = self.keras_call.arguments
+        return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return TowerEpochIterator(self.config, kind, order=self.order, **kwargs)

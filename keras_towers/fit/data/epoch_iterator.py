@@ -15,7 +15,8 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import FitStart, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data import rank_data as ranks_lib
+from keras_towers.fit.data import rank_data, same_data
+from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 logger = logging.getLogger("keras_towers")
 
@@ -30,7 +31,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
     ``between`` is called between two steps. An ``order`` makes all ranks
-    shuffle identically.
+    shuffle identically. ``epochs`` is how often it is iterated over with the
+    same data iterator, None if unknown.
     """
 
     _distributed_dataset: Any
@@ -44,8 +46,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         config: TowerConfig,
         kind: str,
         between: Callable[[], None] = lambda: None,
-        order: ranks_lib.ShuffleOrder | None = None,
+        order: ShuffleOrder | None = None,
         whole: bool = False,
+        epochs: int | None = None,
         **kwargs: Any,
     ):
         trains = kind == "fit"
@@ -56,61 +59,80 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._between, self._order = between, order
         self.at_last_step: bool = False
         # Ranks with their own training data have their own validation data.
-        self._each = config.batches == "each" and (trains or together)
+        own = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
             local_rows = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
-            if arrays and ranks and not self._each:
-                local_rows = ranks_lib.read_local_rows(
+            if arrays and ranks and not own:
+                local_rows = rank_data.read_local_rows(
                     self.data_adapter, config
                 )
-        self._by_user = by_user = isinstance(
+        self._distributed_by_user = by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
-        self._each = self._each and not by_user and not whole
+        self._has_own_batches = own and not by_user and not whole
         if whole and by_user:
             raise TowerError(
                 f"{config.name} gives each tower whole batches, but fit() got "
                 "a distributed dataset: pass the original dataset instead."
             )
-        self._agreed: int | None = None
+        self._agreed_steps: int | None = None
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
-        self._reuses = arrays
+        self._reuses_iterator = arrays
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
-        self._unused: Any = None
-        self._skip = self._done = 0
-        self._full_epoch: tuple[int | None, int | None] | None = None
-        self._begun: Any = None
+        self._fresh_iterator: Any = None
+        self._batches_to_skip = self._batches_done = 0
+        self._steps_and_batches: tuple[int | None, int | None] | None = None
+        self._resumed_steps: Any = None
         dataset: Any = self._distributed_dataset
         self.source: Any = dataset
         if not by_user:
             if trains:
                 self._check_enough(dataset)
             agrees = together or (ranks and config.batches == "split")
-            if agrees and not (self._each and kind.startswith("predict")):
+            if agrees and not (
+                self._has_own_batches and kind.startswith("predict")
+            ):
                 self._agree(dataset)
             self._distributed_dataset = self._prefetch(
                 local_rows or dataset, whole
             )
         self._set_steps()
+        if epochs is not None and not self._has_own_batches and not whole:
+            self._limit_reads(epochs)
+
+    def _limit_reads(self, epochs: int) -> None:
+        """Read only as many batches of a generator as there are steps.
+
+        What is prefetched without a step is lost, since a generator cannot go
+        back. How much that is depends on time: ranks would go on with different
+        batches when they read from the same generator again.
+        """
+        adapter, steps = self.data_adapter, self.steps_per_epoch
+        if not steps or not isinstance(adapter, compat.GeneratorDataAdapter):
+            return
+        executions = -(-steps // self.steps_per_execution)
+        batches = epochs * executions * self.steps_per_execution
+        read = adapter.generator
+        adapter.generator = lambda: itertools.islice(read(), batches)
 
     def _agree(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
-        same, config = None if self._each else dataset, self._config
-        numbers = ranks_lib.agree(
+        same, config = None if self._has_own_batches else dataset, self._config
+        numbers = same_data.agree(
             config.peers, self._kind, self.data_adapter, same
         )
-        if not self._each:
+        if not self._has_own_batches:
             self._warn_of_idle_ranks()
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
-            self._agreed = _UNTIL_ALL_END
+            self._agreed_steps = _UNTIL_ALL_END
         else:
-            self._agreed = max(-(-n // config.num_towers) for n in known)
+            self._agreed_steps = max(-(-n // config.num_towers) for n in known)
 
     def _warn_of_idle_ranks(self) -> None:
         size, replicas = self.batch_size, self._config.num_replicas
@@ -134,10 +156,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if whole:
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         if not self._config.prefetches_to_towers:
-            if self._each:
+            if self._has_own_batches:
                 dataset = self._group(dataset)
             return dataset.prefetch(_PREFETCHED_BATCHES)
-        if not self._each:
+        if not self._has_own_batches:
             return strategy.experimental_distribute_dataset(
                 data_lib.mapped(dataset, data_lib.with_equal_rows)
             )
@@ -148,10 +170,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Group batches into the agreed number of ``TowerBatch``es."""
         towers = self._config.num_towers
         dataset = data_lib.group(dataset, towers)
-        if self._agreed is None:
+        if self._agreed_steps is None:
             return dataset
-        dataset = ranks_lib.endless(dataset, towers, self._first_batch)
-        return dataset.take(self._agreed)
+        dataset = rank_data.endless(dataset, towers, self._first_batch)
+        return dataset.take(self._agreed_steps)
 
     def _first_batch(self) -> tf.data.Dataset:
         adapter = self.data_adapter
@@ -169,7 +191,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         size = data_lib.static_rows(dataset.element_spec)
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
-        if self._each and have is not None and have < need:
+        if self._has_own_batches and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
                 f"towers ({need}): give more, or use fewer towers."
@@ -177,11 +199,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def skip_to(self, start: FitStart) -> None:
         """Skip the batches before ``start`` in the first epoch."""
-        self._skip = self._done = start.batch
+        self._batches_to_skip = self._batches_done = start.batch
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
-            self._skip += start.epoch * self.steps_per_epoch
-        self._full_epoch = self.steps_per_epoch, self._num_batches
+            self._batches_to_skip += start.epoch * self.steps_per_epoch
+        self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
@@ -191,7 +213,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             with self.catch_stop_iteration():
                 for step in self:
                     if batches < self.steps_per_execution:
-                        self._begun = itertools.chain(
+                        self._resumed_steps = itertools.chain(
                             [step], self._epoch_iterator
                         )
                         return epochs, batches
@@ -204,33 +226,34 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return epochs, 0
 
     def __iter__(self) -> Any:
-        if self._begun is not None:
-            self._epoch_iterator, self._begun = self._begun, None
+        if self._resumed_steps is not None:
+            self._epoch_iterator = self._resumed_steps
+            self._resumed_steps = None
             return self
-        if self._full_epoch is not None:
-            steps, batches = self._full_epoch
-            self.steps_per_epoch = steps and steps - self._done
-            self._num_batches = batches and batches - self._done
-            self._done = 0
+        if self._steps_and_batches is not None:
+            steps, batches = self._steps_and_batches
+            self.steps_per_epoch = steps and steps - self._batches_done
+            self._num_batches = batches and batches - self._batches_done
+            self._batches_done = 0
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        skip, self._skip = self._skip, 0
-        if not skip and not self._reuses:
+        skip, self._batches_to_skip = self._batches_to_skip, 0
+        if not skip and not self._reuses_iterator:
             return self._distributed_dataset
-        if not skip and self._unused is not None:
-            return self._unused
+        if not skip and self._fresh_iterator is not None:
+            return self._fresh_iterator
         if self._order is not None:
             self._order.next_epoch()
         if skip:
             return self._distributed_dataset.skip(skip)
-        self._unused = iter(self._distributed_dataset)
-        return self._unused
+        self._fresh_iterator = iter(self._distributed_dataset)
+        return self._fresh_iterator
 
     def __next__(self) -> Any:
         self._between()
         step = super().__next__()
-        self._unused = None
+        self._fresh_iterator = None
         steps = self.num_batches
         self.at_last_step = steps is not None and step[1] + 1 >= steps
         self._config.transport.note_wait(f"step {step[0]} of {self._kind}")
@@ -246,8 +269,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
         Keras's generator and its iterator reference each other. Data that never
         arrives delays only the exit of the process.
         """
-        held = [self._epoch_iterator, self._current_iterator, self._unused]
-        self._epoch_iterator = self._current_iterator = self._unused = None
+        held = [
+            self._epoch_iterator,
+            self._current_iterator,
+            self._fresh_iterator,
+        ]
+        self._epoch_iterator = self._current_iterator = None
+        self._fresh_iterator = None
         threading.Thread(target=held.clear, name=RELEASES).start()
 
     @property
@@ -257,7 +285,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         A rank that reads its own data, or a dataset that the user distributed,
         does not know the batch sizes of the other ranks.
         """
-        if self._each or self._by_user:
+        if self._has_own_batches or self._distributed_by_user:
             return None
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return self.data_adapter._batch_size
@@ -278,16 +306,18 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Whether an epoch without logs had no batches at all."""
         return (
             self.steps_per_epoch is None
-            and self._full_epoch is None
+            and self._steps_and_batches is None
             and not self.data_adapter.num_batches
             # Keras counts a step before it draws the step's data.
             and self._steps_seen <= self.steps_per_execution
         )
 
     def _set_steps(self) -> None:
-        if self._agreed is not None:
-            self._num_batches = self._agreed if self._agreed > 0 else None
-        elif self._each and self._num_batches:
+        if self._agreed_steps is not None:
+            self._num_batches = (
+                self._agreed_steps if self._agreed_steps > 0 else None
+            )
+        elif self._has_own_batches and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)
 
 

@@ -8,7 +8,7 @@ of tracebacks. ``saving.py`` lists the functions that write a model, which are
 wrapped where several ranks save at one path. ``compat.py`` exempts this package
 from AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
 ``PyDataset`` adapter are patched while ``fit`` creates its data on several
-ranks with different seeds (``fit/data/rank_data.py``).
+ranks with different seeds (``fit/data/shuffle_order.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
@@ -44,7 +44,7 @@ from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.partition.rules.means import own_mean
+from keras_towers.partition.rules.reductions import own_mean
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -113,7 +113,7 @@ def _notify(
     original(model, *args, **kwargs)
     strategy = contract.active_strategy()
     if strategy is not None:
-        event(strategy._components.adoption, model)
+        event(strategy._adoption, model)
 
 
 def _create_optimizer(
@@ -169,10 +169,10 @@ def _create_variable(
     elif strategy is None:
         original(variable, value)
     else:
-        with strategy._components.adoption.registering_variable(variable):
+        with strategy._adoption.registering_variable(variable):
             original(variable, value)
     if call is not None:
-        call.created(variable)
+        call.share_created(variable)
 
 
 def _batch_norm(
@@ -230,11 +230,15 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # Keras's loops create their iterator by this name.
     (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
     # Objects created in a scope belong to its strategy.
-    (_TRAINER, "__init__", functools.partial(_notify, Adoption.created)),
+    (
+        _TRAINER,
+        "__init__",
+        functools.partial(_notify, Adoption.register_created),
+    ),
     (
         compat.BaseTrainer,
         "compile",
-        functools.partial(_notify, Adoption.compiled),
+        functools.partial(_notify, Adoption.register_compiled),
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     (compat.KerasVariable, "_initialize", _create_variable),

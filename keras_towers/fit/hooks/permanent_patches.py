@@ -101,12 +101,11 @@ def _run(
     strategy = adoption.strategy_for(model, kind)
     in_replica = in_block and tf.distribute.get_replica_context() is not None
     if strategy is not None and not in_replica:
-        components = strategy._components
         if not in_block:
-            adoption.announce_default(model, kind, components.config)
+            adoption.announce_default(model, kind, strategy._config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)
         with strategy.scope():
-            return components.calls.run_call(call)
+            return strategy._calls.run_call(call)
     trains = kind in contract.TRAINING
     if strategy is None and trains:
         _warn_of_thread(kind, model)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import functools
 import hashlib
 import inspect
@@ -27,6 +26,7 @@ import keras
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.rendezvous.liveness import wait_loop
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, wait_for
@@ -48,9 +48,7 @@ _WRITERS: tuple[tuple[Any, str], ...] = (
 _REMEDY = "Put saves of one rank into `with kt.save_on_every_rank():`."
 
 _is_once = False
-_on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "on_every_rank", default=False
-)
+_on_every_rank: ThreadLocal[bool] = ThreadLocal()
 
 
 @contextlib.contextmanager
@@ -65,11 +63,8 @@ def save_on_every_rank() -> Iterator[None]:
         >>> with kt.save_on_every_rank():
         ...     model.save("/local/disk/of/each/machine/model.keras")
     """
-    token = _on_every_rank.set(True)
-    try:
+    with _on_every_rank.holding(True):
         yield
-    finally:
-        _on_every_rank.reset(token)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The constants of a traced step, which must be the same on all ranks.
+"""The constants of a traced step, which ranks with equal batches share.
 
 Python computes them while a step is traced: a mask that a layer has drawn by
 NumPy, ``random.random()`` in a ``train_step``, a learned boundary. Ranks whose

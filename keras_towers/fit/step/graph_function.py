@@ -61,9 +61,7 @@ class GraphFunction:
         self._config = config.SerializeToString()
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Call the function."""
-        if tf.executing_eagerly():
-            return list(self._function.call_flat(*inputs))
+        """Add a call of the function to the current graph."""
         if self._is_final:
             inputs = [_not_constant(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}

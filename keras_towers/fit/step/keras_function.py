@@ -10,17 +10,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.step.memory_retry import MemoryRetry
 
 # The first steps show which inputs are not divided and how much memory a step
 # needs.
 _FIRST_STEPS = 3
-# How often a cancelled step is repeated to find the error that cancelled it.
-_MAX_CANCELLED = 10
 # A step is traced again for batches that are this many times larger.
 _RETRACE_RATIO = 4
 
@@ -42,8 +40,7 @@ class KerasFunction(TowerFunction):
 
     It inspects the first batches of a call. Parts that turn out to have a
     different number of rows than the first part go to every tower whole. With
-    ``micro_batches="auto"``, when memory runs out, it restores the variables
-    and runs the steps again with twice as many micro-batches.
+    ``micro_batches="auto"`` it runs steps again when memory runs out.
 
     Args:
         model: the model that has the function.
@@ -60,8 +57,7 @@ class KerasFunction(TowerFunction):
         self._looks = False
         self._examples = step.examples
         self._undivided: set[str] = set()
-        self._micro_batches = step.micro_batches
-        self._variables = _Variables()
+        self._retry = MemoryRetry(model.name, step.micro_batches)
         self._steps = 0
         self._largest = 0
 
@@ -114,7 +110,9 @@ class KerasFunction(TowerFunction):
         rows = max(self._rows_of(batch) for batch in batches)
         if not is_first and rows <= self._largest:
             return self._run_once(again())
-        result = self._run_in_memory(again, rows)
+        result = self._retry.run(
+            lambda: self._run_once(again()), rows, self._retrace
+        )
         self._steps += 1
         self._largest = max(self._largest, rows)
         return result
@@ -137,51 +135,17 @@ class KerasFunction(TowerFunction):
         )
         self._retrace()
 
-    def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
-        """Run steps, with more micro-batches whenever memory runs out.
-
-        Args:
-            batches: returns the data of the steps, as Keras passed it.
-            rows: the largest number of rows of a batch on one tower.
-        """
-        cancelled = 0
-        while True:
-            self._variables.read()
-            try:
-                return self._run_once(batches())
-            except tf.errors.ResourceExhaustedError:
-                self._variables.put_back()
-                if self._micro_batches >= rows:
-                    raise
-                self._use_more_micro_batches(rows)
-            except tf.errors.CancelledError:
-                # TensorFlow may report a tower that it cancelled after another
-                # one failed, instead of the failure.
-                self._variables.put_back()
-                cancelled += 1
-                if cancelled == _MAX_CANCELLED:
-                    raise
-
     def _run_once(self, data: Any) -> Any:
         step = self._step
-        step.micro_batches = self._micro_batches
+        step.micro_batches = self._retry.micro_batches
         if self._fits_memory:
-            step.on_trace = self._variables.add
+            step.on_trace = self._retry.variables.add
         try:
             result = self._function(data)
         finally:
             step.on_trace = lambda graph: None
-        self._variables.forget()
+        self._retry.variables.forget()
         return result
-
-    def _use_more_micro_batches(self, rows: int) -> None:
-        self._micro_batches = min(2 * self._micro_batches, rows)
-        announce(
-            f"a step of model {self._model.name!r} ran out of memory and is "
-            "retried; each tower now processes its rows in "
-            f"{self._micro_batches} parts"
-        )
-        self._retrace()
 
     def _retrace(self) -> None:
         """Let Keras make the function again, so that it is traced again."""
@@ -212,54 +176,6 @@ def make_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
         # A model that overrides it may take no argument.
         make(**({"force": True} if anew else {}))
     return getattr(model, name)
-
-
-class _Variables:
-    """The variables that steps use, with their values before a step."""
-
-    def __init__(self) -> None:
-        self._handles: dict[int, Any] = {}
-        self._values: dict[int, Any] = {}
-
-    def add(self, graph: Any) -> None:
-        """Add the variables of a step that has been traced but not run."""
-        with tf.init_scope():
-            for handle, _ in graph.captures:
-                if id(handle) not in self._handles and _is_variable(handle):
-                    self._handles[id(handle)] = handle
-                    self._values[id(handle)] = _value_of(handle)
-
-    def read(self) -> None:
-        """Save the current values."""
-        self._values = {k: _value_of(h) for k, h in self._handles.items()}
-
-    def forget(self) -> None:
-        """Discard the saved values."""
-        self._values = {}
-
-    def put_back(self) -> None:
-        """Assign the saved values."""
-        for key, value in self._values.items():
-            handle = self._handles[key]
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def _is_variable(handle: Any) -> bool:
-    """Whether a tensor is the handle of a variable that has a value."""
-    if handle.dtype != tf.resource or compat.type_of_variable(handle) is None:
-        return False
-    return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
-
-
-def _value_of(handle: Any) -> tf.Tensor:
-    """Return a variable's value in host memory.
-
-    A variable in host memory is not copied until it changes.
-    """
-    dtype = tf.as_dtype(compat.type_of_variable(handle))
-    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    with tf.device("CPU:0"):
-        return tf.identity(value)
 
 
 def _as_before(data: Any, batches: Sequence[Any], spec: Any) -> Any:

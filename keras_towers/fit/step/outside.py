@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.step.step_agreement import are_equal
 from keras_towers.fit.step.trace import Trace
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.tower_variables import copy_first, copy_on_tower
 from keras_towers.transport import Transport, next_key
@@ -53,12 +53,9 @@ class OutsideVariables:
     of an epoch, and send them if they differ.
     """
 
-    def __init__(
-        self, transport: Transport, devices: Sequence[str], order: StepOrder
-    ):
+    def __init__(self, transport: Transport, devices: Sequence[str]):
         self._transport = transport
         self._devices = devices
-        self._order = order
         self._due = compat.hidden_variable("CPU:0", False)
 
     def compare_in_next_step(self) -> None:
@@ -75,9 +72,9 @@ class OutsideVariables:
 
         def compare() -> tf.Tensor:
             values = [_value_of(handles[0]) for handles in variables]
-            equal = self._order.are_equal(_digest(values))
+            equal = are_equal(self._transport, _digest(values))
             tf.cond(
-                tf.reduce_all(equal),
+                tf.reduce_all(equal.exact),
                 lambda: False,
                 lambda: self._send(values, variables),
             )

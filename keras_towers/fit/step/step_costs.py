@@ -132,22 +132,19 @@ def costs_of(program: Program, towers: int) -> StepCosts:
                 exchanged.append((update.level, part, sizes))
             elif part.on_towers:
                 exchanged.append((update.level, part, _sizes(part)))
-    fixed: int | None = 0
+    fixed: Any = 0
     per_unit: collections.Counter[str] = collections.Counter()
     for _, tensor, sizes in exchanged:
-        size = math.prod(sizes, start=tensor.dtype.size)
-        unit = _unit(size)
-        if isinstance(size, int):
-            fixed = None if fixed is None else fixed + size
-        elif isinstance(size, Size) and unit is not None:
-            per_unit[unit] += size.number
+        size: Any = math.prod(sizes, start=tensor.dtype.size)
+        if isinstance(size, Size) and not is_data_dependent(size):
+            per_unit[_unit(size)] += size.number
         else:
-            fixed = None
+            fixed += size if isinstance(size, int) else UNKNOWN
     rounds = len({level for level, _, _ in exchanged})
     return StepCosts(
         exchanges=len(exchanged),
         rounds=rounds,
-        fixed=fixed,
+        fixed=None if fixed is UNKNOWN else fixed,
         per_unit=dict(sorted(per_unit.items())),
         held=_held_bytes(program),
         once=_once(program),
@@ -161,12 +158,8 @@ def _sizes(tensor: Tensor) -> list[Any]:
     return list(sizes_of(tensor.shape))
 
 
-def _unit(size: Any) -> str | None:
-    """Name what a size is a multiple of; None if only the data say."""
-    if not isinstance(size, Size) or is_data_dependent(size):
-        return None
-    if any(power < 0 for _, power in size.powers):
-        return None
+def _unit(size: Size) -> str:
+    """Name what a size is a multiple of."""
     example = symbol_name(EXAMPLES)
     names = [
         "N" if name == example else "length"

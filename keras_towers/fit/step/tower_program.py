@@ -18,7 +18,7 @@ from keras_towers.fit.step.graph_function import (
     GraphFunction,
     Uncompilable,
 )
-from keras_towers.fit.update.step_order import StepOrder, row_of_rank
+from keras_towers.fit.step.step_order import StepOrder, row_of_rank
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
     Exchange,
@@ -27,6 +27,7 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     Update,
+    needed_operations,
 )
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -80,16 +81,21 @@ class TowerProgram:
         used = _used_elsewhere(program)
         self._levels = [self._level(level, used, mode) for level in levels]
 
-    def _level(self, level: int, used: set[Tensor], mode: CallMode) -> _Level:
+    def _level(
+        self, level: int, elsewhere: set[Tensor], mode: CallMode
+    ) -> _Level:
         program = self._program
         of_towers: list[Operation] = []
         common: list[Operation] = []
         for operation in program.operations:
             if operation.level == level and not operation.is_repeated:
                 (of_towers if operation.on_towers else common).append(operation)
-        made = [t for o in common for t in o.outputs if t in used]
-        outputs = [t for o in of_towers for t in o.outputs if t in used]
-        inputs = _needed_from_outside(of_towers)
+        made = [t for o in common for t in o.outputs if t in elsewhere]
+        outputs = [t for o in of_towers for t in o.outputs if t in elsewhere]
+        used = [t for o in of_towers for t in o.inputs]
+        _, inputs = needed_operations(
+            Function((), used, of_towers), lambda o: o.is_repeated
+        )
         function = None
         if of_towers:
             body = Function(inputs, outputs, of_towers)
@@ -191,7 +197,7 @@ class TowerProgram:
     def describe_exchanges(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
         return [
-            f"{e.kind} {e.given.dtype.name} {_shape_across_towers(e)}"
+            f"{e.kind} {e.given.dtype.name} {e.result.shape}"
             for e in self._program.exchanges
         ]
 
@@ -310,16 +316,6 @@ def _is_at_root(tensor: Tensor) -> bool:
     return tensor.operation is not None and tensor.operation.at_root
 
 
-def _shape_across_towers(exchange: Exchange) -> tf.TensorShape:
-    """Return the shape of an exchanged tensor; a gathered axis is unknown."""
-    shape = exchange.given.shape
-    if exchange.kind != "gather" or shape.rank is None:
-        return shape
-    sizes = shape.as_list()
-    sizes[exchange.axis] = None
-    return tf.TensorShape(sizes)
-
-
 def _value(tensor: Tensor, scope: Mapping[Tensor, Any]) -> Any:
     """Return the TensorFlow tensor of a program's tensor."""
     return scope[tensor] if tensor in scope else emit([], scope, [tensor])[0]
@@ -351,25 +347,6 @@ def _used_elsewhere(program: Program) -> set[Tensor]:
     return used
 
 
-def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
-    """The tensors that operations use but do not make, without duplicates."""
-    made = {t for operation in operations for t in operation.outputs}
-    needed: dict[Tensor, None] = {}
-    waiting = [t for o in operations for t in o.inputs]
-    seen: set[Tensor] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in made or tensor in seen:
-            continue
-        seen.add(tensor)
-        source = tensor.operation
-        if source is not None and source.is_repeated:
-            waiting += source.inputs
-        else:
-            needed[tensor] = None
-    return list(needed)
-
-
 def exchange_tensors(
     exchanges: Sequence[Exchange],
     values_of_towers: Sequence[Sequence[Any]],
@@ -392,30 +369,28 @@ def exchange_tensors(
     ]
     if transport.size == 1:
         return results
-    # Tensors of the same dtype are sent as one message.
-    summed = {
-        k: results[k]
-        if exchange.kind == "sum"
-        else row_of_rank(tf.add_n(list(values)), transport)
-        for k, (exchange, values) in enumerate(
-            zip(exchanges, values_of_towers, strict=True)
-        )
-        if exchange.kind in ("sum", "before")
-    }
-    totals = sum_over_ranks(transport, list(summed.values())) if summed else []
-    for k, total in zip(summed, totals, strict=True):
-        if exchanges[k].kind == "sum":
-            results[k] = total
-        else:
-            earlier = tf.reduce_sum(total[: transport.rank], 0)
-            results[k] = [before + earlier for before in results[k]]
+    summed: dict[int, Any] = {}
     for k, exchange in enumerate(exchanges):
-        if exchange.kind == "gather":
-            results[k] = _gather_over_ranks(
-                results[k], exchange.axis, transport
-            )
-        elif exchange.kind == "root":
-            results[k] = _from_root(exchange, results[k], transport)
+        if exchange.kind == "sum":
+            summed[k] = results[k]
+        elif exchange.kind == "before":
+            here = tf.add_n(list(values_of_towers[k]))
+            summed[k] = row_of_rank(here, transport)
+    # Tensors of the same dtype are sent as one message.
+    sums = sum_over_ranks(transport, list(summed.values())) if summed else []
+    totals = dict(zip(summed, sums, strict=True))
+    for k, exchange in enumerate(exchanges):
+        match exchange.kind:
+            case "sum":
+                results[k] = totals[k]
+            case "before":
+                earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
+                results[k] = [before + earlier for before in results[k]]
+            case "gather":
+                axis = exchange.axis
+                results[k] = _gather_over_ranks(results[k], axis, transport)
+            case "root":
+                results[k] = _from_root(exchange, results[k], transport)
     return results
 
 

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -16,11 +16,18 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
-from keras_towers.fit.step.needed import needed_operations
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.partition import UpdateInfo
-from keras_towers.partition.effects import written
+from keras_towers.partition.effects import called_graphs, written
+
+# Calls whose functions take their last inputs.
+_CALLS = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "Stateless", "Stateful")
+    for name in ("PartitionedCall", "If", "Case", "While")
+)
+_Needed: TypeAlias = dict[Any, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +57,8 @@ class Trace:
     def needed(self) -> list[Any]:
         """The operations on which results, gradients and variables depend.
 
-        They include those of called functions.
+        They include those of called functions. What a step only prints
+        or writes to a summary is not among them.
         """
         graphs = self._needed.values()
         return [operation for found in graphs for operation in found.values()]
@@ -63,10 +71,13 @@ class Trace:
         return [pair for pair in captures if pair[0].op.name in found]
 
     @functools.cached_property
-    def _needed(self) -> dict[Any, dict[str, Any]]:
+    def _needed(self) -> _Needed:
+        """What is needed, by graph and name."""
+        needed: _Needed = {}
         ends = [tensor.op for tensor in self.results]
         ends += map(self.graph.get_operation_by_name, self.updates)
-        return needed_operations(self.graph, ends)
+        _add_needed(needed, self.graph, ends)
+        return needed
 
     @property
     def written(self) -> list[int]:
@@ -132,6 +143,37 @@ class Trace:
         return [
             inside for inside, outside in captures if id(outside) in handles
         ]
+
+
+def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
+    """Add the needed operations of a graph, and of functions that it calls."""
+    found: dict[str, Any] = {}
+    needed[graph] = found
+    waiting = [*ends, *(o for o in graph.get_operations() if written(o))]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in found:
+            found[operation.name] = operation
+            waiting += [tensor.op for tensor in _operands(needed, operation)]
+
+
+def _operands(needed: _Needed, operation: Any) -> list[Any]:
+    """Return the inputs that an operation needs."""
+    graphs = called_graphs(operation)
+    for graph in graphs:
+        if graph is not None and graph not in needed:
+            _add_needed(needed, graph, [tensor.op for tensor in graph.outputs])
+    inputs = list(operation.inputs)
+    if operation.type not in _CALLS or not graphs or None in graphs:
+        return inputs
+    first = len(inputs) - len(graphs[0].inputs)
+    used = {
+        first + k
+        for graph in graphs
+        for k, inside in enumerate(graph.inputs)
+        if inside.op.name in needed[graph]
+    }
+    return [t for k, t in enumerate(inputs) if k < first or k in used]
 
 
 def trace(

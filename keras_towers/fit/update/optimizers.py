@@ -62,7 +62,7 @@ def _current_update_handler() -> Callable[[UpdateCall], None] | None:
         return step.apply if step.takes_updates else None
     if strategy is None:
         return None
-    update = strategy._components.update
+    update = strategy._update
     # Replicas' gradients are summed; outside of them there is nothing to sum.
     across = tf.distribute.in_cross_replica_context()
     return update.apply_outside if across else update.apply_in_replica
@@ -76,7 +76,7 @@ def _build(
     if strategy is None or not across or optimizer.built:
         original(variables)
         return
-    strategy._components.update.make_ready(optimizer, list(variables))
+    strategy._update.make_ready(optimizer, list(variables))
 
 
 def _finalize_variable_values(

@@ -27,8 +27,8 @@ from keras_towers.fit.contract import (
     UpdateCall,
     check_equal_gradients,
 )
+from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights.model_state import slots_of, trained_by
 from keras_towers.fit.weights.tower_variables import (
     TowerVariables,
@@ -163,8 +163,8 @@ class WeightUpdate:
         """
         shared = shared or [None for _ in call.grads]
         factor = self.config.gradient_factor * weight
-        tower_grads = [_scaled(grads, factor) for grads in tower_grads]
-        call = dataclasses.replace(call, grads=_scaled(shared, factor))
+        tower_grads = [scaled(grads, factor) for grads in tower_grads]
+        call = dataclasses.replace(call, grads=scaled(shared, factor))
         for index, grads in enumerate(tower_grads):
             marks.reached(index, "computed", grads)
         self.make_ready(call.optimizer, call.variables)
@@ -268,7 +268,7 @@ class UpdateEach(WeightUpdate):
 class UpdateAtVariable(WeightUpdate):
     """Every trained weight exists once; gradients are summed on its device.
 
-    ``place`` returns the device to hold a given weight.
+    ``device_for`` returns the device to hold a given weight.
     """
 
     name = "at_variable"
@@ -276,10 +276,10 @@ class UpdateAtVariable(WeightUpdate):
     mirrors = False
 
     def __init__(
-        self, config: TowerConfig, place: Callable[[keras.Variable], str]
+        self, config: TowerConfig, device_for: Callable[[keras.Variable], str]
     ):
         super().__init__(config)
-        self._device_for = place
+        self._device_for = device_for
 
     def place(self, variable: keras.Variable) -> bool:
         """Move a weight to its device; return whether it moved."""
@@ -299,10 +299,3 @@ class UpdateAtVariable(WeightUpdate):
             for slot, weight in slots_of(optimizer):
                 if weight in moved and slot not in moved:
                     self.variables.move(slot, weight._value.device)
-
-
-def _scaled(grads: Sequence[Any], factor: Any) -> list[Any]:
-    """Return gradients times a factor."""
-    if isinstance(factor, (int, float)) and factor == 1:
-        return list(grads)
-    return [None if g is None else scaled(g, factor) for g in grads]

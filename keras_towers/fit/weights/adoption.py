@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,6 @@ from keras_towers.rendezvous.rank_checks import Peers
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
 
-
-logger = logging.getLogger("keras_towers")
 
 # Shadows that remain on a model if calls of it in two threads overlap.
 _SHADOWS_OF_CALLS = (
@@ -84,14 +81,14 @@ class Adoption:
         )
         self.in_block: bool = False
 
-    def created(self, model: keras.Model) -> None:
+    def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
         if self.in_block:
             self._created.add(model)
         if self._keeps or not self.in_block:
             _defaults[model] = self._config.strategy
 
-    def compiled(self, model: keras.Model) -> None:
+    def register_compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
         if model in self._models:
             # A running loop may continue, for example after a callback.
@@ -328,7 +325,7 @@ def release_from_default(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
     if owner is not None:
-        adoption = owner._components.adoption
+        adoption = owner._adoption
         if _defaults.get(trainer) is owner and not adoption.in_block:
             # Another strategy may be active.
             with compat.single_device_mode():
@@ -377,17 +374,3 @@ def _renew_functions(trainer: keras.Model) -> None:
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)
-
-
-def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
-    """Log once that XLA compiles no training, or evaluation, steps of a model.
-
-    It is a warning if the user requested XLA: if Keras would not turn it on by
-    default.
-    """
-    kind = "training" if training else "evaluation"
-    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
-    if first_time(line):
-        by_user = not trainer._resolve_auto_jit_compile()
-        level = logging.WARNING if by_user else logging.INFO
-        logger.log(level, "%s", line)

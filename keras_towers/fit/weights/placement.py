@@ -9,9 +9,6 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-# tensorpack keeps variables of fewer than 64 Ki elements on one device.
-SMALL_BYTES = 64 * 1024 * 4
-
 
 class LeastLoadedPlacement:
     """Assigns each variable to the device that holds the fewest bytes so far.
@@ -49,7 +46,7 @@ class LeastLoadedPlacement:
         self,
         devices: Iterable[str],
         small_device: str | None = None,
-        small_bytes: int = SMALL_BYTES,
+        small_bytes: int = 2**18,
     ):
         self.devices: tuple[str, ...] = tuple(devices)
         self._small_device = small_device

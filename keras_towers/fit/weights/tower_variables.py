@@ -206,6 +206,12 @@ def copy_on_tower(variable: Any, tower: int | None = None) -> Any:
     return variable.values[tower]
 
 
+def copies_of(variable: Any) -> list[Any]:
+    """Return all copies of a variable of Keras or TensorFlow."""
+    native = getattr(variable, "_value", variable)
+    return list(native.values) if is_copied(native) else [native]
+
+
 def copy_to_towers(variables: Sequence[Any]) -> None:
     """Copy the updated copy of every variable to all other towers."""
     for variable in variables:

@@ -8,9 +8,8 @@ The file of an operation's rule, with some of TensorFlow's names:
   SparseSoftmaxCrossEntropyWithLogits
 * ``elementwise.py``: arithmetic and functions of single entries: AddV2 Mul
   RealDiv Relu Exp Cast Equal SelectV2 BiasAdd StringLower Identity
-* ``reductions.py``: sums, extremes and cumulative sums: Sum Mean Max All ArgMax
-  Cumsum L2Loss BiasAddGrad
-* ``means.py``: means over rows, and the variances derived from them: Mean
+* ``reductions.py``: sums, means, variances, extremes and cumulative sums: Sum
+  Mean Max All ArgMax Cumsum L2Loss BiasAddGrad
 * ``shapes.py``: shapes, and new, moved or joined axes: Shape Reshape Transpose
   ExpandDims Squeeze ConcatV2 Pack Unpack Tile BroadcastTo Fill OneHot ReverseV2
 * ``slices.py``: slices, splits and padding: StridedSlice Slice Split SplitV Pad
@@ -38,7 +37,6 @@ from keras_towers.partition.rules import (  # noqa: F401
     elementwise,
     indexing,
     lists,
-    means,
     ragged,
     reductions,
     row_numbers,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors
 from keras_towers.partition.layouts import (
     REPLICATED,
-    NotDivided,
     Shape,
     Value,
     Values,
     local_shape,
     require,
+    required,
     sizes_of,
 )
 from keras_towers.partition.registry import Node, axes, rule, shape_of
@@ -142,9 +142,8 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
     """Of each row the main diagonal has the entry in the row's own column."""
     ranks, partitioner = _RANKS_OF_DIAGONALS[node.type], node.partitioner
     values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]
-    layout = next((v.sharded for v in values if v.sharded is not None), None)
-    if layout is None:
-        raise NotDivided
+    layouts = (v.sharded for v in values if v.sharded is not None)
+    layout = required(next(layouts, None))
     size = layout.size
     require(not layout.axis and _is_main(offset))
     *_, last = values
@@ -152,9 +151,7 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
         # Only a diagonal of this size fits into the matrix.
         last.shape = (size,)
     require([value.sizes for value in values] == [(size,) * r for r in ranks])
-    total = partitioner.global_size(size)
-    if total is None:
-        raise NotDivided
+    total = required(partitioner.global_size(size))
     rows = [partitioner.shard(value, layout) for value in values]
     columns = partitioner.op("Range", [0, total, 1], (None,))
     numbered = Value(REPLICATED, whole=columns, shape=(size,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,11 +15,8 @@ from keras_towers.partition.called_functions import (
     add_loop,
     bind_captures,
     called_graph,
-    captured_value,
-    join_values,
     settle,
     skip_identities,
-    try_with_partial_sums,
 )
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -28,6 +25,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    common_facts,
     local_shape,
     require,
     sizes_of,
@@ -36,7 +34,7 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.loops_over_rows import divide_rounds
-from keras_towers.partition.rules.means import lay_out_own_mean
+from keras_towers.partition.rules.reductions import lay_out_own_mean
 from keras_towers.partition.sizes import UNKNOWN
 
 
@@ -52,10 +50,13 @@ def _inline_call(node: Node, *inputs: Value) -> Values:
     return partitioner.lay_out_function(graph, inputs)[: node.num_outputs]
 
 
-def _require_towers_differ(partitioner: Partitioner, values: Values) -> None:
-    """Refuse to divide work that would be the same on all towers."""
-    is_same = all(value.is_replicated for value in values)
-    require(not (partitioner.can_exchange and is_same))
+def _require_towers_differ(values: Values) -> None:
+    """Refuse to divide work that would be the same on all towers.
+
+    In a function it saves time, too: each loop lays out its body several times,
+    and so the loops in it.
+    """
+    require(not all(value.is_replicated for value in values))
 
 
 def _require_known_units(partitioner: Partitioner, values: Values) -> None:
@@ -66,6 +67,58 @@ def _require_known_units(partitioner: Partitioner, values: Values) -> None:
             layout = layout.element
         if isinstance(layout, Sharded):
             require(partitioner.has_unit(layout.unit))
+
+
+def _captured_value(partitioner: Partitioner, value: Value) -> Value:
+    """Return a value of the surrounding program as a function sees it."""
+    if not value.is_replicated:
+        return dataclasses.replace(value, whole_from=None)
+    return dataclasses.replace(
+        value,
+        layout=REPLICATED,
+        local=None,
+        whole=partitioner.replicate(value),
+        whole_from=None,
+    )
+
+
+def _join_values(a: Value, b: Value) -> Value:
+    """Join two possible values, as at the end of a branch.
+
+    The result has their layout, and the facts that both share.
+
+    Raises:
+        NotDivided: they have different layouts.
+    """
+    layouts = [v.layout for v in (a, b) if not v.is_replicated]
+    require(all(layout == layouts[0] for layout in layouts))
+    return common_facts(a, b, layouts[0] if layouts else REPLICATED)
+
+
+def _try_with_partial_sums(
+    node: Node, inputs: Values, lay_out: Callable[[Values], Values]
+) -> Values:
+    """Lay out a call, if possible without adding up partial sums first.
+
+    Args:
+        node: the call.
+        inputs: the inputs of the functions.
+        lay_out: lays it out, given the inputs.
+
+    Raises:
+        NotDivided: the call has to be computed once.
+    """
+    partitioner = node.partitioner
+    before = len(partitioner.once)
+    while True:
+        try:
+            return lay_out(inputs)
+        except NotDivided:
+            del partitioner.once[before:]
+        parts = [value for value in inputs if value.is_partial]
+        require(parts)
+        for value in parts:
+            partitioner.assemble(value)
 
 
 # ---- branches ----------------------------------------------------------------
@@ -82,9 +135,9 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
         return partitioner.lay_out_function(graphs[taken], inputs)[
             : node.num_outputs
         ]
-    _require_towers_differ(partitioner, [index, *inputs])
+    _require_towers_differ([index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
-    return try_with_partial_sums(node, inputs, lay_out)
+    return _try_with_partial_sums(node, inputs, lay_out)
 
 
 def _branch_names(node: Node) -> list[str]:
@@ -102,14 +155,16 @@ def _lay_out_branches(
     branches = [partitioner.for_function() for _ in graphs]
     outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
-        given = [captured_value(partitioner, value) for value in inputs]
+        given = [_captured_value(partitioner, value) for value in inputs]
         outputs = branch.lay_out_function(graph, given)
         outputs_of_branches.append(outputs[: node.num_outputs])
     results = [
-        functools.reduce(join_values, values, values[0])
+        functools.reduce(_join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
-    _require_towers_differ(partitioner, results)
+    # In a function, what is computed once could not be exchanged.
+    if partitioner.can_exchange:
+        _require_towers_differ(results)
     _require_known_units(partitioner, results)
     functions = []
     for branch, values in zip(branches, outputs_of_branches, strict=True):
@@ -144,15 +199,14 @@ def _lay_out_branches(
 
 @rule("While", "StatelessWhile")
 def _loop(node: Node, *inputs: Value) -> Values:
-    partitioner = node.partitioner
-    _require_towers_differ(partitioner, inputs)
+    _require_towers_differ(inputs)
     body = called_graph(node, node.attr("body").name)
     condition = called_graph(node, node.attr("cond").name)
     require(len(body.outputs) == len(inputs))
     with contextlib.suppress(NotDivided):
         return divide_rounds(node, body, condition, inputs)
     lay_out = functools.partial(_lay_out_loop, node, body, condition)
-    return try_with_partial_sums(node, inputs, lay_out)
+    return _try_with_partial_sums(node, inputs, lay_out)
 
 
 def _lay_out_loop(
@@ -173,13 +227,15 @@ def _lay_out_loop(
         round_, tensors, ends = _lay_out_round(
             partitioner, body, inputs, states
         )
-        after = {k: join_values(states[k], ends[k]) for k in loop_vars}
+        after = {k: _join_values(states[k], ends[k]) for k in loop_vars}
         return (round_, tensors, ends), after
 
     (round_, tensors, ends), states = settle(
-        {k: join_values(inputs[k], inputs[k]) for k in loop_vars}, lay_out_round
+        {k: _join_values(inputs[k], inputs[k]) for k in loop_vars},
+        lay_out_round,
     )
-    _require_towers_differ(partitioner, [*states.values()])
+    if partitioner.can_exchange:
+        _require_towers_differ([*states.values()])
     operands, outputs = [], []
     for k, state in states.items():
         operands.append(partitioner.to_layout(inputs[k], state.layout))
@@ -220,7 +276,7 @@ def _lay_out_round(
     tensors: list[Tensor] = []
     for index, value in enumerate(inputs):
         if index not in states:
-            values.append(captured_value(partitioner, value))
+            values.append(_captured_value(partitioner, value))
             continue
         like, state = graph.inputs[index], states[index]
         shape = local_shape(like.shape, state.layout)

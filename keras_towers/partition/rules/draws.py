@@ -19,6 +19,7 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     require,
+    required,
     static,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -76,9 +77,7 @@ def _draw(
         raise NotDivided
     dtype = node.output_dtype()
     rest: Any = math.prod(sizes[1:]) * layout.rows
-    each = partitioner.global_size(rest)
-    if each is None:
-        raise NotDivided
+    each = required(partitioner.global_size(rest))
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
     if (

@@ -8,14 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors, elementwise
+from keras_towers.partition.division import Factors, divide, elementwise
 from keras_towers.partition.layouts import (
-    NotDivided,
     Value,
     Values,
     local_shape,
     require,
+    required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
@@ -139,9 +138,8 @@ def _ensure_rows(node: Node, value: Value) -> Values:
 
 def _assert_rows(partitioner: Partitioner, size: Any, rows: int) -> None:
     """Assert that a global size is a number of rows."""
-    total = partitioner.global_size(size)
-    if total is None or not partitioner.can_exchange:
-        raise NotDivided
+    require(partitioner.can_exchange)
+    total = required(partitioner.global_size(size))
     is_equal = partitioner.op("Equal", [total, rows], ())
     text = f"{rows} rows are expected by {partitioner.name}, not"
     (message,) = partitioner.add(

@@ -10,24 +10,23 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
     NotDivided,
     RowNumbers,
-    Shape,
     Value,
     Values,
     local_shape,
     require,
+    required,
     sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
+from keras_towers.partition.registry import Node, axes, notes, rule
 from keras_towers.partition.rules.ragged import repeat_rows
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
@@ -96,9 +95,8 @@ def _local_operands(
 
 def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
     """Return the row numbers of an input with this role."""
-    numbers, shape = value.row_numbers, value.shape
-    if numbers is None or not shape:
-        raise NotDivided
+    numbers, shape = required(value.row_numbers), value.sizes
+    require(shape)
     if role == "numbers":
         require(not numbers.is_first_column)
     else:
@@ -123,9 +121,8 @@ def _local_operand(
         require(layout == target)
         return rows
     # The first size, or the only one.
-    known = value.known
-    if known is None or known.flat[0] != target.size:
-        raise NotDivided
+    known = required(value.known)
+    require(known.flat[0] == target.size)
     if role == "count":
         count = partitioner.local_rows(target)
         return partitioner.cast(count, partitioner.replicate(value).dtype)
@@ -211,15 +208,15 @@ def _gather_axes(
 
 
 @rule("GatherV2")
-def _gather(node: Node, values: Value, indices: Value, at: Value) -> Values:
+def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
     """Gather rows by their numbers."""
     with contextlib.suppress(NotDivided):
         return [repeat_rows(node)]
     numbered = _row_numbers_of(indices, "numbers")
-    axis, batch = _axis_and_batch(node, values, indices, at)
+    axis, batch = _axis_and_batch(node, values, indices, along)
     layout, rows = values.as_rows()
     require(not batch and layout == numbered.row_layout.at_axis(axis))
-    operands = [rows, numbered.local, node.partitioner.replicate(at)]
+    operands = [rows, numbered.local, node.partitioner.replicate(along)]
     layout = numbered.layout.at_axis(axis + numbered.layout.axis)
     return node.run_on_towers(operands, layout)
 
@@ -227,8 +224,8 @@ def _gather(node: Node, values: Value, indices: Value, at: Value) -> Values:
 @notes("GatherV2")
 def _note_limit(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that indices are less than the size of the axis."""
-    values, indices, at = inputs
-    axis, batch = _axis_and_batch(node, values, indices, at)
+    values, indices, along = inputs
+    axis, batch = _axis_and_batch(node, values, indices, along)
     size = values.sizes[axis]
     if axis == batch > 0 and isinstance(size, int) and not indices.meaning:
         indices.meaning = BelowLimit(size)
@@ -243,7 +240,7 @@ def _labels_of_indices(indices: Value) -> tuple[list[str], int]:
 
 
 @axes("GatherNd")
-def _gather_nd(node: Node, values: Value, indices: Value) -> Factors:
+def _gather_nd_axes(node: Node, values: Value, indices: Value) -> Factors:
     picked, depth = _labels_of_indices(indices)
     trailing = [f"v{a}" for a in range(depth, values.rank)]
     return Factors(
@@ -281,7 +278,7 @@ def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
 
 
 @axes("ScatterNd")
-def _scatter_nd(
+def _scatter_nd_axes(
     node: Node, indices: Value, rows: Value, target: Value
 ) -> Factors:
     picked, depth = _labels_of_indices(indices)
@@ -304,7 +301,7 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
     """Add the rows of each tower to its partial sum."""
     indices, rows = inputs
     require(rows.shape is not None and values.sharded is None)
-    scattered = _scatter_nd(node, indices, rows, values)
+    scattered = _scatter_nd_axes(node, indices, rows, values)
     added = Value(
         REPLICATED, node.partitioner.to_partial(values), shape=values.shape
     )
@@ -317,13 +314,6 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
 # ---- segments ----------------------------------------------------------------
 
 
-@shape_of(*_SEGMENTS)
-def _segment_shape(
-    node: Node, values: Value, segments: Value, count: Value
-) -> Shape:
-    return (count.number, *values.sizes[len(segments.sizes) :])
-
-
 @axes(*_SEGMENTS)
 def _segment_axes(
     node: Node, values: Value, segments: Value, count: Value
@@ -333,7 +323,7 @@ def _segment_axes(
     is_sum = node.type == "UnsortedSegmentSum"
     return Factors(
         [labels, of_segments, None],
-        [[None, *trailing]],
+        [[NewAxis(count.number), *trailing]],
         [[0]] if is_sum else (),
         of_segments if is_sum else (),
     )
@@ -365,7 +355,7 @@ def _segment_extreme(
 
 
 @axes("Bincount", "DenseBincount")
-def _bincount(
+def _bincount_axes(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Factors:
     labels: list[Any] = list(range(values.rank))

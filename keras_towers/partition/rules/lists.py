@@ -11,25 +11,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.conversions import (
+    is_row_per_element,
+    may_hold_rows,
+    stacked_layout,
+)
 from keras_towers.partition.layouts import (
     REPLICATED,
+    Elements,
     ListOf,
     NotDivided,
     Sharded,
     Value,
     Values,
+    common_elements,
     local_shape,
     require,
-)
-from keras_towers.partition.list_elements import (
-    Elements,
-    common_elements,
-    elements_of,
-    is_row_per_element,
-    local_element_shape,
-    may_hold_rows,
-    stacked_layout,
-    with_item,
+    required,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
@@ -100,16 +98,15 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
-        return [_declared_element_shape(node, elements_of(inputs[0]))]
+        return [_declared_element_shape(node, required(inputs[0].elements))]
     if node.type == "TensorListLength" and is_row_per_element(element):
-        size = partitioner.global_size(elements_of(inputs[0]).length)
-        if size is None:
-            raise NotDivided
+        length = required(inputs[0].elements).length
+        size = required(partitioner.global_size(length))
         return [Value(REPLICATED, whole=partitioner.cast(size, tf.int32))]
     require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
         # The sizes of elements that are not set are unknown.
-        require(elements_of(inputs[0]).is_full)
+        require(required(inputs[0].elements).is_full)
         require(not isinstance(element, Sharded) or element.axis)
     operands = [
         _element_shape_operand(node, value, element, elements)
@@ -173,19 +170,18 @@ def _element_shape_operand(
         NotDivided: the local shape is not certain.
     """
     partitioner = node.partitioner
-    sizes = _known_entries(shape)
     if is_row_per_element(layout) and node.type == "TensorListStack":
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return local_element_shape(partitioner, known)
-        require(sizes is not None and -1 not in sizes)
-        return local_element_shape(partitioner, sizes)
+            return partitioner.element_shape(known)
+        require(-1 not in shape.entries)
+        return partitioner.element_shape(shape.entries)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return partitioner.to_layout(shape, REPLICATED)
-    if sizes is None or not shape.is_replicated:
-        raise NotDivided
+    require(shape.is_replicated)
+    sizes = shape.entries
     size = sizes[layout.axis]
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
@@ -193,27 +189,12 @@ def _element_shape_operand(
     return partitioner.local_target(shape, sizes, layout)
 
 
-def _known_entries(shape: Value) -> list[Any] | None:
-    """Return the entries of a shape, with ``UNKNOWN``, or None.
-
-    A number is no vector, and a vector may have an unknown length.
-    """
-    if shape.known is not None:
-        return list(shape.known) if np.ndim(shape.known) else None
-    sizes = shape.shape
-    if sizes == (0,):
-        return []
-    if not sizes or not isinstance(sizes[0], int):
-        return None
-    return [UNKNOWN] * sizes[0]
-
-
 def _declared_element_shape(node: Node, elements: Elements) -> Value:
     """Return the declared shape of the elements of a list on one device."""
     partitioner = node.partitioner
-    require(elements.declared is not None)
-    whole = local_element_shape(partitioner, list(np.ravel(elements.declared)))
-    if not np.ndim(elements.declared):
+    declared = required(elements.declared)
+    whole = partitioner.element_shape(list(np.ravel(declared)))
+    if not np.ndim(declared):
         whole = partitioner.vector_entry(whole, 0)
     return Value(REPLICATED, whole=partitioner.cast(whole, node.output_dtype()))
 
@@ -229,10 +210,14 @@ def _note(node: Node, inputs: Values, outputs: Values) -> None:
         outputs[0].elements = _facts_after(node, inputs)
     if takes[:1] != ["list"]:
         return
-    first, elements = outputs[0], elements_of(inputs[0])
+    first, elements = outputs[0], required(inputs[0].elements)
     match node.type.removeprefix("TensorList"):
         case "PopBack" | "GetItem" | "OptionalGetValue":
-            _note_taken_element(outputs[-1], elements, inputs[-1])
+            taken = outputs[-1]
+            taken.shape = _shape_of(elements, inputs[-1])
+            if elements.is_full and elements.item is not None:
+                taken.known = elements.item.known
+                taken.elements = elements.item.elements
         case "Stack" | "Gather" as kind:
             sizes = _shape_of(elements, inputs[-1])
             count = (elements.length,) if kind == "Stack" else inputs[1].shape
@@ -267,11 +252,9 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
                 are_row_numbers=False,
             )
         case "OptionalNone" | "OptionalFromValue":
-            option: Elements | None = Elements(None, is_optional=True)
-            for value in inputs:
-                option = with_item(option, value)
-            return option
-    elements = elements_of(inputs[0])
+            option = Elements(None, is_optional=True)
+            return option.with_item(inputs[0]) if inputs else option
+    elements = required(inputs[0].elements)
     length = elements.length
     match kind:
         case "PopBack":
@@ -279,8 +262,7 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
         case "Resize":
             length = inputs[1].number
             return dataclasses.replace(elements, length=length, is_full=False)
-    after = with_item(elements, inputs[-1])
-    assert after is not None
+    after = elements.with_item(inputs[-1])
     if kind == "PushBack":
         return dataclasses.replace(after, length=length + 1)
     if node.attr("resize_if_index_out_of_bounds"):
@@ -294,14 +276,6 @@ def _facts_of_new_list(
     """Return the facts about the elements of a new list."""
     declared = None if shape.known is None else shape.known.tolist()
     return Elements(node.attr("element_dtype"), declared, length, **known)
-
-
-def _note_taken_element(value: Value, elements: Elements, shape: Value) -> None:
-    """Note the facts about an element taken from a list."""
-    value.shape = _shape_of(elements, shape)
-    if elements.is_full and elements.item is not None:
-        value.known = elements.item.known
-        value.elements = elements.item.elements
 
 
 def _shape_of(elements: Elements, shape: Value) -> Any:

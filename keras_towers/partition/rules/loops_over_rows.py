@@ -21,24 +21,19 @@ from keras_towers.partition.called_functions import (
     settle,
     skip_identities,
 )
+from keras_towers.partition.conversions import is_row_per_element
 from keras_towers.partition.folding import constant
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    Elements,
     ListOf,
-    NotDivided,
     Sharded,
     Value,
     Values,
-    require,
-)
-from keras_towers.partition.list_elements import (
-    Elements,
     common_facts,
-    elements_of,
-    is_row_per_element,
-    local_list,
-    with_item,
+    require,
+    required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
@@ -249,8 +244,8 @@ class _RowLoop:
                     dtype.is_floating or dtype.is_integer or dtype.is_complex
                 )
                 return partitioner.to_partial(value)
-        require(elements_of(value).length == self._unit.size)
-        return local_list(partitioner, value, self._layout)
+        require(required(value.elements).length == self._unit.size)
+        return partitioner.to_layout(value, self._layout)
 
     def _settled_round(
         self, starts: Sequence[Tensor]
@@ -282,7 +277,7 @@ class _RowLoop:
         has_length = index in self._invariants or not self._pops_lists
         is_pushed = self._permissions[index] is Permission.PUSH
         length = self._unit.size if has_length and not is_pushed else UNKNOWN
-        elements = dataclasses.replace(elements_of(value), length=length)
+        elements = dataclasses.replace(required(value.elements), length=length)
         return Value(REPLICATED, shape=(), elements=elements)
 
     def _inputs_of_round(
@@ -333,12 +328,10 @@ class _RowLoop:
     ) -> Value:
         """Return the value of an output of the loop."""
         if index in self._counters:
-            total = self._partitioner.cast(self._unit.total, local.dtype)
-            known = np.asarray(self._unit.size, object)
-            return Value(REPLICATED, whole=total, shape=(), known=known)
+            return _total_of(self._unit, self._partitioner, local.dtype)
         if state is State.SUM:
             return Value(PARTIAL, local, shape=end.shape)
-        elements = elements_of(end)
+        elements = required(end.elements)
         if state is State.POPPED:
             # The list is empty, as on one device.
             empty = Elements(elements.dtype, elements.declared, 0)
@@ -393,15 +386,19 @@ class _RoundPartitioner(Partitioner):
         if not before:
             return super().lay_out_node(node, inputs)
         if node.type == "TensorListLength":
-            return [self._number_of_rows(node, inputs[0])]
+            unit = self._row_unit
+            require(required(inputs[0].elements).length == unit.size)
+            return [_total_of(unit, self, node.output_dtype())]
         after = self._state_after(node, inputs, before)
         operands = list(inputs)
         if node.type in ("TensorListGetItem", "TensorListSetItem"):
             operands[1] = self._local_index(inputs[1])
         outputs = super().lay_out_node(node, operands)
         if node.type == "TensorListPushBack" and inputs[1] in self.row_numbers:
-            elements = with_item(inputs[0].elements, inputs[1], True)
-            outputs[0].elements = elements
+            elements = inputs[0].elements
+            outputs[0].elements = elements and elements.with_item(
+                inputs[1], is_row_number=True
+            )
         if node.type == "TensorListPopBack":
             elements = inputs[0].elements
             if elements and elements.is_full and elements.are_row_numbers:
@@ -432,9 +429,7 @@ class _RoundPartitioner(Partitioner):
             require(reads or node.type == "TensorListElementShape")
             return None
         if after is State.POPPED:
-            if origin is None:
-                raise NotDivided
-            self.popped.add(origin)
+            self.popped.add(required(origin))
         return after, origin
 
     def _reserve_rows(self, node: Node, inputs: Values) -> Values:
@@ -449,12 +444,6 @@ class _RoundPartitioner(Partitioner):
         self.states[outputs[0]] = State.UNCHANGED, None
         return outputs
 
-    def _number_of_rows(self, node: Node, value: Value) -> Value:
-        require(elements_of(value).length == self._row_unit.size)
-        whole = self.cast(self._row_unit.total, node.output_dtype(0))
-        known = np.asarray(self._row_unit.size, object)
-        return Value(REPLICATED, whole=whole, shape=(), known=known)
-
     def _local_index(self, index: Value) -> Value:
         """Convert the number of the round's row to an index on the tower."""
         require(index in self.row_numbers)
@@ -462,6 +451,13 @@ class _RoundPartitioner(Partitioner):
         start = self.cast(self._row_unit.start, number.dtype)
         local = self.op("Sub", [number, start], ())
         return Value(REPLICATED, whole=local, shape=())
+
+
+def _total_of(unit: Any, partitioner: Partitioner, dtype: Any) -> Value:
+    """Return the global number of units."""
+    whole = partitioner.cast(unit.total, dtype)
+    known = np.asarray(unit.size, object)
+    return Value(REPLICATED, whole=whole, shape=(), known=known)
 
 
 def _is_known_to_be(known: Any, number: Any) -> bool:

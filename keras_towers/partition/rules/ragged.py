@@ -11,12 +11,12 @@ from typing import Any, cast
 import tensorflow as tf
 
 from keras_towers.partition.layouts import (
-    NotDivided,
     RaggedSplits,
     Sharded,
     Value,
     Values,
     require,
+    required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -102,11 +102,9 @@ def repeat_rows(node: Node) -> Value:
     parts = _match_repeat(node)
     layout = Sharded(0, partitioner.unit)
     entries, lengths = (
-        partitioner.values.get(parts[name].name)
+        required(partitioner.values.get(parts[name].name))
         for name in ("entries", "lengths")
     )
-    if entries is None or lengths is None:
-        raise NotDivided
     of_lengths, own_lengths = lengths.as_rows()
     require(of_lengths == layout and entries.rank == 1)
     rows = partitioner.shard(entries, layout)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from keras_towers.partition.factors import ONE, Factors, along_axes
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.division import Factors, NewAxis, along_axes
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -12,12 +18,16 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    required,
     static,
 )
+from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
+_COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 def known_ints(value: Value) -> list[int]:
@@ -26,8 +36,7 @@ def known_ints(value: Value) -> list[int]:
     Raises:
         NotDivided: an entry is unknown or symbolic.
     """
-    require(value.known is not None)
-    entries = list(np.ravel(value.known))
+    entries = list(np.ravel(required(value.known)))
     require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
     return [int(entry) for entry in entries]
 
@@ -51,7 +60,7 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
         node.type == "Mean" and not node.dtype(0).is_integer
     )
     left = [
-        ONE if axis in reduced else axis
+        NewAxis(1) if axis in reduced else axis
         for axis in range(value.rank)
         if keeps or axis not in reduced
     ]
@@ -127,3 +136,168 @@ def _bias_gradient(node: Node, value: Value) -> Factors:
 def _channels(node: Node, value: Value) -> int:
     """The axis of the bias."""
     return 1 if node.attr("data_format") == b"NCHW" else value.rank - 1
+
+
+# ---- means and variances of rows ---------------------------------------------
+
+# The variance ``Mean((x - Mean(x))^2)`` would have to wait for the exchange of
+# the mean. Instead, every tower computes the mean and variance of its rows, and
+# both are combined in a single exchange (Chan, Golub and LeVeque, 1983). This
+# is as accurate as on one device, as no large numbers are subtracted.
+
+
+@rule("Mean")
+def _mean(node: Node, value: Value, over: Value) -> Values:
+    """Compute a mean over rows; a tower without rows adds 0 to it."""
+    partitioner = node.partitioner
+    reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
+    require(layout.axis in reduced and node.dtype(0).is_floating)
+    variance = _find_variance(node.operation)
+    if variance is not None and partitioner.can_exchange:
+        mean, of_variance = _add_moments(
+            partitioner, node.operation, variance, value, reduced
+        )
+        # The partitioner skips operations that have a value.
+        partitioner.values[variance.outputs[0].name] = of_variance
+        return [mean]
+    # The sum might overflow, so the local means are weighted.
+    along = partitioner.constant(reduced, node.dtype(1))
+    (mean_of_tower,) = node.copy([rows, along])
+    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
+    part = partitioner.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
+    return [Value(PARTIAL, part)]
+
+
+def _find_variance(mean: Any) -> Any:
+    """Return the operation that computes the variance of a mean, or None."""
+    if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
+        return None
+    entries, over = mean.inputs
+    for squares in _find_squares(mean.outputs[0], entries):
+        for operation in squares.consumers():
+            is_mean = (
+                operation.type == "Mean" and operation.inputs[0] is squares
+            )
+            if is_mean and _same_axes(operation.inputs[1], over):
+                return operation
+    return None
+
+
+def _find_squares(mean: Any, entries: Any) -> Iterator[Any]:
+    """Yield squared distances of entries from their mean."""
+    waiting = [mean]
+    while waiting:
+        tensor = waiting.pop()
+        for operation in tensor.consumers():
+            if operation.type in _COPIES:
+                waiting += operation.outputs
+            elif {*map(id, operation.inputs)} != {id(tensor), id(entries)}:
+                continue
+            elif operation.type == "SquaredDifference":
+                yield operation.outputs[0]
+            elif operation.type == "Sub":
+                for square in operation.outputs[0].consumers():
+                    if square.type == "Square":
+                        yield square.outputs[0]
+
+
+def _same_axes(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    values = [tf.get_static_value(t) for t in (one, other)]
+    if any(value is None for value in values):
+        return False
+    return sorted(values[0].ravel()) == sorted(values[1].ravel())
+
+
+def _add_moments(
+    partitioner: Partitioner,
+    mean: Any,
+    variance: Any,
+    value: Value,
+    reduced: Sequence[int],
+) -> tuple[Value, Value]:
+    """Compute a mean and a variance of rows; return their values.
+
+    Args:
+        partitioner: the partitioner of the program.
+        mean: the traced operation of the mean.
+        variance: the traced operation of the variance.
+        value: the rows.
+        reduced: the axes that both reduce.
+    """
+    layout, rows = value.as_rows()
+    along = partitioner.constant(reduced, mean.inputs[1].dtype)
+    keeps = {"keep_dims": True}
+    (own_mean,) = partitioner.copy(mean, [rows, along])
+    squares = partitioner.op("SquaredDifference", [rows, own_mean], rows.shape)
+    (own_variance,) = partitioner.copy(
+        variance, [squares, along], [own_mean.shape], keeps
+    )
+    means, variances = (
+        partitioner.exchange("gather", tensor, layout.axis)
+        for tensor in (own_mean, own_variance)
+    )
+    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
+    ones = [1] * value.rank
+    fraction = partitioner.op("Reshape", [fraction, ones], ones)
+    fractions = partitioner.exchange("gather", fraction, layout.axis)
+
+    def combine(tensors: Tensor, like: Any) -> Value:
+        # The mean of no rows is NaN.
+        weighted = partitioner.op("MulNoNan", [tensors, fractions], means.shape)
+        keeps, shape = like.get_attr("keep_dims"), like.outputs[0].shape
+        operands = [weighted, along]
+        whole = partitioner.op("Sum", operands, shape, keep_dims=keeps)
+        sizes = [1 if a in reduced else s for a, s in enumerate(value.sizes)]
+        left = [s for a, s in enumerate(sizes) if keeps or a not in reduced]
+        return Value(REPLICATED, whole=whole, shape=tuple(left))
+
+    of_mean = combine(means, mean)
+    deviations = partitioner.op(
+        "SquaredDifference", [means, of_mean.whole], means.shape
+    )
+    variances = partitioner.op("AddV2", [variances, deviations], means.shape)
+    return of_mean, combine(variances, variance)
+
+
+# ---- means per tower ---------------------------------------------------------
+
+# The graphs of ``_mean_of_rows``, which nothing else calls.
+_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@tf.custom_gradient
+def own_mean(x: tf.Tensor) -> Any:
+    """Return for each row the mean of all rows of its tower.
+
+    On one device it is the mean of all rows. It is its own gradient, as the
+    operator is linear and self-adjoint.
+
+    Args:
+        x: the rows, along axis 0.
+    """
+    return _mean_of_rows(x), own_mean
+
+
+@tf.function(autograph=False)
+def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
+    _MEANS.add(compat.get_default_graph())
+    return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
+
+
+def lay_out_own_mean(
+    partitioner: Partitioner, graph: Any, inputs: Values
+) -> Value | None:
+    """Lay out a call of ``own_mean``; None: it is none, or has no rows."""
+    if graph not in _MEANS:
+        return None
+    (x,) = inputs
+    layout, rows = x.sharded, x.local
+    if layout is None or rows is None or layout.axis or layout.blocks > 1:
+        return None
+    mean = partitioner.op("Mean", [rows, [0]], keep_dims=True)
+    shape = partitioner.shape_vector(rows)
+    # Without rows, the broadcast drops the mean, which is NaN.
+    means = partitioner.op("BroadcastTo", [mean, shape], rows.shape)
+    return Value(layout, means, shape=x.shape)

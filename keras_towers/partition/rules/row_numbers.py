@@ -74,7 +74,7 @@ def index_value(
         rank: the rank of the indexed tensor.
     """
     start = partitioner.scaled_size(of.rows, of.unit.start)
-    offset = partitioner.size_at_axis(0, rank, start, 0)
+    offset = partitioner.size_at_axis(0, rank, start)
     numbers = partitioner.op("AddV2", [own, offset], own.shape)
     row_numbers = RowNumbers(
         own, rows, of.unit, of.rows, is_first_column=rank > 1
@@ -212,10 +212,8 @@ def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
 
 
 def _takes_first_column(node: Node, inputs: Values) -> bool:
-    shape, ends = inputs[0].shape or (), [v.known for v in inputs[1:]]
-    if any(end is None for end in ends):
-        return False
-    taken = spans(node, shape, *ends)
+    shape = inputs[0].sizes
+    taken = spans(node, shape, *[end.entries for end in inputs[1:]])
     return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import ONE, Factors, along_axes
+from keras_towers.partition.division import Factors, NewAxis, along_axes, divide
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -132,9 +131,9 @@ def _fill(node: Node, target: Value, value: Value) -> Values:
     return node.run_with_shape([target, value], 0, sizes, layout)
 
 
-@shape_of("BroadcastTo")
-def _broadcast_shape(node: Node, value: Value, target: Value) -> Shape:
-    return requested_shape(node, target)
+@shape_of("BroadcastTo", "ScatterNd")
+def _shape_of_last(node: Node, *inputs: Value) -> Shape:
+    return requested_shape(node, inputs[-1])
 
 
 @shape_of("Range")
@@ -196,11 +195,14 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
 
 @axes("Tile")
 def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
-    known = [None] * value.rank if times.known is None else times.known
-    labels = [
-        axis if number == 1 else None for axis, number in enumerate(known)
-    ]
-    return Factors([labels, None], [labels], [[0]])
+    known = [UNKNOWN] * value.rank if times.known is None else times.known
+    labels: list[Any] = []
+    tiled: list[Any] = []
+    for axis, size in enumerate(value.sizes):
+        is_kept = known[axis] == 1
+        labels.append(axis if is_kept else None)
+        tiled.append(axis if is_kept else NewAxis(size * known[axis]))
+    return Factors([labels, None], [tiled], [[0]])
 
 
 @rule("Tile")
@@ -208,7 +210,7 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
     """Tile a replicated value to rows."""
     partitioner = node.partitioner
     require(value.sharded is None)
-    sizes = _tile_shape(node, value, times)
+    (sizes,) = _tile_axes(node, value, times).shapes([value, times])
     for axis, size in enumerate(sizes):
         layout = partitioner.find_rows(axis, size)
         # Another axis may have a multiple of the number of examples by chance.
@@ -218,31 +220,6 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
         given = [partitioner.replicate(value), shape]
         return node.run_on_towers(given, layout, shapes=[sizes])
     raise NotDivided
-
-
-@shape_of("Tile")
-def _tile_shape(node: Node, value: Value, times: Value) -> Shape:
-    require(times.known is not None)
-    return tuple(
-        size * number
-        for size, number in zip(value.sizes, times.known, strict=True)
-    )
-
-
-@shape_of("ScatterNd")
-def _scatter_shape(
-    node: Node, indices: Value, rows: Value, target: Value
-) -> Shape:
-    return requested_shape(node, target)
-
-
-@shape_of("Pad", "PadV2", "MirrorPad")
-def _pad_shape(node: Node, value: Value, widths: Value, *fill: Value) -> Shape:
-    require(widths.known is not None)
-    return tuple(
-        size + sum(pair)
-        for size, pair in zip(value.sizes, widths.known, strict=True)
-    )
 
 
 @shape_of("ConcatV2")
@@ -260,12 +237,11 @@ def _concat_shape(node: Node, *values: Value) -> Shape:
 # The first output of the cross-entropy of classes, its losses, has fewer axes,
 # but the second one, the gradient, has the shape of the scores.
 _LIKE_THEIR_INPUT = """
-    Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll
-    ReverseSequence MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
-    MatrixInverse Cholesky MatrixSquareRoot MatrixExponential FFT IFFT FFT2D
-    IFFT2D TensorScatterUpdate TensorScatterAdd TensorScatterSub
-    TensorScatterMax TensorScatterMin InvertPermutation RandomShuffle
-    SparseSoftmaxCrossEntropyWithLogits
+    Softmax LogSoftmax ReverseSequence MatrixBandPart MatrixSetDiag
+    MatrixSetDiagV2 MatrixSetDiagV3 MatrixInverse Cholesky MatrixSquareRoot
+    MatrixExponential FFT IFFT FFT2D IFFT2D TensorScatterUpdate TensorScatterAdd
+    TensorScatterSub TensorScatterMax TensorScatterMin InvertPermutation
+    RandomShuffle SparseSoftmaxCrossEntropyWithLogits
 """
 
 
@@ -297,20 +273,21 @@ def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
 
 @axes("ExpandDims")
 def _expand_dims(node: Node, value: Value, at: Value) -> Factors:
-    labels = _with_axis(value, known_ints(at)[0], ONE)
+    labels = _with_axis(value, known_ints(at)[0], NewAxis(1))
     return Factors([range(value.rank), None], [labels], [[0]])
 
 
 @axes("Pack")
 def _pack(node: Node, *values: Value) -> Factors:
     labels, count = range(values[0].rank), len(values)
-    output = _with_axis(values[0], node.attr("axis"), None)
+    output = _with_axis(values[0], node.attr("axis"), NewAxis(count))
     return Factors([labels] * count, [output], [range(count)])
 
 
 @axes("OneHot")
 def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
-    output = _with_axis(indices, node.attr("axis"), None)
+    depth = NewAxis(options[0].number)
+    output = _with_axis(indices, node.attr("axis"), depth)
     return Factors([range(indices.rank), *[None] * len(options)], [output])
 
 

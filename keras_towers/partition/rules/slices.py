@@ -9,22 +9,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from keras_towers.partition.division import divide
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
-    NotDivided,
-    Shape,
     Sharded,
     Value,
     Values,
     local_shape,
     require,
+    required,
     static,
 )
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.registry import Node, axes, rule
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slice_spans import Span, spans, split_sizes
@@ -32,16 +30,7 @@ from keras_towers.partition.slice_spans import Span, spans, split_sizes
 
 def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
     """Return the spans of a slice, as far as they are known."""
-    return spans(node, shape, *map(_entries, ends))
-
-
-def _entries(value: Value) -> Sequence[Any]:
-    """Return the entries of a vector, ``UNKNOWN`` where they are not known."""
-    if value.known is not None:
-        return cast("Sequence[Any]", value.known)
-    (count,) = value.sizes
-    require(isinstance(count, int))
-    return [UNKNOWN] * count
+    return spans(node, shape, *[end.entries for end in ends])
 
 
 def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
@@ -49,11 +38,14 @@ def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
     whole: list[Any] = [None] * rank
     left: list[Any] = []
     for span in taken:
-        label = span.axis if span.is_whole else None
-        if label is not None:
-            whole[label] = label
-        if not span.dropped:
-            left.append(label)
+        if span.axis is not None and span.is_whole:
+            whole[span.axis] = span.axis
+            left.append(span.axis)
+        elif span.axis is None:
+            left.append(NewAxis(1))
+        elif not span.dropped:
+            # Every n-th row does not select whole units.
+            left.append(NewAxis(span.size if span.stride == 1 else UNKNOWN))
     return whole, left
 
 
@@ -66,22 +58,6 @@ def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
         # The entry may be the global number of rows.
         entries[2] = [-1 if span.is_whole else None for span in taken]
     return Factors([whole, *[None] * len(ends)], [left], [[0]], entries=entries)
-
-
-@shape_of("StridedSlice", "Slice")
-def _slice_shape(node: Node, value: Value, *ends: Value) -> Shape:
-    sizes: list[Any] = []
-    for span in _known_spans(node, value.sizes, ends):
-        size: Any = 1
-        if span.axis is not None:
-            whole = value.sizes[span.axis]
-            size = whole if span.size is None else span.size
-        if span.stride != 1:
-            # Every n-th row does not select whole units.
-            size = UNKNOWN
-        if not span.dropped:
-            sizes.append(size)
-    return tuple(sizes)
 
 
 @rule("StridedSlice", "Slice")
@@ -117,9 +93,7 @@ def _slice_blocks(
 
 def _with_blocks(layout: Sharded, size: Any) -> Sharded:
     """Return the layout of another size with blocks of the same size."""
-    blocks = layout.blocks_in(size)
-    if not blocks:
-        raise NotDivided
+    blocks = required(layout.blocks_in(size) or None)
     return dataclasses.replace(layout, blocks=blocks)
 
 
@@ -151,7 +125,7 @@ def _split(node: Node, *inputs: Value) -> Values:
     sizes = (
         [layout.size // count] * count
         if at
-        else split_sizes(_entries(inputs[1]), layout.size)
+        else split_sizes(inputs[1].entries, layout.size)
     )
     begins = itertools.accumulate(sizes, initial=0)
     return [
@@ -166,9 +140,8 @@ def _split(node: Node, *inputs: Value) -> Values:
 @rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    sizes = target.known
-    if sizes is None or value.shape is None:
-        raise NotDivided
+    sizes = required(target.known)
+    require(value.shape is not None)
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
     if value.sharded is None:
@@ -176,7 +149,7 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
         return divide(node, [target, *inputs], factors)
     layout = value.sharded
     axis = left[layout.axis]
-    if axis is None or sizes[axis] != layout.size:
+    if not isinstance(axis, int) or sizes[axis] != layout.size:
         span = _only_partial_span(taken, layout.axis)
         return [
             _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
@@ -198,7 +171,7 @@ def _pad_blocks(
         rows and partitioner.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
     ]
-    columns = [partitioner.size_at_axis(axis, rank, end, 0) for end in ends]
+    columns = [partitioner.size_at_axis(axis, rank, end) for end in ends]
     widths = partitioner.op("Pack", columns, (rank, 2), axis=1)
     shape[axis] = padded.size
     local = partitioner.op(
@@ -209,14 +182,18 @@ def _pad_blocks(
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
-    require(widths.known is not None)
-    labels = [
-        axis if all(width == 0 for width in widths.known[axis]) else None
-        for axis in range(value.rank)
-    ]
+    known = required(widths.known)
+    sign = -1 if node.type == "MirrorPadGrad" else 1
+    labels: list[Any] = []
+    padded: list[Any] = []
+    for axis, size in enumerate(value.sizes):
+        width = sum(known[axis])
+        is_kept = all(end == 0 for end in known[axis])
+        labels.append(axis if is_kept else None)
+        padded.append(axis if is_kept else NewAxis(size + sign * width))
     return Factors(
         [labels, None, *[None] * len(fill)],
-        [labels],
+        [padded],
         () if fill else [[0]],
         needs_rows=node.type.startswith("Mirror"),
     )
@@ -224,8 +201,7 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 
 @rule("Pad")
 def _pad(node: Node, value: Value, widths: Value) -> Values:
-    (layout, _), known = value.as_rows(), widths.known
-    require(known is not None)
+    (layout, _), known = value.as_rows(), required(widths.known)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
     require(padded == [layout.axis])
     before, after = known[layout.axis]

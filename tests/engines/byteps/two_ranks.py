@@ -127,6 +127,9 @@ def values_of_the_drop_in():
         bps.DistributedOptimizer(_sgd(), backward_passes_per_step=0)
     with refused("compression is 'fp16', which cannot", "bps.Compression"):
         bps.push_pull(1.0, compression="fp16")
+    with refused("rank 2 cannot broadcast: the job has ranks 0 to 1"):
+        bps.broadcast_variables([variable], 2)
+    assert (bps.local_rank(), bps.local_size()) == (RANK, 2)
     with refused("bps.broadcast_variables(model.weights"):
         bps.broadcast_global_variables(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -153,6 +156,10 @@ def learning_rates_are_set_by_the_callbacks_of_byteps():
             made, X[:16], Y[:16], epochs=len(wanted), callbacks=callbacks
         )
         assert_close(history.history["lr"], wanted)
+    half = schedule(0.5)
+    for _ in range(2):  # The rate is not halved again.
+        history = s.fit(made, X[:16], Y[:16], callbacks=[half])
+        assert_close(history.history["lr"], [0.05])
 
 
 @check

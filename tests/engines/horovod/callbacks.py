@@ -144,6 +144,9 @@ def functions_take_arrays_numbers_tensors_and_variables():
     for found, one, other in (
         (total, [1, 2], [1, 2]),
         (hvd.allreduce(variable, op=hvd.Sum), [3, 4], [3, 4]),
+        (hvd.allreduce(variable, "keras", False), [3, 4], [3, 4]),
+        (hvd.allreduce(variable, False), [3, 4], [3, 4]),  # As in TensorFlow's.
+        (hvd.allreduce(tensor=variable, average=False), [3, 4], [3, 4]),
         (hvd.allgather(np.full((1 + rank,), rank)), [0, 1, 1], [0, 1, 1]),
         (hvd.reducescatter(rows, op=hvd.Sum), [10, 12], [14, 16]),
         (hvd.alltoall(rows), [0, 1, 10, 11], [2, 3, 12, 13]),

@@ -10,9 +10,6 @@ MODULES = [
     for name in ("training", "callbacks", "tapes")
 ]
 JOB = Job(
-    MODULES[0],
-    names(*MODULES),
-    limit_s=240,
-    HOROVOD_DYNAMIC_PROCESS_SETS="1",
+    MODULES[0], names(*MODULES), limit_s=240, HOROVOD_DYNAMIC_PROCESS_SETS="1"
 )
 test_ranks = each_check_of({"two ranks": JOB})

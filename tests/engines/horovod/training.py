@@ -135,9 +135,7 @@ def passes_loss_scale_and_batch_normalization():
         )
 
     optimizer = hvd.DistributedOptimizer(
-        make(),
-        backward_passes_per_step=2,
-        average_aggregated_gradients=True,
+        make(), backward_passes_per_step=2, average_aggregated_gradients=True
     )
     ours = normalized(hvd.SyncBatchNormalization)
     small.train(optimizer, made=ours)

@@ -217,8 +217,7 @@ LAYERS = {
         ),
     ),
     **_made(
-        IMAGES,
-        Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8)),
+        IMAGES, Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8))
     ),
     **_whole(
         IMAGES, "sigmoid", CutMix=_labelled("CutMix"), MixUp=_labelled("MixUp")

@@ -27,8 +27,7 @@ def test_logs_and_state_of_every_batch():
     def make():
         rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7)
         return linear(
-            optimizer=lambda: keras.optimizers.Adam(rate),
-            metrics=["accuracy"],
+            optimizer=lambda: keras.optimizers.Adam(rate), metrics=["accuracy"]
         )
 
     def act(model):

@@ -5,6 +5,7 @@ is done here on logical CPUs.
 """
 
 import functools
+import itertools
 
 import keras
 import pytest
@@ -160,8 +161,7 @@ def test_several_steps_in_one_and_validation(ahead):
 
 
 @pytest.mark.parametrize(
-    "source, ahead",
-    sample_of([("generator", False), ("PyDataset", True)]),
+    "source, ahead", sample_of([("generator", False), ("PyDataset", True)])
 )
 def test_evaluate_and_predict(source, ahead):
     def act(model):
@@ -172,6 +172,34 @@ def test_evaluate_and_predict(source, ahead):
         return evaluated, model.predict(data, steps=steps, verbose=0)
 
     assert_exact(linear, act, strategy_of(2, ahead))
+
+
+def test_a_generator_is_read_only_for_steps():
+    """What is prefetched beyond them is lost, and ranks lose other numbers."""
+
+    def endless(read):
+        for number in itertools.count():
+            read.append(number)
+            yield X[:BATCH], Y[:BATCH], W[:BATCH]
+
+    read, validated = [], []
+    model = linear(steps_per_execution=2)
+    with strategy_of(2):
+        data = endless(read)
+        model.fit(
+            data,
+            epochs=3,
+            initial_epoch=1,
+            steps_per_epoch=3,
+            validation_data=endless(validated),
+            validation_steps=4,
+            verbose=0,
+        )
+        assert len(read) == 8
+        # Keras begins each validation with the two batches it looked at first.
+        assert len(validated) == 6
+        model.evaluate(data, steps=5, verbose=0)
+        assert len(read) == 14
 
 
 def test_on_batch():

@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.step.acts import sparse
+from tests.kit.by_hand import ByHand
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -17,31 +18,17 @@ from tests.kit.compare import (
 from tests.kit.training import X, Y
 
 
-class SemiSupervised(keras.Sequential):
-    """Trains on labelled and unlabelled examples together.
-
-    It counts its steps, in a variable that no batch is needed for.
-    """
-
-    def __init__(self, layers):
-        super().__init__(layers)
-        self.steps = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="steps"
-        )
-
-    def train_step(self, data):
-        (x, y), more = data
-        self.steps.assign_add(1.0)
-        with tf.GradientTape() as tape:
-            loss = sparse(y, self(x, training=True))
-            loss += 0.1 * tf.reduce_mean(self(more, training=True) ** 2)
-        grads = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(grads, self.trainable_variables)
-        return {"mine": loss}
+def semi_supervised(model, labelled, unlabelled):
+    """Count steps, in a variable that no batch is needed for."""
+    x, y = labelled
+    model.steps.assign_add(1.0)
+    loss = sparse(y, model.net(x, training=True))
+    return loss + 0.1 * tf.reduce_mean(model.net(unlabelled) ** 2)
 
 
-def make(cls=SemiSupervised, **options):
-    model = cls(m.mlp().layers)
+def make(step=semi_supervised, **options):
+    steps = keras.Variable(0.0, trainable=False, name="steps")
+    model = ByHand(step, net=m.mlp(), steps=steps)
     model.compile(keras.optimizers.SGD(0.005), **options)
     return model
 
@@ -144,9 +131,14 @@ class OtherLengths(keras.Sequential):
 
 
 def test_predictions_of_parts_with_other_rows():
+    def predicting():
+        model = OtherLengths(m.mlp().layers)
+        model.compile()
+        return model
+
     wanted, found = (
         use_model(
-            lambda: make(OtherLengths),
+            predicting,
             lambda model: model.predict(X[:10], batch_size=4, verbose=0),
             strategy,
         ).returned
@@ -167,23 +159,15 @@ class Graphs(tf.experimental.BatchableExtensionType):
 
 
 def test_batches_of_a_type_of_the_users_own():
-    class Degrees(keras.Sequential):
-        def train_step(self, data):
-            graphs, y = data
-            with tf.GradientTape() as tape:
-                degrees = tf.reduce_sum(graphs.edges, -1, keepdims=True)
-                loss = sparse(
-                    y, self(graphs.nodes + tf.cast(degrees, "float32"))
-                )
-            grads = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply(grads, self.trainable_variables)
-            return {"loss": loss}
+    def by_degree(model, graphs, y):
+        degrees = tf.reduce_sum(graphs.edges, -1, keepdims=True)
+        return sparse(y, model.net(graphs.nodes + tf.cast(degrees, "float32")))
 
     edges = tf.RaggedTensor.from_row_lengths(tf.range(48) % 3, [2] * 24)
     graphs = Graphs(nodes=tf.constant(X[:24]), edges=edges)
     data = tf.data.Dataset.from_tensor_slices((graphs, Y[:24])).batch(7)
     assert_exact(
-        lambda: make(Degrees),
+        lambda: make(by_degree),
         lambda model: model.fit(data, verbose=0),
         kt.TowerStrategy(3),
     )

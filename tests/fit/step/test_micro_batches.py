@@ -112,10 +112,3 @@ def test_describe_says_what_is_held_of_all_parts():
         assert "each tower processes its rows in 2 parts" in described
         lines.append("held for all micro-batches" in described)
     assert lines == [False, True]
-
-
-def test_one_tower_with_one_part_is_plain():
-    strategy = kt.TowerStrategy(1, micro_batches=1)
-    with strategy:
-        fit(compiled(m.mlp)(), 1, X, Y, BATCH)
-    assert "training of" not in strategy.describe()

@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.outside import OutsideVariables
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.transport import SingleProcess
 
 pytestmark = pytest.mark.core
@@ -30,7 +29,7 @@ class Rank0(SingleProcess):
 @pytest.mark.parametrize("same", [True, False])
 def test_variables_are_sent_once_an_epoch_if_they_differ(same):
     rank_0 = Rank0(same)
-    outside = OutsideVariables(rank_0, ["CPU:0"] * 2, StepOrder(rank_0))
+    outside = OutsideVariables(rank_0, ["CPU:0"] * 2)
     numbers = tf.Variable([1, 2]), tf.Variable(True)
     copies = tf.Variable([0.5] * 3), tf.Variable([0.5] * 3)
     handles = [[v.handle] for v in numbers] + [[c.handle for c in copies]]

@@ -109,10 +109,7 @@ def _size(variable):
 
 @pytest.mark.parametrize(
     "optimizer, slots, built",
-    [
-        ("adam", 2, "before"),
-        ("adafactor", 1.25, "inside"),
-    ],
+    [("adam", 2, "before"), ("adafactor", 1.25, "inside")],
 )
 def test_each_tower_holds_its_part_of_the_slots(optimizer, slots, built):
     model = even(optimizer)
@@ -154,9 +151,7 @@ def test_one_tower_does_not_shard(caplog):
     assert "sharded" in caplog.text
 
 
-def test_running_out_of_memory_when_leaving_keeps_the_model_whole(
-    monkeypatch,
-):
+def test_running_out_of_memory_when_leaving_keeps_the_model_whole(monkeypatch):
     def no_room(variable, device):
         raise tf.errors.ResourceExhaustedError(None, None, "no room")
 

@@ -8,8 +8,6 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.weights.tower_variables import TowerVariables
-from tests.kit.compare import assert_towers_equal
-from tests.kit.training import fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -68,17 +66,3 @@ def test_a_scalar_made_in_the_block_is_a_number(make):
             assert found == 3 and np.shape(found) == ()
             assert found.dtype == variable.dtype.as_numpy_dtype
         assert int(variable) == float(variable) == complex(variable) == 3
-
-
-@pytest.mark.parametrize("updates", ["once", "each"])
-def test_a_model_has_its_own_variables_in_and_after_the_block(updates):
-    model = linear(keras.layers.BatchNormalization())
-    before = [v._value for v in model.variables]
-    with kt.TowerStrategy(3, updates=updates):
-        fit(model)
-        held = [v._value for v in model.variables]
-        alike = [a is b for a, b in zip(held, before, strict=True)]
-        assert all(alike) == (updates == "once")
-        assert_towers_equal(model)
-    for variable, value in zip(model.variables, before, strict=True):
-        assert variable._value is value

@@ -9,6 +9,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.kit.by_hand import ByHand as ByHand
+from tests.kit.by_hand import apply as apply
+
 # Two whole batches, which four towers share unevenly, and a last one of a
 # single example.
 EXAMPLES, BATCH, WIDTH = 31, 15, 6
@@ -91,27 +94,6 @@ def step(data=numbers, **parts):
     return register
 
 
-class ByHand(keras.Model):
-    """A model of some parts, with a step that is written by hand."""
-
-    def __init__(self, function, /, **parts):
-        super().__init__()
-        self._function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def call(self, x):
-        return self.net(x)
-
-    def train_step(self, data):
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            loss = self._function(self, x, y)
-            if isinstance(loss, dict):
-                return loss
-        return apply(self, tape, loss)
-
-
 def compiled(model, **options):
     """Compile with an optimizer that forgives nothing."""
     options = {"loss": "mse", **options}
@@ -136,13 +118,6 @@ def mlp(*units, **options):
 def state(*shape, value=0.0, dtype="float32"):
     """A function that makes a variable that is not trained."""
     return lambda: keras.Variable(np.full(shape, value, dtype), trainable=False)
-
-
-def apply(model, tape, loss):
-    """Apply the gradients of a loss; return it as the log."""
-    weights = model.trainable_variables
-    model.optimizer.apply(tape.gradient(loss, weights), weights)
-    return {"loss": loss}
 
 
 def gradients_of(model, x, y):

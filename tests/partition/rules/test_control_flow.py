@@ -75,8 +75,7 @@ def test_each_branch_is_divided(name, seed):
 def test_switch_case_chooses_one_of_several(seed):
     def choose(at, x, y):
         return tf.switch_case(
-            at[0],
-            [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y],
+            at[0], [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y]
         )
 
     given = (
@@ -205,6 +204,16 @@ def _of_loops(x, w):
     return _loop(3, each, (x,))
 
 
+def _with_a_choice_of_sizes(x):
+    """Its inner results are the same for all towers, not its inputs."""
+
+    def each(i, y):
+        n = tf.cond(i > 1, lambda: tf.shape(x)[0], lambda: 0)
+        return y + tf.cast(n, tf.float32) * x
+
+    return _loop(3, each, (_zeros(x),))
+
+
 # Loop variables that change their layout: from replicated to sharded, ...
 _DIVIDED = {
     "zeros": (
@@ -236,6 +245,7 @@ _DIVIDED = {
         replicated(1, dtype="int32", low=0, high=0),
     ),
     "draws": (_noisy, sharded(-1, 2)),
+    "a choice of sizes": (_with_a_choice_of_sizes, sharded(-1, 2)),
     "loops": (with_gradients(_of_loops), sharded(-1, 2), replicated(2, 2)),
 }
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.partition.partitioner import Partitioner
 from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     FEW,
@@ -145,6 +146,21 @@ def test_numbers_of_examples_and_draws_are_those_of_one_device():
         lambda x: tf.map_fn(each, x, fn_output_signature=tf.int64),
         sharded(-1, 3),
     )
+
+
+def test_what_is_the_same_on_all_towers_is_not_laid_out(monkeypatch):
+    """Otherwise the time grows exponentially with the depth of loops."""
+    laid_out = []
+    lay_out_node = Partitioner.lay_out_node
+
+    def note(self, node, inputs):
+        laid_out.append(node.type)
+        return lay_out_node(self, node, inputs)
+
+    monkeypatch.setattr(Partitioner, "lay_out_node", note)
+    check_divided(_with_loop, sharded(-1, 2))
+    assert "Abs" in laid_out
+    assert "Tanh" not in laid_out
 
 
 def test_the_initial_value_of_a_sum_counts_once():

@@ -40,9 +40,6 @@ _SUMS = {
         tf.ones([4, 3]), p[:, :1], y
     ),
     "centroids": _centroids,
-    "counts of each": lambda y, c, p: tf.raw_ops.DenseBincount(
-        input=p, size=4, weights=tf.constant([], tf.float32)
-    ),
 }
 # Of tf.debugging.
 _CHECKS = {"If", "Assert"}

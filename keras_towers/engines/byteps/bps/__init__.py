@@ -29,20 +29,13 @@ BYTEPS.import_module()
 # ``as`` marks names that this module exports.
 from byteps.tensorflow import (
     Compression as Compression,
-    local_rank as local_rank,
-    local_size as local_size,
     rank as rank,
     size as size,
 )
 
 from keras_towers.engines.byteps.bps import callbacks as callbacks
-from keras_towers.engines.dropin import (
-    check_compression,
-    distributed_models,
-    refuse_global_variables,
-    tf_variable,
-    use_connection,
-)
+from keras_towers.engines import dropin
+from keras_towers.engines.dropin import distributed_models
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
@@ -65,12 +58,23 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    use_connection(transport)
+    dropin.use_connection(transport)
     distributed_models.patch_keras(lambda: True)
 
 
 # For callbacks in a script that has not called init().
-use_connection(transport, as_default=True)
+dropin.use_connection(transport, as_default=True)
+
+
+# BytePS itself may count each process as a machine of its own.
+def local_rank() -> int:
+    """The number of this process on its machine."""
+    return transport().local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this machine."""
+    return transport().local_size
 
 
 def shutdown() -> None:
@@ -119,8 +123,8 @@ def push_pull(
     Returns:
         A tensor with the shape and dtype of the value.
     """
-    check_compression(compression, "bps")
-    tensor = tf.convert_to_tensor(tf_variable(value))
+    dropin.check_compression(compression, "bps")
+    tensor = tf.convert_to_tensor(dropin.tf_variable(value))
     key = f"{scope}{name}" if scope or name else next_key("push_pull")
     hook = compression_hook(compression)
     (total,) = hook(transport(), [tensor], f"bps.{key}")
@@ -145,7 +149,7 @@ def broadcast(
         The value of rank ``root_rank``, bit for bit.
     """
     key = f"{scope}{name}" if scope or name else next_key("broadcast")
-    tensor = tf.convert_to_tensor(tf_variable(value))
+    tensor = tf.convert_to_tensor(dropin.tf_variable(value))
     return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
 
 
@@ -161,7 +165,7 @@ def broadcast_variables(
         scope: ignored: names that match on all ranks are chosen.
     """
     del scope
-    values = list(map(tf_variable, variables))
+    values = list(map(dropin.tf_variable, variables))
     rank_agreement.broadcast(transport(), values, root_rank)
 
 
@@ -174,7 +178,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
         TowerError: always.
     """
-    refuse_global_variables("bps", root_rank)
+    dropin.refuse_global_variables("bps", root_rank)
 
 
 class _MeanReducer(Reducer):
@@ -229,7 +233,7 @@ def DistributedOptimizer(
             already.
     """
     del name, device_dense, device_sparse
-    check_compression(compression, "bps")
+    dropin.check_compression(compression, "bps")
     reducer = _MeanReducer(compression, sparse_as_dense)
     distribute(optimizer, reducer, backward_passes_per_step)
     # A script may not have called it, and ``compile`` has to be patched.

@@ -1,18 +1,20 @@
-"""BytePS's callbacks for Keras, under the same names."""
+"""BytePS's callbacks for Keras, under the same names.
+
+The learning rate comes last, and may be left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from keras_towers.engines.dropin import callbacks
 from keras_towers.engines.dropin.callbacks import (
     BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
     MetricAverageCallback as MetricAverageCallback,
-    RateSchedule,
-    WarmUp,
 )
 
 
-class LearningRateScheduleCallback(RateSchedule):
+class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback):
     """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
     Args:
@@ -26,8 +28,10 @@ class LearningRateScheduleCallback(RateSchedule):
         momentum_correction: correct the optimizer's momentum, if it has any.
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         initial_lr: the learning rate to multiply; None: the optimizer's when
-            training begins.
+            training first begins.
     """
+
+    _rate_is_optional = True
 
     def __init__(
         self,
@@ -40,8 +44,8 @@ class LearningRateScheduleCallback(RateSchedule):
         initial_lr: float | None = None,
     ):
         super().__init__(
-            multiplier if callable(multiplier) else lambda epoch: multiplier,
             initial_lr,
+            multiplier if callable(multiplier) else lambda epoch: multiplier,
             start_epoch,
             end_epoch,
             staircase or not callable(multiplier),
@@ -50,7 +54,7 @@ class LearningRateScheduleCallback(RateSchedule):
         )
 
 
-class LearningRateWarmupCallback(WarmUp):
+class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
     """Warms the learning rate up to ``initial_lr``.
 
     It grows linearly with every batch, from ``initial_lr / size()`` to
@@ -62,8 +66,10 @@ class LearningRateWarmupCallback(WarmUp):
         steps_per_epoch: the number of batches per epoch; None: as in ``fit``.
         verbose: 1: print a message on rank 0 when the warm-up is over.
         initial_lr: the learning rate after the warm-up; None: the optimizer's
-            when training begins.
+            when training first begins.
     """
+
+    _rate_is_optional = True
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Horovod's operations on tensors, Keras variables, arrays and numbers.
 
 Their first argument may be any of these. They are differentiable if Horovod's
-are. An operation of ``horovod.keras`` takes its arguments in the order of that
-module, and also the options of ``horovod.tensorflow``; any other operation has
-the arguments of ``horovod.tensorflow``.
+are. An operation takes the arguments of ``horovod.tensorflow``, and those of
+``horovod.keras`` if that module has it. The two order them differently: the
+second one, if it is text, is the name that ``horovod.keras`` has there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ import horovod.keras as hvd_keras
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.engines.dropin import (
-    distributed_models,
-    refuse_global_variables,
-    tf_variable,
-    use_connection,
-)
+from keras_towers.engines import dropin
+from keras_towers.engines.dropin import distributed_models
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
@@ -48,18 +44,18 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
-    use_connection(HorovodTransport)
+    dropin.use_connection(HorovodTransport)
     distributed_models.patch_keras(hvd.is_initialized)
 
 
 # For callbacks in a script that has not called init().
-use_connection(HorovodTransport, as_default=True)
+dropin.use_connection(HorovodTransport, as_default=True)
 
 
 def _tensor(value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return value
-    return tf.convert_to_tensor(tf_variable(value))
+    return tf.convert_to_tensor(dropin.tf_variable(value))
 
 
 def _tensors(values: Any) -> list[Any]:
@@ -67,7 +63,7 @@ def _tensors(values: Any) -> list[Any]:
 
 
 def _variables(variables: Any) -> list[Any]:
-    return [tf_variable(variable) for variable in variables]
+    return [dropin.tf_variable(variable) for variable in variables]
 
 
 def _adapt(
@@ -80,17 +76,22 @@ def _adapt(
     Args:
         function: Horovod's function.
         convert: converts its first argument.
-        like: a function whose order of positional arguments to use instead.
+        like: the function of ``horovod.keras``, whose arguments it takes, too.
     """
     like = like or function
-    signature = inspect.signature(like)
-    first = next(iter(signature.parameters))
+    own, of_keras = inspect.signature(function), inspect.signature(like)
+    names_of_first = {next(iter(s.parameters)) for s in (own, of_keras)}
 
     @functools.wraps(like)
     def run(*args: Any, **kwargs: Any) -> Any:
+        named = len(args) < 2 or isinstance(args[1], str | None)
+        signature = of_keras if named else own
         arguments = {**signature.bind_partial(*args).arguments, **kwargs}
-        if first not in arguments:
-            raise TypeError(f"{function.__name__}() needs {first!r}")
+        firsts = names_of_first & arguments.keys()
+        if len(firsts) != 1:
+            names = " or ".join(sorted(map(repr, names_of_first)))
+            raise TypeError(f"{function.__name__}() needs one argument {names}")
+        (first,) = firsts
         value = convert(arguments.pop(first))
         ranks = arguments.get("process_set", hvd.global_process_set)
         # Marks are compared between ranks, so all ranks have to make them.
@@ -149,4 +150,4 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
         TowerError: always, as in Horovod when TensorFlow runs eagerly.
     """
-    refuse_global_variables("hvd", root_rank)
+    dropin.refuse_global_variables("hvd", root_rank)

@@ -79,27 +79,35 @@ class Case:
         return self.name
 
 
-def cases_of(args, operations, attributes=None, low=None, high=None, **options):
+def cases_of(
+    args,
+    operations="",
+    attributes=None,
+    low=None,
+    high=None,
+    broadcast=False,
+    **named,
+):
     """Return cases that differ in their operations only.
 
     Args:
         args: the axes of each argument, or a dash for a single number, with the
             kind of its entries: ``ab, -, a:whole``.
-        operations: types of operations, ``"Sum Mean"``; or a dict from names of
-            cases to functions, or to attributes: ``{"Sum-1": {"axis": 1}}``.
-        attributes: the attributes of all operations of a text.
+        operations: types of operations, ``"Sum Mean"``.
+        attributes: the attributes of all of them.
         low: the smallest entry of numbers.
         high: the largest entry.
-        **options: other attributes of ``Case``.
+        broadcast: as of ``Case``.
+        **named: more cases by name, which begins with the type: a function, or
+            attributes: ``Sum_1={"axis": 1}``.
     """
-    if isinstance(operations, str):
-        operations = dict.fromkeys(operations.split(), attributes or {})
+    named = dict.fromkeys(operations.split(), attributes or {}) | named
     args = [_argument(arg.strip(), low, high) for arg in args.split(",")]
     found = []
-    for name, function in operations.items():
+    for name, function in named.items():
         if not callable(function):
-            function = raw_op(name.partition("-")[0], **function)
-        found.append(Case(name, function, args, **options))
+            function = raw_op(name.partition("_")[0], **function)
+        found.append(Case(name, function, args, broadcast))
     return found
 
 

@@ -24,8 +24,8 @@ def _gradients(names, low=-1, high=1):
 
 
 def _cast(entries, to, low=None, high=None):
-    of = {f"Cast-{entries}-{to}": lambda x: tf.cast(x, to)}
-    return cases_of(f"ab:{entries}", of, low=low, high=high)
+    of = {f"Cast_{entries}_{to}": lambda x: tf.cast(x, to)}
+    return cases_of(f"ab:{entries}", **of, low=low, high=high)
 
 
 _NUMBERS = [
@@ -55,8 +55,8 @@ _NUMBERS = [
     *_complex("ComplexAbs Angle Real Imag Conj"),
     *cases_of(
         "ab",
-        {
-            f"Pow-{e}": lambda x, e=e: x**e
+        **{
+            f"Pow_{e}": lambda x, e=e: x**e
             for e in (0, 1, 2, 3, -1, -2, 0.5, 0.123, 1e-3)
         },
         low=0.1,
@@ -64,8 +64,8 @@ _NUMBERS = [
     ),
     *cases_of(
         "ab",
-        {
-            f"Maximum-{c}": lambda x, c=c: tf.maximum(x, c)
+        **{
+            f"Maximum_{c}": lambda x, c=c: tf.maximum(x, c)
             for c in (0.0, 1.0, -1.0)
         },
     ),
@@ -87,13 +87,12 @@ _OF_NO_NUMBERS = [
     *_text("StringToHashBucketStrong", {"num_buckets": 7, "key": [1, 2]}),
     *_text("UnicodeTranscode", _UTF),
     *_text("Substr", {"pos": 0, "len": 1}),
-    *_text({"DecodeBase64": lambda x: tf.io.decode_base64(_base64(x))}),
+    *_text(DecodeBase64=lambda x: tf.io.decode_base64(_base64(x))),
     *cases_of(
-        "ab:string, ab:string",
-        {"StringJoin": lambda x, y: tf.strings.join([x, y])},
+        "ab:string, ab:string", StringJoin=lambda x, y: tf.strings.join([x, y])
     ),
     *_one("AsString"),
-    *_one({"StringToNumber": lambda x: tf.strings.to_number(_as_string(x))}),
+    *_one(StringToNumber=lambda x: tf.strings.to_number(_as_string(x))),
 ]
 _GRADIENTS = [
     *_gradients("ReluGrad LeakyReluGrad Relu6Grad EluGrad SeluGrad"),
@@ -104,14 +103,14 @@ _GRADIENTS = [
 _BIASES = [
     *cases_of("abc, c", "BiasAdd BiasAddV1"),
     *cases_of(
-        "abc, b", {"BiasAdd-first": lambda x, b: tf.nn.bias_add(x, b, "NC...")}
+        "abc, b", BiasAdd_first=lambda x, b: tf.nn.bias_add(x, b, "NC...")
     ),
 ]
 _CHOICES = [
     *cases_of("ab:bool, ab, ab", "SelectV2", broadcast=True),
     *cases_of("ab:bool, ab:whole, ab:whole", "SelectV2", broadcast=True),
     *cases_of("ab:bool, ab, ab", "Select"),
-    *cases_of("a:bool, ab, ab", {"Select-rows": {}}),
+    *cases_of("a:bool, ab, ab", Select_rows={}),
 ]
 _SAME = [
     *cases_of("ab", "CheckNumerics", {"message": "?"}),
@@ -121,21 +120,17 @@ _SAME = [
     ),
     *cases_of(
         "ab, ab",
-        {
-            "IdentityN": lambda x, y: tf.identity_n([x, y]),
-            "AddN": lambda x, y: tf.add_n([x, y, x]),
-        },
+        IdentityN=lambda x, y: tf.identity_n([x, y]),
+        AddN=lambda x, y: tf.add_n([x, y, x]),
     ),
     *cases_of(
         "ab, ab",
-        {
-            "AccumulateNV2": lambda x, y: tf.raw_ops.AccumulateNV2(
-                inputs=[x, y], shape=[2, 3]
-            )
-        },
+        AccumulateNV2=lambda x, y: tf.raw_ops.AccumulateNV2(
+            inputs=[x, y], shape=[2, 3]
+        ),
     ),
     *cases_of("ab", "Bitcast", {"type": tf.int32}),
-    *cases_of("ab:float64", {"Bitcast-halves": {"type": tf.int32}}),
+    *cases_of("ab:float64", Bitcast_halves={"type": tf.int32}),
     *(*_cast("", "float64"), *_cast("", "int32", -9, 9), *_cast("", "bool")),
     *(*_cast("whole", "float32"), *_cast("bool", "float32")),
     *(*_cast("whole", "int64", -5), *_cast("whole", "uint8", -200, 200)),

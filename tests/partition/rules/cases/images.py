@@ -36,7 +36,7 @@ def _twice(function):
 def _gradients(args, names, given, gradient=gradient_of, end="Grad"):
     """The gradients of operations."""
     every = {f"{n}{end}": gradient(raw_op(n, **given)) for n in names.split()}
-    return cases_of(args, every)
+    return cases_of(args, **every)
 
 
 _CONVOLUTIONS = [
@@ -102,7 +102,7 @@ _WINDOWS = [
 ]
 _PIXELS = [
     *cases_of("accb", "AdjustContrastv2", {"contrast_factor": 0.5}),
-    *cases_of("acb", {"AdjustContrastv2-one": {"contrast_factor": 0.5}}),
+    *cases_of("acb", AdjustContrastv2_one={"contrast_factor": 0.5}),
     *cases_of("accb", "AdjustHue", {"delta": 0.2}, low=0),
     *cases_of("accb", "AdjustSaturation", {"scale": 0.2}, low=0),
     *cases_of("accb", "RGBToHSV HSVToRGB", low=0),
@@ -114,24 +114,20 @@ _PIXELS = [
     ),
     *cases_of(
         "acce",
-        {
-            "FusedBatchNormV3-training": lambda x: (
-                tf.compat.v1.nn.fused_batch_norm(x, tf.ones(5), tf.ones(5))[0]
-            )
-        },
+        FusedBatchNormV3_training=lambda x: tf.compat.v1.nn.fused_batch_norm(
+            x, tf.ones(5), tf.ones(5)
+        )[0],
     ),
     *cases_of("acce, ah", "ImageProjectiveTransformV2", _WARPED),
     *cases_of(
         "acce, ah", "ImageProjectiveTransformV3", {"fill_value": 0.0, **_WARPED}
     ),
-    *cases_of("acce, ah, -", {"ImageProjectiveTransformV3-filled": _WARPED}),
+    *cases_of("acce, ah, -", ImageProjectiveTransformV3_filled=_WARPED),
     *cases_of(
         "bc, b",
-        {
-            "NonMaxSuppressionV3": _BOXES,
-            "NonMaxSuppressionV4": _BOXES,
-            "NonMaxSuppressionV5": {"soft_nms_sigma": 0.0, **_BOXES},
-        },
+        NonMaxSuppressionV3=_BOXES,
+        NonMaxSuppressionV4=_BOXES,
+        NonMaxSuppressionV5={"soft_nms_sigma": 0.0, **_BOXES},
         low=0,
     ),
     *cases_of(
@@ -157,10 +153,8 @@ _BLOCKS = [
     ),
     *cases_of(
         "acb",
-        {
-            "BatchToSpaceND": _there_and_back,
-            "BatchToSpaceND-one": {"block_shape": [1], "crops": [[0, 1]]},
-        },
+        BatchToSpaceND=_there_and_back,
+        BatchToSpaceND_one={"block_shape": [1], "crops": [[0, 1]]},
     ),
 ]
 CASES = [*_CONVOLUTIONS, *_WINDOWS, *_PIXELS, *_BLOCKS]

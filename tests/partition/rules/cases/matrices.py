@@ -23,27 +23,25 @@ def _searched(x, y, side):
 _square = functools.partial(cases_of, "bdd")
 _any = functools.partial(cases_of, "bcd")
 _MATRICES = [
-    *cases_of("abc", {"MatrixBandPart": {"num_lower": 0, "num_upper": 1}}),
+    *cases_of("abc", MatrixBandPart={"num_lower": 0, "num_upper": 1}),
     *cases_of("abc", "MatrixDiag"),
     *cases_of("abc", "MatrixDiagPart"),
     *cases_of("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
     *cases_of("abc, -", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
     *cases_of(
         "ab, ac",
-        {
+        **{
             f"{side}Bound": functools.partial(_searched, side=side)
             for side in ("Lower", "Upper")
         },
     ),
-    *cases_of("abc", {"MatrixDiagV3-zero": tf.linalg.diag}),
+    *cases_of("abc", MatrixDiagV3_zero=tf.linalg.diag),
     *cases_of(
         "aDc, -",
-        {
-            "MatrixDiagV2-band": {**_DIAGONALS, "k": [0, 1]},
-            "MatrixDiagV3-band": {**_DIAGONALS, "k": [0, 1]},
-        },
+        MatrixDiagV2_band={**_DIAGONALS, "k": [0, 1]},
+        MatrixDiagV3_band={**_DIAGONALS, "k": [0, 1]},
     ),
-    *cases_of("abc", {"MatrixDiagPartV3-zero": tf.linalg.diag_part}),
+    *cases_of("abc", MatrixDiagPartV3_zero=tf.linalg.diag_part),
     *cases_of("abc, ab", "MatrixSetDiag"),
     *cases_of("abc, ab", "MatrixSetDiagV2 MatrixSetDiagV3", {"k": 0}),
     *cases_of("abc:complex64", "FFT IFFT"),
@@ -53,31 +51,27 @@ _MATRICES = [
     *cases_of("abb:complex64", "IRFFT", {"fft_length": [4]}),
     *cases_of("acc", "RFFT2D", {"fft_length": [4, 4]}),
     *cases_of("acb:complex64", "IRFFT2D", {"fft_length": [4, 4]}),
-    *_any({"Qr": tf.linalg.qr, "Svd": tf.linalg.svd}),
+    *_any(Qr=tf.linalg.qr, Svd=tf.linalg.svd),
     *_square(
-        {
-            "MatrixInverse": _invertible(tf.linalg.inv),
-            "Cholesky": _invertible(tf.linalg.cholesky),
-            "SelfAdjointEigV2": lambda x: tf.linalg.eigh(
-                x + tf.linalg.matrix_transpose(x)
-            ),
-            "MatrixDeterminant": tf.linalg.det,
-            "LogMatrixDeterminant": _invertible(tf.linalg.slogdet),
-            "Lu": _invertible(tf.linalg.lu),
-            "MatrixSquareRoot": _invertible(tf.linalg.sqrtm),
-        }
+        MatrixInverse=_invertible(tf.linalg.inv),
+        Cholesky=_invertible(tf.linalg.cholesky),
+        SelfAdjointEigV2=lambda x: tf.linalg.eigh(
+            x + tf.linalg.matrix_transpose(x)
+        ),
+        MatrixDeterminant=tf.linalg.det,
+        LogMatrixDeterminant=_invertible(tf.linalg.slogdet),
+        Lu=_invertible(tf.linalg.lu),
+        MatrixSquareRoot=_invertible(tf.linalg.sqrtm),
     ),
     *cases_of(
         "add, adb",
-        {"MatrixSolve": lambda a, b: tf.linalg.solve(a + 3 * tf.eye(2), b)},
+        MatrixSolve=lambda a, b: tf.linalg.solve(a + 3 * tf.eye(2), b),
     ),
     *cases_of(
         "bdd, bdc",
-        {
-            "MatrixTriangularSolve": lambda a, b: tf.linalg.triangular_solve(
-                a + 3 * tf.eye(2), b
-            )
-        },
+        MatrixTriangularSolve=lambda a, b: tf.linalg.triangular_solve(
+            a + 3 * tf.eye(2), b
+        ),
     ),
 ]
 
@@ -87,24 +81,21 @@ def _einsum(equation):
         return tf.einsum(equation, *values)
 
     args = equation.split("->")[0].replace(",", ", ")
-    return cases_of(args, {f"Einsum-{equation}": apply})
+    return cases_of(args, **{f"Einsum_{equation}": apply})
 
 
 _FLIPPED = {"transpose_a": True, "transpose_b": True}
 _PRODUCTS = [
     *cases_of("ab, bc", "MatMul"),
     *cases_of("ab:whole, bc:whole", "MatMul"),
-    *cases_of("ba, cb", {"MatMul-transposed": _FLIPPED}),
-    *cases_of(
-        "ab", {"MatMul-itself": lambda a: tf.matmul(a, a, transpose_b=True)}
-    ),
+    *cases_of("ba, cb", MatMul_transposed=_FLIPPED),
+    *cases_of("ab", MatMul_itself=lambda a: tf.matmul(a, a, transpose_b=True)),
     *cases_of("dab, dbc", "BatchMatMul BatchMatMulV2"),
     *cases_of("dab, dbc", "BatchMatMulV3", {"Tout": tf.float32}),
-    *cases_of("dab, 1bc", {"BatchMatMulV2-wide": {}}),
-    *cases_of("edab, bc", {"BatchMatMulV2-less": {}}),
+    *cases_of("dab, 1bc", BatchMatMulV2_wide={}),
+    *cases_of("edab, bc", BatchMatMulV2_less={}),
     *cases_of(
-        "dba:complex64, dbc:complex64",
-        {"BatchMatMulV2-adjoint": {"adj_x": True}},
+        "dba:complex64, dbc:complex64", BatchMatMulV2_adjoint={"adj_x": True}
     ),
     *(*_einsum("ab,bc->ac"), *_einsum("abc,cd->abd")),
     *(*_einsum("abc,acd->abd"), *_einsum("ab,ac->abc")),
@@ -113,19 +104,15 @@ _PRODUCTS = [
     # On a tower without rows, 0 times infinity is NaN.
     *cases_of(
         "ab",
-        {
-            "Einsum-factor": lambda a: tf.einsum(
-                "ab,c->c", a + 2, tf.constant([np.inf, 1.0])
-            )
-        },
+        Einsum_factor=lambda a: tf.einsum(
+            "ab,c->c", a + 2, tf.constant([np.inf, 1.0])
+        ),
     ),
     *cases_of(
-        "dab, bc",
-        {"Einsum-dots": lambda a, b: tf.einsum("...b,bc->...c", a, b)},
+        "dab, bc", Einsum_dots=lambda a, b: tf.einsum("...b,bc->...c", a, b)
     ),
     *cases_of(
-        "aab, bc",
-        {"Einsum-diagonal": lambda a, b: tf.einsum("aab,bc->ac", a, b)},
+        "aab, bc", Einsum_diagonal=lambda a, b: tf.einsum("aab,bc->ac", a, b)
     ),
 ]
 CASES = [*_MATRICES, *_PRODUCTS]

@@ -11,7 +11,7 @@ def _gather(values, places, axis, batch):
 
     return cases_of(
         f"{values}, {places or '-'}:whole",
-        {f"GatherV2-{values},{places},{axis},{batch}": apply},
+        **{f"GatherV2_{values},{places},{axis},{batch}": apply},
         high=SIZES[values[axis]] - 1,
     )
 
@@ -30,42 +30,36 @@ CASES = [
     *_gather("abe", "", 1, 0),
     *cases_of("bc, ae:whole", "Gather", high=2),
     *cases_of("ddc, ead:whole", "GatherNd", high=1),
-    *cases_of("ddd, ed:whole", {"GatherNd-one": {}}, high=1),
+    *cases_of("ddd, ed:whole", GatherNd_one={}, high=1),
     *cases_of("abc, a:whole", "UnsortedSegmentSum", {"num_segments": 4}),
     *cases_of("abc, ab:whole", "UnsortedSegmentSum", {"num_segments": 4}),
     *cases_of(
         "ec, e:whole",
-        {
-            "UnsortedSegmentSum-each": {
-                "num_segments": lambda x, i: axis_size(x)
-            }
-        },
+        UnsortedSegmentSum_each={"num_segments": lambda x, i: axis_size(x)},
         high=1,
     ),
     *cases_of("bc", "SegmentSum", {"segment_ids": [0, 0, 1]}),
     *cases_of(
         "ac, a:whole",
-        {"SegmentSum-sorted": lambda x, i: tf.math.segment_sum(x, tf.sort(i))},
+        SegmentSum_sorted=lambda x, i: tf.math.segment_sum(x, tf.sort(i)),
         high=2,
     ),
     *cases_of(
         "a:whole, ab",
-        {"ScatterNd": lambda i, x: tf.scatter_nd(i[:, None], x, [4, 3])},
+        ScatterNd=lambda i, x: tf.scatter_nd(i[:, None], x, [4, 3]),
     ),
     *cases_of(
         "a:whole, a:bool",
-        {"ScatterNd-bool": lambda i, x: tf.scatter_nd(i[:, None], x, [4])},
+        ScatterNd_bool=lambda i, x: tf.scatter_nd(i[:, None], x, [4]),
     ),
     *cases_of(
         "cb, a:whole, ab",
-        {
-            "TensorScatterAdd": lambda t, i, x: tf.tensor_scatter_nd_add(
-                t, i[:, None], x
-            ),
-            "TensorScatterSub": lambda t, i, x: tf.tensor_scatter_nd_sub(
-                t, i[:, None], x
-            ),
-        },
+        TensorScatterAdd=lambda t, i, x: tf.tensor_scatter_nd_add(
+            t, i[:, None], x
+        ),
+        TensorScatterSub=lambda t, i, x: tf.tensor_scatter_nd_sub(
+            t, i[:, None], x
+        ),
     ),
     *cases_of("cb, ab", _ADDING, {"indices": [[1], [1]]}),
     *cases_of("cb, ab", _WRITING, {"indices": [[0], [2]]}),
@@ -73,11 +67,9 @@ CASES = [
     *cases_of("a:whole, a", "Bincount", {"size": 4}),
     *cases_of(
         "a:whole",
-        {
-            "DenseBincount-counts": lambda i: tf.math.bincount(
-                i, minlength=4, maxlength=4
-            )
-        },
+        DenseBincount_counts=lambda i: tf.math.bincount(
+            i, minlength=4, maxlength=4
+        ),
     ),
     *cases_of("a:whole, a", "DenseBincount", _COUNTED),
     *cases_of("a:whole, a", "DenseBincount", _ASKED),

@@ -32,7 +32,7 @@ _COMMON = "keras_towers"
 _SERVER = -1
 
 
-class ServerStore:
+class KeyValueStore:
     """A store of JSON values that lives as long as its parameter server.
 
     Keys are data, not names in a graph: a server keeps two functions of each
@@ -83,7 +83,7 @@ class ServerStore:
 
 
 def value_of(read: Any) -> Any:
-    """Decode the result of ``ServerStore.read``; None if there is no value."""
+    """Decode the result of ``KeyValueStore.read``; None if it has no value."""
     text = read.numpy()
     return json.loads(text) if text else None
 
@@ -140,9 +140,9 @@ def _table() -> Any:
     )
 
 
-def store_on(server: int) -> ServerStore:
+def store_on(server: int) -> KeyValueStore:
     """Return the store on a parameter server."""
-    return ServerStore(device_of(server))
+    return KeyValueStore(device_of(server))
 
 
 def prefix(cluster: Cluster) -> str:
@@ -193,7 +193,7 @@ def introduce(cluster: Cluster, server: int) -> None:
         )
 
 
-def has_started(store: ServerStore, rank: int) -> bool:
+def has_started(store: KeyValueStore, rank: int) -> bool:
     """Whether a worker has registered at the server of a store."""
     return store.get(_introduction(rank)) is not None
 

@@ -1,4 +1,4 @@
-"""One global batch on all towers."""
+"""One step on all towers."""
 
 from __future__ import annotations
 
@@ -17,34 +17,27 @@ from keras_towers._notices import first_time
 from keras_towers.fit.context import marks, thread_state
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
-from keras_towers.fit.data.rank_data import (
-    SameBatches,
-    gather_batch,
-    rounded_fingerprint,
-)
+from keras_towers.fit.data.rank_data import gather_batch
+from keras_towers.fit.data.same_data import SameBatches, rounded_fingerprint
 from keras_towers.fit.step import outside as outside_lib
 from keras_towers.fit.step import step_costs
-from keras_towers.fit.step.constants import Constants, constants_of
+from keras_towers.fit.step.constants import constants_of
+from keras_towers.fit.step.divided_batch import (
+    DividedBatch,
+    layouts_of,
+    share_of,
+)
 from keras_towers.fit.step.eager_draws import EagerDraws
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    InputLayout,
-    RowSplits,
-    Sharded,
-    SparseIndices,
-    SparseShape,
-)
+from keras_towers.partition.layouts import MIRRORED, REPLICATED
 from keras_towers.partition.local_step import LocalStep, to_local_step
-from keras_towers.partition.program import Inputs, Update
+from keras_towers.partition.program import Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import watch
 from keras_towers.transport import SingleProcess, Transport
@@ -60,6 +53,26 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _KerasStep:
+    """A step that trains, evaluates or predicts.
+
+    Attributes:
+        run: a function of a batch, which one device would call.
+        model: the model of the step.
+        kind: the method of Keras that it belongs to.
+    """
+
+    run: Callable[[Any], Any]
+    model: keras.Model
+    kind: str
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains the model."""
+        return self.kind in TRAINING
 
 
 class GlobalStep:
@@ -90,7 +103,7 @@ class GlobalStep:
         self._outside: outside_lib.OutsideVariables | None = None
         if self.config.transport.size > 1:
             self._outside = outside_lib.OutsideVariables(
-                self.config.transport, self.config.devices, self.order
+                self.config.transport, self.config.devices
             )
         self._eager_draws = EagerDraws(self.config.transport)
 
@@ -120,10 +133,11 @@ class GlobalStep:
             model: the model of the step.
             kind: the method of Keras that it belongs to.
         """
+        keras_step = _KerasStep(step, model, kind)
         if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model, kind)
+            return self._on_one_device(keras_step, batch)
         divided = self._divide(batch, kind)
-        recorded = model if kind in TRAINING else None
+        recorded = model if keras_step.trains else None
         # The first micro-batch of each tower.
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
@@ -131,13 +145,16 @@ class GlobalStep:
             self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
-            result = self._run_divided(step, divided, model, kind)
+            result = self._run_divided(keras_step, divided)
         result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
 
     def _divide(self, data: Any, kind: str) -> DividedBatch:
-        """Divide a batch over towers, once the previous step has ended."""
+        """Divide a batch over towers, once the previous step has ended.
+
+        ``batches.split`` cuts a whole batch into the towers' rows.
+        """
         whole = data_lib.is_whole(data)
         batch = data_lib.as_tower_batch(self.config, data, self.rows)
         batch = self.order.begin_step(batch)
@@ -163,18 +180,12 @@ class GlobalStep:
         local_sgd = self.update.local_sgd is not None
         return not (rank_batches or local_sgd or config.others is not None)
 
-    def _on_one_device(
-        self,
-        step: Callable[[Any], Any],
-        batch: Any,
-        model: keras.Model,
-        kind: str,
-    ) -> Any:
+    def _on_one_device(self, step: _KerasStep, batch: Any) -> Any:
         """Run an untraced step as on one device, with a warning."""
-        _warn_of_eager_steps(model.name, self.config.name)
+        _warn_of_eager_steps(step.model.name, self.config.name)
         # Each rank computes the step on the global batch, also where it would
         # train on its own part only: its updates belong to no round.
-        transport = self._ranks_of_batch(kind)
+        transport = self._ranks_of_batch(step.kind)
         is_whole = data_lib.is_whole(batch)
         if self.same is not None and is_whole:
             self.same.check(batch)
@@ -189,24 +200,18 @@ class GlobalStep:
         with (
             draws,
             compat.single_device_mode(),
-            thread_state.trains_on_one_device.holding(kind in TRAINING),
+            thread_state.trains_on_one_device.holding(step.trains),
             variables.first_copies(),
         ):
-            result = step(whole)
+            result = step.run(whole)
         for handles_of_towers in variables.handles().values():
             copy_first(handles_of_towers, self.config.devices)
         return result
 
-    def _run_divided(
-        self,
-        step: Callable[[Any], Any],
-        divided: DividedBatch,
-        model: keras.Model,
-        kind: str,
-    ) -> Any:
-        config, xla = self.config, bool(model.jit_compile)
-        transport = self._transport_of(kind)
-        traced = self._trace(step, divided, kind, xla)
+    def _run_divided(self, step: _KerasStep, divided: DividedBatch) -> Any:
+        config, model, kind = self.config, step.model, step.kind
+        xla, transport = bool(model.jit_compile), self._transport_of(kind)
+        traced = self._trace(step, divided, xla)
         captures = [_capture(tensor) for tensor in traced.captures]
         handles = self.update.variables.handles()
         mirrors = {
@@ -218,14 +223,15 @@ class GlobalStep:
         changed = traced.written if self.micro_batches > 1 else ()
         copied = [mirrors.pop(index) for index in changed if index in mirrors]
         first = len(divided.layouts)
+        layouts = [*divided.layouts, *[REPLICATED] * len(captures)]
+        for index in mirrors:
+            layouts[first + index] = MIRRORED
         program = partition_graph(
             traced.graph,
-            [*divided.layouts, *(REPLICATED for _ in captures)],
+            layouts,
             traced.results,
             traced.update_infos(),
             ranks=transport.size > 1,
-            mirrored=[False] * first
-            + [index in mirrors for index in range(len(captures))],
             xla=xla,
             gather_ratio=self._gather_ratio(transport),
         )
@@ -254,7 +260,7 @@ class GlobalStep:
         ready = TowerProgram(program, mode, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            adoption_lib.log_without_xla(model, kind in TRAINING, why)
+            log_without_xla(model, step.trains, why)
         if transport.size > 1:
             self._agree(traced, ready, model, divided)
         results = ready.add_to_graph(
@@ -278,17 +284,14 @@ class GlobalStep:
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
         outside = outside_lib.outside_variables(traced, model)
-        constants = Constants()
-        if self.same is not None:
-            # With data of their own, ranks may know other sizes of a batch.
-            constants = constants_of(traced)
         self.order.compare(
             [
                 *ready.describe_exchanges(),
                 *traced.describe_gradients(),
                 *outside_lib.describe(list(map(_capture, outside))),
             ],
-            constants,
+            constants_of(traced),
+            divided.whole,
             divided.fingerprint,
         )
         if outside and self._outside is not None:
@@ -298,11 +301,7 @@ class GlobalStep:
             self.order.once_compared(take_over)
 
     def _trace(
-        self,
-        step: Callable[[Any], Any],
-        divided: DividedBatch,
-        kind: str,
-        xla: bool,
+        self, step: _KerasStep, divided: DividedBatch, xla: bool
     ) -> Trace:
         """Trace a step as one device runs it, with the first tower's values."""
         with contextlib.ExitStack() as view:
@@ -315,9 +314,9 @@ class GlobalStep:
                 view.enter_context(self.update.variables.first_copies())
 
             return trace(
-                step,
+                step.run,
                 divided.whole,
-                kind,
+                step.kind,
                 build,
                 own_statistics=self.config.batch_norm == "tower",
                 xla=xla,
@@ -463,6 +462,20 @@ def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
         )
 
 
+def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
+    """Log once that XLA compiles no training, or evaluation, steps of a model.
+
+    It is a warning if the user requested XLA: if Keras would not turn it on by
+    default.
+    """
+    kind = "training" if training else "evaluation"
+    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
+    if first_time(line):
+        by_user = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if by_user else logging.INFO
+        logger.log(level, "%s", line)
+
+
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
     """Multiply gradients by a factor; a factor of 0 turns NaN into 0, too."""
 
@@ -478,125 +491,3 @@ def _capture(tensor: Any) -> Any:
     with contextlib.suppress(AttributeError):
         return graph.capture(tensor)
     return tensor
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DividedBatch:
-    """A global batch, and how each of its tensors is divided over towers.
-
-    Attributes:
-        batch: its micro-batches, the same number for each of K towers.
-        whole: the specs of the batch of one device.
-        layouts: the layouts of its N tensors, including the components of
-            ragged and sparse tensors.
-        of_all: the batch before micro-batching, with its start and total among
-            the examples of all processes.
-        fingerprint: by which ranks compare it; None: each has its own data.
-    """
-
-    batch: TowerBatch
-    whole: Any
-    layouts: Sequence[InputLayout]
-    of_all: TowerBatch
-    fingerprint: tf.Tensor | None = None
-
-    @property
-    def share(self) -> tf.Tensor:
-        """This process's share of all examples."""
-        return share_of(self.batch.total, self.of_all.total)
-
-    def values_of(
-        self,
-        inputs: Inputs,
-        is_first: bool,
-        local_step: LocalStep | None = None,
-        is_first_of_all: bool = False,
-    ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return the inputs that towers share, and the inputs per micro-batch.
-
-        Args:
-            inputs: the inputs of the program.
-            is_first: whether this is the first of the processes that compute
-                the step together.
-            local_step: the step, if it also needs inputs of the batch of all
-                processes.
-            is_first_of_all: whether this is the first of all processes.
-        """
-        pieces = [tensors_in(piece) for piece in self.batch.pieces]
-        shared: dict[Any, Any] = {}
-        parts: list[dict[Any, Any]] = [{} for _ in pieces]
-        for index, layout in enumerate(self.layouts):
-            tensor = inputs.of_graph[index]
-            if layout == REPLICATED:
-                shared[tensor] = pieces[0][index]
-                continue
-            for values, piece in zip(parts, pieces, strict=True):
-                values[tensor] = piece[index]
-        for name, tensor in inputs.sizes.items():
-            index, axis = map(int, name.split("."))
-            shared[tensor] = _same_size([p[index] for p in pieces], axis)
-        counts = counts_of(self.batch)
-
-        def add_position(
-            of: Inputs | LocalStep, batch: TowerBatch, has_first: bool
-        ) -> None:
-            """Add where each part begins in a batch, and its total."""
-            shared[of.total] = tf.cast(batch.total, tf.int64)
-            start = tf.cast(batch.start, tf.int64)
-            for k, values in enumerate(parts):
-                values[of.start] = start
-                values[of.is_first] = tf.constant(has_first and k == 0)
-                start = start + tf.cast(counts[k], tf.int64)
-
-        add_position(inputs, self.batch, is_first)
-        if local_step is not None:
-            add_position(local_step, self.of_all, is_first_of_all)
-            shared[local_step.has_rows] = shared[inputs.total] > 0
-        return shared, parts
-
-
-def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Return the size of an axis that all parts of a batch share."""
-    sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
-    check = tf.debugging.assert_equal(
-        sizes,
-        sizes[0],
-        "the batches of towers have different sizes along an axis other than "
-        "the first, so they cannot be parts of one batch: pad all of them to "
-        'the same size, or use batches="split"',
-    )
-    with tf.control_dependencies([check]):
-        return tf.identity(sizes[0])
-
-
-def share_of(here: Any, total: Any) -> tf.Tensor:
-    """Return the number of local examples as a fraction of the total."""
-    numbers = [tf.cast(number, tf.float32) for number in (here, total)]
-    return tf.math.divide_no_nan(*numbers)
-
-
-def layouts_of(batch: Any, divided: Sequence[bool]) -> list[InputLayout]:
-    """Return how a batch is divided: by rows of examples.
-
-    Args:
-        batch: its specs.
-        divided: for each of its leaves: whether it has a row per example; every
-            tower gets the other leaves whole.
-    """
-    layouts: list[InputLayout] = []
-    leaves = zip(tf.nest.flatten(batch), divided, strict=True)
-    for index, (leaf, has_rows) in enumerate(leaves):
-        layouts += _layouts(leaf, f"leaf{index}", has_rows)
-    return layouts
-
-
-def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
-    if not divided:
-        tensors = tf.nest.flatten(leaf, expand_composites=True)
-        return [REPLICATED for tensor in tensors if tensor is not None]
-    if isinstance(leaf, tf.RaggedTensorSpec):
-        return [Sharded(0, name), RowSplits(name)]
-    if isinstance(leaf, tf.SparseTensorSpec):
-        sizes = tuple(leaf.shape[1:].as_list())
-        return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
-    return [Sharded(0)]

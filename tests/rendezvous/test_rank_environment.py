@@ -1,10 +1,7 @@
-"""The environment of ranks, and how far elastic jobs may go."""
+"""The environment of ranks."""
 
 import pytest
 
-from keras_towers.agent import set_up_host
-from keras_towers.launching.elastic_job import ElasticOptions
-from keras_towers.launching.rank_process import exported
 from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
@@ -59,24 +56,3 @@ def test_the_stalled_rank_is_named_before_gloo_gives_up(environment):
     assert environment(warning_s=0)["HOROVOD_STALL_CHECK_DISABLE"] == "1"
     # It is inherited.
     assert TIMEOUT not in environment(**{TIMEOUT: "7"})
-
-
-def test_what_is_not_taken_from_the_user_or_the_machine():
-    environment = {"TF_NUM_INTRAOP_THREADS": "77"}
-    set_up_host(environment, "127.0.0.1", 1000)
-    assert environment == {
-        "TF_NUM_INTRAOP_THREADS": "77",
-        "OMP_NUM_THREADS": "1",
-        "HOROVOD_GLOO_IFACE": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
-    here = {"PATH": "/a", "HOME": "/b", "SSH_AUTH_SOCK": "c", "PYTHONPATH": "d"}
-    assert exported(here) == {"PATH": "/a", "PYTHONPATH": "d"}
-
-
-def test_slots_of_one_machine_are_hosts_of_their_own():
-    slots = {f"127.0.0.{n}": 1 for n in (1, 2, 3)}
-    assert ElasticOptions(1, 1, max_ranks=3).discover() == slots
-    hosts = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
-    found = ElasticOptions(2, 2, None, hosts).discover()
-    assert found == slots | {"192.0.2.1": 4}

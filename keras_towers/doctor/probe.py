@@ -11,8 +11,9 @@ import platform
 from typing import Any
 
 from keras_towers import _imports, settings
+from keras_towers.commands import NoAnswer, ask_python
 from keras_towers.errors import TowerError
-from keras_towers.system import NoAnswer, ask_python, cpu, usable_cores
+from keras_towers.system import cpu, usable_cores
 
 
 def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
@@ -71,35 +72,30 @@ def _facts() -> dict[str, Any]:
         },
         "backend": os.environ.get("KERAS_BACKEND", "tensorflow"),
     }
+    failed = "error"
     try:
         import tensorflow as tf
-    except Exception as error:
-        return {**facts, "error": _short(error)}
-    facts["tensorflow"] = tf.__version__
-    facts["built_with_cuda"] = tf.test.is_built_with_cuda()
-    facts["gpus"] = [
-        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
-    try:
+
+        get_details = tf.config.experimental.get_device_details
+        facts["tensorflow"] = tf.__version__
+        facts["built_with_cuda"] = tf.test.is_built_with_cuda()
+        facts["gpus"] = [
+            get_details(gpu).get("device_name", "GPU")
+            for gpu in tf.config.list_physical_devices("GPU")
+        ]
+        failed = "keras_error"
         import keras
-    except Exception as error:
-        facts["keras_error"] = _short(error)
-        return facts
-    facts["keras"] = keras.__version__
-    facts["backend"] = keras.backend.backend()
-    try:
+
+        facts["keras"] = keras.__version__
+        facts["backend"] = keras.backend.backend()
+        failed = "compat_error"
         from keras_towers import compat
-    except Exception as error:
-        facts["compat_error"] = _short(error)
-    else:
+
         facts["tested_versions"] = compat.TESTED_VERSIONS
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        facts[failed] = f"{type(error).__name__}: {lines[0]}"
     return facts
-
-
-def _short(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 if __name__ == "__main__":

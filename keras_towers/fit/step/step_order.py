@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
-from keras_towers.fit import error_notes
 from keras_towers.fit.data.batches import (
     TowerBatch,
     identity_of,
     tensors_in,
 )
-from keras_towers.fit.data.rank_data import different_data
+from keras_towers.fit.step.constants import Constants
+from keras_towers.fit.step.step_agreement import StepAgreement
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import rank_checks
-from keras_towers.transport import Transport, next_key
-
-if TYPE_CHECKING:
-    from keras_towers.fit.step.constants import Constants
+from keras_towers.transport import Transport
 
 _HOST = "CPU:0"
-_BATCH = "they have different examples in a batch after the first one"
 
 
 class StepOrder:
-    """Orders the steps of a rank, and checks that the ranks' steps match.
+    """Orders the steps of a rank, whose exchanges wait until the steps match.
 
     TensorFlow may overlap steps that share no variable; two collectives would
     then be in flight with the same key. And if the steps of two ranks had
@@ -39,19 +32,18 @@ class StepOrder:
 
     Attributes:
         gate: the tensors for which a step waits before it begins.
+        agreement: compares the ranks' steps.
     """
 
     def __init__(self, transport: Transport):
         self._transport = transport
         self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
-        # What steps exchange, and their constants.
-        self._traced: dict[int, list[str]] = {}
-        self._constants: dict[str, None] = {}
+        self.agreement: StepAgreement = StepAgreement(transport, self._turn)
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
         # The assertions that this step matches the steps of the other ranks.
-        self._agreement: list[Any] | None = None
+        self._same_step: list[Any] | None = None
         self._exchanged: list[Any] = []
 
     def begin_step(self, batch: TowerBatch) -> TowerBatch:
@@ -73,12 +65,12 @@ class StepOrder:
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
         """Order all operations of a step, even operations without a batch."""
-        self._agreement, self._exchanged = None, []
+        self._same_step, self._exchanged = None, []
         try:
             with tf.control_dependencies(self.gate):
                 yield
         finally:
-            self._agreement, self._batch = None, []
+            self._same_step, self._batch = None, []
 
     def begin_after(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
         """Return the batch of a step that begins when a tensor is ready."""
@@ -91,24 +83,28 @@ class StepOrder:
         self,
         described: Sequence[str],
         constants: Constants,
+        batch: Any,
         data: tf.Tensor | None = None,
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
 
         Args:
             described: what the ranks exchange, in its order.
-            constants: the constants of the step, which must be the same, too.
+            constants: the constants of the step, which must be the same, too,
+                on ranks that have traced it for the same specs.
+            batch: the specs of the batch for which the step was traced.
             data: integers of the global batch, which differ by at most one
                 between ranks with the same batch; None: each has its own.
         """
-        self._constants.update(dict.fromkeys(constants.shown))
-        self._agreement = self._assert_same_step(
-            described, constants.digest, constants.approximate, data
+        self._same_step = self.agreement.assert_same(
+            described, self._batch, constants, batch, data
         )
 
     def once_compared(self, act: Callable[[], None]) -> None:
         """Do something after the check that all ranks do the same."""
-        with tf.control_dependencies(self._agreement):
+        if self._same_step is None:
+            raise RuntimeError("compare() comes first")
+        with tf.control_dependencies(self._same_step):
             act()
 
     def exchange(
@@ -118,9 +114,9 @@ class StepOrder:
     ) -> list[Any]:
         """Exchange tensors, after a check that all ranks do the same."""
         # In a step that involves no other rank, all exchanges are local.
-        if not self._agreement:
+        if not self._same_step:
             return exchange(tensors)
-        with tf.control_dependencies(self._agreement):
+        with tf.control_dependencies(self._same_step):
             results = exchange(identity_of(tensors))
         # Every rank takes part, even if it does not use the results.
         self._exchanged += tensors_in(results)
@@ -163,116 +159,11 @@ class StepOrder:
             return [list(grads) for grads in tower_grads]
         if self._transport.size == 1:
             return reduction(tower_grads)
-        agreement = self._agreement
-        if agreement is None:
-            agreement = self._assert_same_step(described)
-        with tf.control_dependencies(agreement):
+        same_step = self._same_step
+        if same_step is None:
+            same_step = self.agreement.assert_same(described, self._batch)
+        with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))
-
-    def _assert_same_step(
-        self,
-        described: Sequence[str],
-        digest: int = 0,
-        approximate: Sequence[int] = (0, 0, 0),
-        data: tf.Tensor | None = None,
-    ) -> list[Any]:
-        """Compare the ranks' steps; return assertions that fail if they differ.
-
-        Ranks trace at different times, so a mismatch is found at run time. The
-        step then fails before any other collective has begun.
-        """
-        if self._transport.size == 1:
-            return []
-        kinds = map(rank_checks.without_numbers, described)
-        digest = zlib.crc32("\n".join(kinds).encode(), digest)
-        self._traced[digest] = list(described)
-        if tf.executing_eagerly():
-            where = "compares the steps"
-            if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
-                raise self.mismatch_error()
-            return []
-        # At the end of the data there is no batch, and the step is cancelled.
-        # TensorFlow's collectives hang if they are cancelled while they run.
-        with tf.control_dependencies(self._batch):
-            # TensorFlow's constant folding would run an exchange of constants.
-            number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-            nearly = tf.constant(approximate, tf.int64)
-            if data is not None:
-                nearly = tf.concat([nearly, data], 0)
-        equal = self.are_equal(number, nearly)
-        # The number has two entries.
-        same_step = equal[: 2 + len(approximate)]
-        same_data = equal[2 + len(approximate) :]
-        agreement = [
-            tf.debugging.Assert(
-                tf.reduce_all(same_step), [rank_checks.OTHER_STEP]
-            )
-        ]
-        if data is None:
-            return agreement
-        # Other steps may have other data: say that the steps differ.
-        with tf.control_dependencies(agreement):
-            return agreement + error_notes.assert_for_user(
-                tf.reduce_all(same_data), str(different_data(_BATCH)), []
-            )
-
-    def are_equal(self, exact: tf.Tensor, approximate: Any = ()) -> tf.Tensor:
-        """Whether all ranks have the same numbers, for each of them.
-
-        Args:
-            exact: 32-bit numbers; the result has two entries for each.
-            approximate: more numbers, which may differ by one.
-        """
-        # One sum is faster than a gather, which exchanges sizes first.
-        size = self._transport.size
-        half = tf.constant(2**16, tf.int64)
-        exact = tf.reshape(exact, [-1])
-        halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
-        nearly = tf.cast(approximate, tf.int64)
-        numbers = tf.concat([halves, nearly], 0)
-        both = tf.concat([numbers, numbers**2], 0)
-        (sums,) = self._transport.all_reduce([both], next_key("gradients"))
-        # The mean of the squares equals the square of the mean only if all
-        # numbers are equal. Of large numbers, both are modulo 2**64.
-        total, squares = tf.split(sums, 2)
-        slack = tf.ones_like(nearly) * size**2
-        allowed = tf.concat([tf.zeros_like(halves), slack], 0)
-        return abs(squares * size - total**2) <= allowed
-
-    def is_mismatch(self, error: Exception) -> bool:
-        """Whether an error says that the steps of ranks differ."""
-        return rank_checks.OTHER_STEP in str(error)
-
-    def mismatch_error(self) -> TowerError:
-        """Return an error that names the differences. Collective."""
-        lists, constants = zip(
-            *rank_checks.gather(
-                self._transport,
-                (list(self._traced.values()), list(self._constants)),
-                "compares the steps",
-            ),
-            strict=True,
-        )
-        of_ranks = [
-            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
-            for own in lists
-        ]
-        common = set.intersection(*map(set, of_ranks))
-        odd = [
-            [
-                pair
-                for kinds, described in own.items()
-                if kinds not in common
-                for pair in zip(_numbered(kinds), described, strict=True)
-            ]
-            for own in of_ranks
-        ]
-        return TowerError(rank_checks.describe_steps(odd, constants))
-
-
-def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
-    """Return texts with the number of equal ones before each."""
-    return [(text, texts[:k].count(text)) for k, text in enumerate(texts)]
 
 
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:

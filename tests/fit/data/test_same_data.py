@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.data import rank_data
+from keras_towers.fit.data import same_data
 
 pytestmark = pytest.mark.core
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -30,8 +30,8 @@ def kinds(x):
 
 
 def is_other(one, two):
-    rows = tf.stack([rank_data.fingerprint(one), rank_data.fingerprint(two)])
-    return int(rank_data._first_different(rows)) == 1
+    rows = tf.stack([same_data.fingerprint(one), same_data.fingerprint(two)])
+    return int(same_data._first_different(rows)) == 1
 
 
 @pytest.mark.parametrize("number", range(16))
@@ -67,7 +67,7 @@ def test_rounding_is_no_difference_but_more_is():
 def test_other_rows_of_arrays_are_told_apart(made):
     x = np.tile(X, [100, 1])
     first, same, *others = (
-        rank_data.fingerprint_rows(compat.ArrayDataAdapter(made(array)))
+        same_data.fingerprint_rows(compat.ArrayDataAdapter(made(array)))
         for array in (x, x.copy(), x[::-1].copy(), x[:-3], x + (x > 0))
     )
     assert first and first == same
@@ -77,7 +77,7 @@ def test_other_rows_of_arrays_are_told_apart(made):
 
 def test_arrays_that_cannot_be_looked_at_are_left_to_their_batches():
     adapter = compat.ArrayDataAdapter(tf.sparse.from_dense(X))
-    assert rank_data.fingerprint_rows(adapter) == []
+    assert same_data.fingerprint_rows(adapter) == []
 
 
 RANGE = tf.data.Dataset.range(4)
@@ -108,5 +108,5 @@ def unordered():
     ],
 )
 def test_datasets_whose_order_varies_are_found(dataset, why):
-    found = rank_data._why_order_varies(dataset)
+    found = same_data._why_order_varies(dataset)
     assert found is None if why is None else why in found

@@ -10,10 +10,13 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.parameter_servers import key_value_store as lib
 from keras_towers.parameter_servers import remote_runtime, server_process
-from keras_towers.parameter_servers import server_store as lib
+from keras_towers.parameter_servers.key_value_store import (
+    KeyValueStore,
+    value_of,
+)
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
-from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.named_resources import Queue, trace
@@ -53,10 +56,10 @@ def test_ctrl_c_ends_only_the_wait_of_the_main_thread(name, ctrl_c):
 
 
 def test_stores_share_values_by_key(name):
-    store = ServerStore(DEVICE)
+    store = KeyValueStore(DEVICE)
     assert store.get(name) is None
     store.put(name, "\u00e9")
-    assert ServerStore(DEVICE).get(name) == "\u00e9"
+    assert KeyValueStore(DEVICE).get(name) == "\u00e9"
     store.put(name, "")
     assert store.get(name) == ""
     store.put(name, {"b": 1})
@@ -72,11 +75,11 @@ def test_later_requests_trace_nothing(name, monkeypatch):
     def refuse(*args):
         raise AssertionError("it is traced anew")
 
-    ServerStore(DEVICE).put(name, 1)
-    ServerStore(DEVICE).get(name)
+    KeyValueStore(DEVICE).put(name, 1)
+    KeyValueStore(DEVICE).get(name)
     monkeypatch.setattr(remote_runtime.tf, "function", refuse)
     for number in range(20):
-        store, key = ServerStore(DEVICE), f"{name}/{number}"
+        store, key = KeyValueStore(DEVICE), f"{name}/{number}"
         assert store.get(key) is None
         store.put(key, number)
         assert store.get(key) == number
@@ -115,9 +118,6 @@ def test_waits_for_tasks_that_never_start_have_limits(here, monkeypatch):
     with pytest.raises(TowerError, match="ps 0 at .* has not introduced"):
         lib.introduce(worker(0), 0)
     monkeypatch.setenv(settings.ENV_RENDEZVOUS_TIMEOUT, "1")
-    monkeypatch.setattr(
-        server_process, "store_on", lambda _: ServerStore(DEVICE)
-    )
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
     closed = {**JOBS, "worker": ("127.0.0.1:1", "127.0.0.1:1")}
     with pytest.raises(TowerError, match="the chief has not started at"):

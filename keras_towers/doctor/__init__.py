@@ -1,0 +1,1 @@
+"""Checks of what is installed, and of this machine."""

@@ -1,0 +1,196 @@
+"""Checks that all ranks read the same data, by fingerprints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.transport import Transport, next_key
+
+_REMEDY = (
+    'With batches="split" every rank has to read the same data, and uses its '
+    "part of each batch: leave `shard` out, and give shuffles and random "
+    "augmentations the same seed on every rank (keras.utils.set_random_seed), "
+    "and use no deterministic=False. "
+    'Or set batches="each" to let every rank read its own data.'
+)
+# About how many values of each tensor a fingerprint covers: of an epoch's first
+# batch, and of the others.
+_VALUES = 2**20
+_FEW_VALUES = 2**12
+# About how many rows of arrays a fingerprint covers.
+_ROWS = 64
+_PRIME = 1_000_000_007
+_FACTORS = [[618_033], [414_213]]
+# Machines may round differently when they compute on the same data.
+_TOLERANCE = 1e-4
+
+
+def agree(
+    peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
+) -> list[int | None]:
+    """Return each rank's number of batches, None if unknown.
+
+    Args:
+        same: the dataset, which must be the same on all ranks; None: each rank
+            has its own data.
+
+    Raises:
+        TowerError: the ranks must have the same data, but do not.
+    """
+    where = f"begins to read the data of {kind}"
+    varies = None if same is None else _why_order_varies(same)
+    plan = adapter.num_batches, fingerprint_rows(adapter), varies
+    plans = rank_checks.gather(peers, plan, where)
+    numbers, fingerprints, reasons = map(list, zip(*plans, strict=True))
+    if same is None:
+        return numbers
+    if len(set(numbers)) > 1:
+        counts = ["an unknown number" if n is None else n for n in numbers]
+        raise different_data(
+            f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
+        )
+    for reason in filter(None, reasons):
+        raise different_data(reason)
+    if all(fingerprints):
+        odd = int(_first_different(tf.constant(fingerprints)))
+        if odd:
+            raise different_data(
+                f"rank {odd} has different examples than rank 0"
+            )
+    return numbers
+
+
+def fingerprint_rows(adapter: Any) -> list[float]:
+    """Return a fingerprint of some rows of arrays; empty without arrays."""
+    if not isinstance(adapter, compat.ArrayDataAdapter):
+        return []
+    try:
+        rows = keras.tree.map_structure(
+            lambda a: a if a is None else a[:: 1 + a.shape[0] // _ROWS],
+            adapter._inputs,
+        )
+        arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
+        return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
+    except Exception:  # Some arrays, such as sparse ones, cannot be sliced.
+        return []
+
+
+def different_data(why: str) -> TowerError:
+    """Return the error for ranks that were given different data."""
+    return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
+
+
+def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
+    """Return four numbers, nearly equal only if the values are nearly equal.
+
+    Args:
+        structure: of tensors.
+        values: about how many values of each of them to look at.
+    """
+    rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
+    for leaf in tf.nest.flatten(structure, expand_composites=True):
+        # An accelerator would get a copy of an array in memory.
+        with tf.device("CPU:0"):
+            if leaf is not None and leaf.dtype != tf.variant:
+                flat = tf.reshape(leaf, [-1])
+                rows.append(_fingerprint_of(flat, len(rows), values))
+    return tf.add_n(rows)
+
+
+def rounded_fingerprint(structure: Any) -> tf.Tensor:
+    """Return four integers, which rounding of the values changes by one."""
+    with tf.device("CPU:0"):
+        few = tf.cast(fingerprint(structure, _FEW_VALUES), tf.float64)
+        return tf.cast(tf.round(few / _TOLERANCE), tf.int64)
+
+
+def _fingerprint_of(flat: tf.Tensor, number: int, values: int) -> tf.Tensor:
+    count = tf.size(flat, tf.int64)
+    flat = flat[:: 1 + count // values]
+    if flat.dtype == tf.string:
+        flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
+    elif flat.dtype.is_complex:
+        flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], 0)
+    flat = tf.cast(flat, tf.float64)
+    # A column of large numbers must not hide differences in other columns.
+    flat = tf.math.asinh(tf.where(tf.math.is_finite(flat), flat, 1))
+    norm = tf.norm(flat)
+    # Each position has another weight, so that the order counts, too.
+    index = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
+    weights = 2 / _PRIME * tf.cast(index**2 * _FACTORS % _PRIME, tf.float64) - 1
+    sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
+    sums = tf.unstack(sums, len(_FACTORS))
+    numbers = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
+    return tf.cast(tf.stack(numbers), tf.float32)
+
+
+def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
+    """Return the first rank whose fingerprint differs from rank 0's, or 0."""
+    far = tf.abs(fingerprints - fingerprints[0]) > _TOLERANCE
+    return tf.argmax(tf.reduce_any(far, 1))
+
+
+class SameBatches:
+    """Checks that all ranks get the same first batch in each epoch.
+
+    Of other batches, each step compares a few values (``StepOrder.compare``).
+    The batch is checked in the step that uses it: a generator's output cannot
+    be read twice, and a dataset may draw a new order.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._due = compat.hidden_variable("CPU:0", False)
+
+    def check_next_batch(self) -> None:
+        """Check the next batch."""
+        self._due.assign(True)
+
+    def check(self, batch: Any) -> tf.Tensor:
+        """Fail a step on all ranks if their global batches differ."""
+
+        def compare() -> tf.Tensor:
+            local = fingerprint(batch)[tf.newaxis]
+            odd = _first_different(
+                self._transport.all_gather(local, next_key("data"))
+            )
+            why = "rank {} has different examples in a batch than rank 0"
+            with tf.control_dependencies([self._due.assign(False)]):
+                same = error_notes.assert_for_user(
+                    odd == 0, str(different_data(why)), [odd]
+                )
+            with tf.control_dependencies(same):
+                return tf.identity(odd)
+
+        return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
+
+
+def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
+    """Return why each rank would read the dataset in another order, if so."""
+    if dataset.options().deterministic is False:
+        return "its options say deterministic=False"
+    for part in _parts(dataset):
+        kind = type(part).__name__
+        if kind == "_ShuffleDataset" and not any(
+            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
+        ):
+            return "every rank shuffles it without a seed"
+        is_unordered = getattr(part, "_deterministic", None) == "false"
+        if is_unordered or compat.interleaves_in_any_order(part):
+            return "a step of the dataset has deterministic=False"
+    return None
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for parent in dataset._inputs():
+        yield from _parts(parent)

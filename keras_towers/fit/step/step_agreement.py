@@ -1,0 +1,186 @@
+"""Comparison of the steps of all ranks, which must match."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
+from keras_towers.fit.data.same_data import different_data
+from keras_towers.fit.step.constants import Constants
+from keras_towers.rendezvous import rank_checks
+from keras_towers.transport import Transport, next_key
+
+_BATCH = "they have different examples in a batch after the first one"
+
+
+class StepAgreement:
+    """Checks that the ranks' steps match.
+
+    If the steps of two ranks had different collectives, the ranks would wait
+    for each other.
+
+    Args:
+        transport: connects the ranks.
+        counter: a variable that is never negative.
+    """
+
+    def __init__(self, transport: Transport, counter: tf.Variable):
+        self._transport = transport
+        self._counter = counter
+        # What steps exchange, and their constants.
+        self._traced: dict[int, list[str]] = {}
+        self._constants: dict[tuple[str, int], None] = {}
+
+    def assert_same(
+        self,
+        described: Sequence[str],
+        after: Sequence[Any],
+        constants: Constants | None = None,
+        batch: Any = None,
+        data: tf.Tensor | None = None,
+    ) -> list[Any]:
+        """Compare the ranks' steps; return assertions that fail if they differ.
+
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then fails before any other collective has begun.
+
+        Args:
+            described: what the ranks exchange, in its order.
+            after: tensors for which the comparison waits.
+            constants: the constants of the step; None: they are not compared.
+            batch: the specs of the batch for which the step was traced.
+            data: integers of the global batch, which differ by at most one
+                between ranks with the same batch; None: each has its own.
+        """
+        constants = constants or Constants()
+        self._constants.update(dict.fromkeys(_numbered(constants.shown)))
+        if self._transport.size == 1:
+            return []
+        kinds = map(rank_checks.without_numbers, described)
+        digest = zlib.crc32("\n".join(kinds).encode())
+        self._traced[digest] = list(described)
+        if tf.executing_eagerly():
+            where = "compares the steps"
+            if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
+                raise self.mismatch_error()
+            return []
+        # At the end of the data there is no batch, and the step is cancelled.
+        # TensorFlow's collectives hang if they are cancelled while they run.
+        with tf.control_dependencies(after):
+            exact = tf.constant(
+                [digest, constants.digest, _digest_of_sizes(batch)], tf.int64
+            )
+            # TensorFlow's constant folding would run an exchange of constants.
+            exact = tf.where(self._counter >= 0, exact, 0)
+            nearly = tf.constant(constants.approximate, tf.int64)
+            if data is not None:
+                nearly = tf.concat([nearly, data], 0)
+        equal = are_equal(self._transport, exact, nearly)
+        same_exchanges, same_integers, same_sizes = tf.unstack(equal.exact)
+        reals = len(constants.approximate)
+        same_reals = tf.reduce_all(equal.approximate[:reals])
+        same_data = tf.reduce_all(equal.approximate[reals:])
+        # Ranks with data of their own may know other sizes of a batch, on which
+        # constants depend.
+        same_constants = (same_integers & same_reals) | ~same_sizes
+        same_step = same_exchanges & same_constants
+        assertions = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
+        if data is None:
+            return assertions
+        # Other steps may have other data: say that the steps differ.
+        with tf.control_dependencies(assertions):
+            return assertions + error_notes.assert_for_user(
+                same_data, str(different_data(_BATCH)), []
+            )
+
+    @staticmethod
+    def is_mismatch(error: Exception) -> bool:
+        """Whether an error says that the steps of ranks differ."""
+        return rank_checks.OTHER_STEP in str(error)
+
+    def mismatch_error(self) -> TowerError:
+        """Return an error that names the differences. Collective."""
+        lists, constants = zip(
+            *rank_checks.gather(
+                self._transport,
+                (list(self._traced.values()), list(self._constants)),
+                "compares the steps",
+            ),
+            strict=True,
+        )
+        of_ranks = [
+            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
+            for own in lists
+        ]
+        common = set.intersection(*map(set, of_ranks))
+        odd = [
+            [
+                pair
+                for kinds, described in own.items()
+                if kinds not in common
+                for pair in zip(_numbered(kinds), described, strict=True)
+            ]
+            for own in of_ranks
+        ]
+        numbered = [list(map(tuple, own)) for own in constants]
+        return TowerError(rank_checks.describe_steps(odd, numbered))
+
+
+def _digest_of_sizes(batch: Any) -> int:
+    leaves = tf.nest.flatten(batch)
+    sizes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+    return zlib.crc32(" ".join(sizes).encode())
+
+
+class Equal(NamedTuple):
+    """Which numbers are equal on all ranks: a truth value for each of them."""
+
+    exact: tf.Tensor
+    approximate: tf.Tensor
+
+
+def are_equal(
+    transport: Transport, exact: tf.Tensor, approximate: Any = ()
+) -> Equal:
+    """Whether all ranks have the same numbers, for each of them.
+
+    Args:
+        transport: connects the ranks.
+        exact: 32-bit numbers.
+        approximate: more numbers, which may differ by one.
+    """
+    # One sum is faster than a gather, which exchanges sizes first.
+    size = transport.size
+    half = tf.constant(2**16, tf.int64)
+    exact = tf.reshape(exact, [-1])
+    halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
+    nearly = tf.cast(approximate, tf.int64)
+    numbers = tf.concat([halves, nearly], 0)
+    both = tf.concat([numbers, numbers**2], 0)
+    (sums,) = transport.all_reduce([both], next_key("gradients"))
+    # The mean of the squares equals the square of the mean only if all
+    # numbers are equal. Of large numbers, both are modulo 2**64.
+    total, squares = tf.split(sums, 2)
+    slack = tf.ones_like(nearly) * size**2
+    allowed = tf.concat([tf.zeros_like(halves), slack], 0)
+    equal = abs(squares * size - total**2) <= allowed
+    high, low, others = tf.split(
+        equal, [tf.size(exact), tf.size(exact), tf.size(nearly)]
+    )
+    return Equal(high & low, others)
+
+
+def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Return texts with the number of equal ones before each."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for text in texts:
+        numbered.append((text, seen[text]))
+        seen[text] += 1
+    return numbered
