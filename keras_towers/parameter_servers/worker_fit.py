@@ -112,7 +112,7 @@ class WorkerFit(ReplicaCall):
         ):
             yield
 
-    def _make(self, kind: str, force: bool = False) -> None:
+    def _make_step_function(self, kind: str, force: bool = False) -> None:
         if kind != "train":
             return super()._make(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
@@ -130,13 +130,15 @@ class WorkerFit(ReplicaCall):
         variables.refuse_writes(compat.get_default_graph())
         return result
 
-    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
             # Each worker validates on the whole data.
             return TowerEpochIterator(
                 self.config.without_other_processes(), kind, **kwargs
             )
-        return super()._iterator(kind, between=self._workers.beat, **kwargs)
+        return super()._make_iterator(
+            kind, between=self._workers.beat, **kwargs
+        )
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
@@ -293,7 +295,7 @@ class WorkerFit(ReplicaCall):
             self._optimizers.close()
             session.variables.download()
 
-    def end_of_steps(self, logs: Any) -> Any:
+    def end_steps(self, logs: Any) -> Any:
         self.session.upload(self.session.variables.others)
         return logs
 
