@@ -114,12 +114,12 @@ class WorkerFit(ReplicaCall):
 
     def _make_step_function(self, kind: str, force: bool = False) -> None:
         if kind != "train":
-            return super()._make(kind, force)
+            return super()._make_step_function(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.session.updates.begin_trace()
         self.model.train_function = None
-        super()._make("train", force)
+        super()._make_step_function("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
 
@@ -295,7 +295,7 @@ class WorkerFit(ReplicaCall):
             self._optimizers.close()
             session.variables.download()
 
-    def end_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Any) -> Any:
         self.session.upload(self.session.variables.others)
         return logs
 

@@ -143,13 +143,13 @@ class _ThreadedCall(ReplicaCall):
 
     def _make_step_function(self, kind: str, force: bool = False) -> None:
         if kind != "train":
-            return super()._make(kind, force)
+            return super()._make_step_function(kind, force)
         model, steps = self.model, steps_of(self.model)
         if steps is None or force:
             if steps is not None:
                 steps.forget()
             model.train_function = None
-            super()._make(kind, force)
+            super()._make_step_function(kind, force)
             steps = steps or self._calls.make_steps(model)
             steps.alone = model.train_function
             model.train_function = TrainFunction(self, steps)
@@ -196,7 +196,7 @@ class _ThreadedCall(ReplicaCall):
         if threads.latest is not None:
             self._logs = threads.latest
 
-    def end_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Any) -> Any:
         threads = self._threads
         if threads is None:
             return logs

@@ -151,7 +151,7 @@ class TowerCall:
         return {
             "_distribute_strategy": StrategyProxy(self.config.strategy, self),
             "_maybe_symbolic_build": self.build,
-            "_get_metrics_result_or_logs": self._end_epoch,
+            "_get_metrics_result_or_logs": self._end_of_steps,
             "_make_function": self._make_function,
             **{
                 f"make_{kind}_function": functools.partial(
@@ -288,11 +288,11 @@ class TowerCall:
         self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 
-    def _end_epoch(self, logs: Any) -> Any:
+    def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         self.config.transport.note_wait(f"end of {self.kind}")
         self._step.begin_epoch()
-        logs = self.end_steps(logs)
+        logs = self.finish_steps(logs)
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():
             refuse_empty(self.kind, self.model)
@@ -303,8 +303,8 @@ class TowerCall:
                 self.adoption.broadcast(self.model)
         return self._original_method("_get_metrics_result_or_logs")(logs)
 
-    def end_steps(self, logs: Any) -> Any:
-        """Return the logs of an epoch, given the logs of its last step."""
+    def finish_steps(self, logs: Any) -> Any:
+        """End an epoch's steps; return its logs, given those of the last step."""
         return logs
 
 
