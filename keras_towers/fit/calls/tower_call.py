@@ -304,7 +304,7 @@ class TowerCall:
         return self._original_method("_get_metrics_result_or_logs")(logs)
 
     def finish_steps(self, logs: Any) -> Any:
-        """End an epoch's steps; return its logs, given those of the last step."""
+        """End an epoch's steps; return its logs, given the last step's."""
         return logs
 
 
