@@ -203,6 +203,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
             self._batches_to_skip += start.epoch * self.steps_per_epoch
+        elif self._order is not None:
+            self._order.begin_with(start.epoch)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
