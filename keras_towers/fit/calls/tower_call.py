@@ -255,7 +255,15 @@ class TowerCall:
         return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        return TowerEpochIterator(self.config, kind, order=self.order, **kwargs)
+        return TowerEpochIterator(
+            self.config,
+            kind,
+            order=self.order,
+            end_data=lambda batches: self._step.end_data(
+                batches, self.model.run_eagerly
+            ),
+            **kwargs,
+        )
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Replacement for ``_maybe_symbolic_build``."""
