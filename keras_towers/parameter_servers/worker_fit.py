@@ -112,31 +112,37 @@ class WorkerFit(ReplicaCall):
         ):
             yield
 
-    def _make(self, kind: str, force: bool = False) -> None:
+    def _make_step_function(self, kind: str, force: bool = False) -> None:
         if kind != "train":
-            return super()._make(kind, force)
+            return super()._make_step_function(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.session.updates.begin_trace()
         self.model.train_function = None
-        super()._make("train", force)
+        super()._make_step_function("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        with self.session.updates.trace_step():
+        session = self.session
+        with contextlib.ExitStack() as counted:
+            counted.enter_context(session.updates.trace_step())
             result = super().run_step(step, batch)
-        variables = self.session.variables
-        variables.refuse_writes(compat.get_default_graph())
+            saved = session.save_seeds(session.updates.steps_before())
+            with tf.control_dependencies([saved]):
+                counted.close()
+        session.variables.refuse_writes(compat.get_default_graph())
         return result
 
-    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
             # Each worker validates on the whole data.
             return TowerEpochIterator(
                 self.config.without_other_processes(), kind, **kwargs
             )
-        return super()._iterator(kind, between=self._workers.beat, **kwargs)
+        return super()._make_iterator(
+            kind, between=self._workers.beat, **kwargs
+        )
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
@@ -196,6 +202,8 @@ class WorkerFit(ReplicaCall):
             if workers.status(0).steps is None:
                 if not workers.own.left:
                     self._steps_done = updates.come_back()
+                    if self._steps_done:
+                        self.session.restore_seeds(self._steps_done)
                     return
                 # It may have died before it left the updates.
                 updates.leave()
@@ -293,7 +301,7 @@ class WorkerFit(ReplicaCall):
             self._optimizers.close()
             session.variables.download()
 
-    def end_of_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Any) -> Any:
         self.session.upload(self.session.variables.others)
         return logs
 

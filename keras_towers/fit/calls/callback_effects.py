@@ -69,7 +69,7 @@ def adapted(
     # Validation inside fit runs the callbacks of that fit.
     if nested and (synced or arguments.get("_use_cached_eval_dataset")):
         if synced:
-            call.agree = synced[0].agree
+            call.share_effects = synced[0].share_effects
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def adapted(
                 moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
             )
             callbacks = with_added(callbacks, last)
-            call.agree = last.agree
+            call.share_effects = last.share_effects
             stack.enter_context(last.watching())
         arguments["callbacks"] = callbacks
         yield
@@ -154,9 +154,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
         if event in self._events:
             self._transport.note_wait(event)
-            self.agree()
+            self.share_effects()
 
-    def agree(self) -> None:
+    def share_effects(self) -> None:
         """Share the values that callbacks wrote, and their requests to stop."""
         model = self.model
         stops = [bool(getattr(model, name, False)) for name in _STOPS]

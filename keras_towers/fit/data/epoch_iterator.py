@@ -81,7 +81,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 f"{config.name} gives each tower whole batches, but fit() got "
                 "a distributed dataset: pass the original dataset instead."
             )
-        self._agreed_steps: int | None = None
+        self._common_steps: int | None = None
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         self._reuses_iterator = arrays
@@ -96,11 +96,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if not by_user:
             if trains:
                 self._check_enough(dataset)
-            agrees = together or (ranks and config.batches == "split")
-            if agrees and not (
+            compares = together or (ranks and config.batches == "split")
+            if compares and not (
                 self._has_own_batches and kind.startswith("predict")
             ):
-                self._agree(dataset)
+                self._agree_on_steps(dataset)
             self._distributed_dataset = self._prefetch(
                 local_rows or dataset, whole
             )
@@ -123,10 +123,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         read = adapter.generator
         adapter.generator = lambda: itertools.islice(read(), batches)
 
-    def _agree(self, dataset: tf.data.Dataset) -> None:
+    def _agree_on_steps(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
         same, config = None if self._has_own_batches else dataset, self._config
-        numbers = same_data.agree(
+        numbers = same_data.check_same_data(
             config.peers, self._kind, self.data_adapter, same
         )
         if not self._has_own_batches:
@@ -134,9 +134,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
-            self._agreed_steps = _UNTIL_ALL_END
+            self._common_steps = _UNTIL_ALL_END
         else:
-            self._agreed_steps = max(-(-n // config.num_towers) for n in known)
+            self._common_steps = max(-(-n // config.num_towers) for n in known)
 
     def _warn_of_idle_ranks(self) -> None:
         size, replicas = self.batch_size, self._config.num_replicas
@@ -174,10 +174,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Group batches into the agreed number of ``TowerBatch``es."""
         towers = self._config.num_towers
         dataset = data_lib.group(dataset, towers)
-        if self._agreed_steps is None:
+        if self._common_steps is None:
             return dataset
         dataset = rank_data.endless(dataset, towers, self._first_batch)
-        return dataset.take(self._agreed_steps)
+        return dataset.take(self._common_steps)
 
     def _first_batch(self) -> tf.data.Dataset:
         adapter = self.data_adapter
@@ -328,9 +328,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         )
 
     def _set_steps(self) -> None:
-        if self._agreed_steps is not None:
+        if self._common_steps is not None:
             self._num_batches = (
-                self._agreed_steps if self._agreed_steps > 0 else None
+                self._common_steps if self._common_steps > 0 else None
             )
         elif self._has_own_batches and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)

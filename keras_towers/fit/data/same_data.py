@@ -36,10 +36,10 @@ SIZE: int = 2 + len(_FACTORS)
 _TOLERANCE = 1e-4
 
 
-def agree(
+def check_same_data(
     peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
 ) -> list[int | None]:
-    """Return each rank's number of batches, None if unknown.
+    """Check the ranks' data; return each one's number of batches, or None.
 
     Args:
         same: the dataset, which must be the same on all ranks; None: each rank

@@ -281,7 +281,7 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             log_without_xla(model, step.trains, why)
         if transport.size > 1:
-            self._agree(traced, ready, model, divided)
+            self._compare_with_ranks(traced, ready, model, divided)
         results = ready.add_to_graph(
             common,
             parts,
@@ -294,7 +294,7 @@ class GlobalStep:
             copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
 
-    def _agree(
+    def _compare_with_ranks(
         self,
         traced: Trace,
         ready: TowerProgram,
