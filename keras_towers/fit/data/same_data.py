@@ -173,7 +173,7 @@ class SameBatches:
                 self._transport.all_gather(local, next_key("data"))
             )
             why = "rank {} has different examples in a batch than rank 0"
-            # At the end of the data there is no batch, and nothing was compared.
+            # Where the data has ended, nothing is compared.
             with tf.control_dependencies([odd]):
                 done = self._due.assign(False)
             with tf.control_dependencies([done]):
