@@ -88,7 +88,7 @@ class EarlyGroup(ReplicaGroup):
     def _go_on(self, replica: int) -> None:
         with tf.device(self._device):
             due = self._first_step.read_value()
-            due += self._pushed[replica].read_value()
+            due += self.read_pushed(replica)
             self._local[replica].assign(due - 1, read_value=False)
 
 

@@ -124,10 +124,14 @@ class WorkerFit(ReplicaCall):
         self.model.train_function = TrainFunction(self, function)
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        with self.session.updates.trace_step():
+        session = self.session
+        with contextlib.ExitStack() as counted:
+            counted.enter_context(session.updates.trace_step())
             result = super().run_step(step, batch)
-        variables = self.session.variables
-        variables.refuse_writes(compat.get_default_graph())
+            saved = session.save_seeds(session.updates.steps_before())
+            with tf.control_dependencies([saved]):
+                counted.close()
+        session.variables.refuse_writes(compat.get_default_graph())
         return result
 
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
@@ -198,6 +202,8 @@ class WorkerFit(ReplicaCall):
             if workers.status(0).steps is None:
                 if not workers.own.left:
                     self._steps_done = updates.come_back()
+                    if self._steps_done:
+                        self.session.restore_seeds(self._steps_done)
                     return
                 # It may have died before it left the updates.
                 updates.leave()

@@ -154,7 +154,8 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         towers: devices of this worker, as for ``HorovodStrategy``.
         sync: True: all workers train synchronously. False: each worker applies
             its own gradients without waiting; the weights then differ from
-            those on one device.
+            those on one device, and a step that reads a weight after it has
+            updated it gets the old value.
         caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
