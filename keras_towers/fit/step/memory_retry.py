@@ -112,7 +112,6 @@ def _value_of(handle: Any) -> tf.Tensor:
 
     A variable in host memory is not copied until it changes.
     """
-    dtype = tf.as_dtype(compat.type_of_variable(handle))
-    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+    value = compat.read_variable(handle)
     with tf.device("CPU:0"):
         return tf.identity(value)

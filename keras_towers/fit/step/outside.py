@@ -71,7 +71,7 @@ class OutsideVariables:
         """
 
         def compare() -> tf.Tensor:
-            values = [_value_of(handles[0]) for handles in variables]
+            values = [compat.read_variable(h[0]) for h in variables]
             equal = are_equal(
                 self._transport, _digest(values), [], next_key("gradients")
             )
@@ -113,8 +113,3 @@ def describe(handles: Sequence[Any]) -> list[str]:
         f"{tf.as_dtype(f.dtype).name}"
         for f in found
     ]
-
-
-def _value_of(handle: Any) -> tf.Tensor:
-    dtype = tf.as_dtype(compat.type_of_variable(handle))
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

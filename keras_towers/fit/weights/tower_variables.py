@@ -234,8 +234,7 @@ def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
         handles: the handles of its copies on K towers.
         devices: the K towers' devices.
     """
-    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
-    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
+    value = compat.read_variable(handles[0])
     for handle, device in zip(handles[1:], devices[1:], strict=True):
         with tf.device(device):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
