@@ -55,7 +55,8 @@ class WorkerFit(ReplicaCall):
        worker waits for the next weights and reads them. If the chief has
        stopped the training, all workers stop after the same step.
     3. ``_end_epoch``. If all workers end an epoch together, they wait for the
-       chief's callbacks, and stop if these stop the training.
+       chief's callbacks, and stop if these stop the training. Otherwise
+       ``_begin_epoch`` follows, with the weights that these have left.
     4. ``_leave``. This worker pushes no more gradients. The chief waits until
        all workers have left, makes the last update, and has the result.
     5. ``_finish``. The chief publishes that the model is final. The other
@@ -92,6 +93,7 @@ class WorkerFit(ReplicaCall):
         # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self._begin,
+            on_epoch_begin=self._begin_epoch,
             on_train_batch_end=self._end_batch,
             on_epoch_end=self._end_epoch,
         )
@@ -249,6 +251,18 @@ class WorkerFit(ReplicaCall):
             self._workers.check_failed()
         return has_weights and stopped < self.session.fits
 
+    def _begin_epoch(self, epoch: int, logs: Any = None) -> None:
+        """Begin with the weights that the chief's callbacks have left."""
+        if not self.session.updates.epochs_together:
+            return
+        if not self._is_chief:
+            self._workers.wait_for_chief(begun=epoch)
+            self.session.variables.download(self.session.variables.trained)
+        self._workers.publish(epoch_begun=epoch)
+        if self._is_chief:
+            # Its next callback may write, too.
+            self._workers.wait_until_begun(epoch)
+
     def _end_batch(self, batch: int, logs: Any = None) -> None:
         """Go on if only a callback of this worker stops, after all of them."""
         # Nobody else would train on its rows of the next batches.
@@ -267,7 +281,7 @@ class WorkerFit(ReplicaCall):
             steps = self._steps_done if together else None
             self._workers.publish(epoch=epoch, epoch_steps=steps)
         if together and not self._is_chief:
-            self._workers.wait_for_chief(epoch)
+            self._workers.wait_for_chief(ended=epoch)
             self._workers.check_same_data()
             self.model.stop_training = session.stopped()
 
