@@ -90,6 +90,7 @@ class WorkerFit(ReplicaCall):
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         arguments = self.keras_call.arguments
+        self._refuse_swaps(callback_roles.listed(arguments.get("callbacks")))
         # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self._begin,
@@ -124,6 +125,20 @@ class WorkerFit(ReplicaCall):
         super()._make_step_function("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
+
+    def _refuse_swaps(self, callbacks: list[Any]) -> None:
+        """Refuse a swap of weights that other workers may update meanwhile."""
+        swaps = keras.callbacks.SwapEMAWeights
+        if not self.session.updates.needs_all and any(
+            isinstance(getattr(callback, "callback", callback), swaps)
+            for callback in callbacks
+        ):
+            raise TowerError(
+                "SwapEMAWeights would exchange the weights on the parameter "
+                "servers while other workers update them, and these updates "
+                "would be lost: let every update average one gradient of each "
+                "worker (replicas_to_aggregate=None), or leave it out."
+            )
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         session = self.session
