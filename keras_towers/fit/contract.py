@@ -210,11 +210,20 @@ class UpdateCall(NamedGradients):
 
 
 class FitStart(NamedTuple):
-    """The epoch, batches done in it, and seed with which a ``fit`` starts."""
+    """Where a ``fit`` starts, and how it shuffles.
+
+    Attributes:
+        epoch: the first epoch, from 0.
+        batch: the number of batches of this epoch that are done.
+        seed: orders arrays if there is no global seed.
+        random_state: of Python's ``random`` before epoch 0, which orders
+            ``PyDataset``s.
+    """
 
     epoch: int
     batch: int
     seed: int
+    random_state: Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

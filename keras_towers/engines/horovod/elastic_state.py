@@ -201,6 +201,7 @@ class State(ModelState, FitPosition):
             epoch=0,
             batch=0,
             seed=random.SystemRandom().getrandbits(31),
+            random_state=random.getstate(),
             epochs=[],
             history={},
             metrics=[],

@@ -253,7 +253,13 @@ class TowerCall:
 
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return TowerEpochIterator(
-            self.config, kind, order=self.shuffle_order, **kwargs
+            self.config,
+            kind,
+            order=self.shuffle_order,
+            end_data=lambda batches: self._step.end_data(
+                batches, self.model.run_eagerly
+            ),
+            **kwargs,
         )
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:

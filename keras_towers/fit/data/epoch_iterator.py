@@ -32,7 +32,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     ``between`` is called between two steps. An ``order`` makes all ranks
     shuffle identically. ``epochs`` is how often it is iterated over with the
-    same data iterator, None if unknown.
+    same data iterator, None if unknown. ``end_data`` is called with the number
+    of batches if data that all ranks share ends at a batch that Keras expects.
     """
 
     _distributed_dataset: Any
@@ -49,6 +50,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         order: ShuffleOrder | None = None,
         whole: bool = False,
         epochs: int | None = None,
+        end_data: Callable[[int], None] = lambda batches: None,
         **kwargs: Any,
     ):
         trains = kind == "fit"
@@ -72,6 +74,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
         self._has_own_batches = own and not by_user and not whole
+        self._end_data = end_data
+        self._is_shared = together and not own and not by_user
         if whole and by_user:
             raise TowerError(
                 f"{config.name} gives each tower whole batches, but fit() got "
@@ -203,6 +207,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
             self._batches_to_skip += start.epoch * self.steps_per_epoch
+        elif self._order is not None:
+            self._order.begin_with(start.epoch)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
@@ -258,6 +264,17 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self.at_last_step = steps is not None and step[1] + 1 >= steps
         self._config.transport.note_wait(f"step {step[0]} of {self._kind}")
         return step
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Any:
+        with super().catch_stop_iteration():
+            try:
+                yield
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if self._is_shared:
+                    # Keras counts a step before it draws the step's data.
+                    self._end_data(self._steps_seen - self.steps_per_execution)
+                raise
 
     def reset(self) -> None:
         super().reset()
