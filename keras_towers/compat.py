@@ -247,12 +247,6 @@ def type_of_variable(handle: Any) -> Any:
     return data.shape_and_type[0].dtype
 
 
-def read_variable(handle: Any) -> tf.Tensor:
-    """Return the value of the variable of an eager handle."""
-    dtype = tf.as_dtype(type_of_variable(handle))
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
 resources_of = resolve(
     f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
