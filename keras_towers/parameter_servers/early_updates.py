@@ -156,6 +156,7 @@ class EarlyUpdates(AveragedUpdates):
     """Applies the average of one gradient per worker, part by part."""
 
     reads_parts = True
+    needs_all = True
     _coordinator_type = EarlyCoordinator
     _group_type = EarlyGroup
     _run_update = RunningFunction

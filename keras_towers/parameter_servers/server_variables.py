@@ -169,9 +169,11 @@ class ServerVariables:
 
         self._call("upload", changed, body)
 
-    def download(self) -> None:
-        """Read the copies into the local variables."""
-        held = self._held(None)
+    def download(
+        self, variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """Read copies into the local variables; None: of all variables."""
+        held = self._held(variables)
         self._call("download", held, lambda: self.pull(held))
 
     def pull(self, variables: Sequence[keras.Variable] | None = None) -> None:

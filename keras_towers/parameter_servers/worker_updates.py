@@ -40,11 +40,13 @@ class WorkerUpdates:
     Attributes:
         reads_parts: whether a part of the weights can be read while another
             part is still updated.
+        needs_all: whether no update is made without a gradient of each worker.
         epochs_together: whether all workers end each epoch together.
         spare: how many lost workers a step can do without.
     """
 
     reads_parts: bool = True
+    needs_all: bool = False
     epochs_together: bool = False
     spare: int = 0
 

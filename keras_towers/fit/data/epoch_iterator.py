@@ -126,7 +126,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _agree_on_steps(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
         same, config = None if self._has_own_batches else dataset, self._config
-        numbers = same_data.check_same_data(
+        numbers = same_data.compare_data(
             config.peers, self._kind, self.data_adapter, same
         )
         if not self._has_own_batches:
@@ -207,6 +207,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
             self._batches_to_skip += start.epoch * self.steps_per_epoch
+        elif self._order is not None:
+            self._order.begin_with(start.epoch)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def skip_batches(self, batches: int) -> tuple[int, int]:

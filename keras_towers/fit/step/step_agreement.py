@@ -209,7 +209,8 @@ def are_equal(
     # The mean of the squares equals the square of the mean only if all
     # numbers are equal. Of large numbers, both are modulo 2**64.
     total, squares = tf.split(sums, 2)
-    slack = tf.ones_like(nearly) * size**2
+    # The most that numbers which differ by one can reach.
+    slack = tf.ones_like(nearly) * (size**2 // 4)
     allowed = tf.concat([tf.zeros_like(halves), slack], 0)
     equal = abs(squares * size - total**2) <= allowed
     high, low, others = tf.split(

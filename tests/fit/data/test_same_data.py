@@ -1,4 +1,4 @@
-"""Sketches by which ranks compare their data."""
+"""Fingerprints by which ranks compare their data."""
 
 import numpy as np
 import pytest
