@@ -27,9 +27,10 @@ _ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
 # Sizes to try, in turn, for unknown lengths when XLA compiles a function: small
-# ones are cheap, but an image must not be smaller than a kernel, and some steps
-# need a multiple of a number.
-_TRIED_SIZES = (8, 64, 840)
+# ones are cheap, but an image must not be smaller than a kernel, some steps
+# need a multiple of a number, and a tower has no more rows than a batch whose
+# size is known.
+_TRIED_SIZES = (8, 64, 840, 1)
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
 

@@ -113,6 +113,11 @@ def test_shapes_follow_from_the_inputs_of_a_call():
             lambda x: tf.reduce_mean(tf.reshape(x, [-1, 3, 5]), 1),
             *(([None, 5],), None),
         ),
+        # The rows of a tower out of a batch of three, as in train_on_batch.
+        (
+            lambda x: tf.slice(tf.ones([3, 2]), [0, 0], [tf.shape(x)[0], 2]),
+            *(([None, 5],), None),
+        ),
     ],
 )
 def test_graphs_that_xla_cannot_compile_say_why(function, spec, reason):
