@@ -96,7 +96,7 @@ class ClusterEnvironment:
         )
 
     def __str__(self) -> str:
-        of = f" of {self.size}" if self.size else ""
+        of = "" if self.size is None else f" of {self.size}"
         return f"rank {self.rank}{of} that {self.name} started"
 
 
