@@ -255,6 +255,23 @@ def layers_with_other_settings_are_warned_of():
         assert messages.have(said) == (is_told and s.RANK == 0)
 
 
+class OnOneRank(keras.metrics.MeanAbsoluteError):
+    def update_state(self, *given, **options):
+        if s.RANK == 1:
+            raise ValueError("a file is missing")
+        return super().update_state(*given, **options)
+
+
+@check
+def a_model_that_only_one_rank_can_build_is_refused():
+    """Its step would build it, and exchange values for that."""
+    mine = keras.Sequential([keras.layers.Dense(3)])
+    mine.compile("sgd", "mse", metrics=[OnOneRank()])
+    with s.Strategy():
+        with s.refused("rank 0: built; rank 1: ValueError: a file is missing"):
+            s.fit(mine)
+
+
 @check
 def any_method_starts_with_the_weights_of_rank_0():
     """And with those that rank 0 has loaded between two calls."""
