@@ -294,7 +294,7 @@ def strategy_of(model: Any) -> Any:
     return getattr(placed_on, "strategy", placed_on)
 
 
-def owner_of(model: Any) -> KerasStrategy | None:
+def tower_strategy_of(model: Any) -> KerasStrategy | None:
     """Return the ``KerasStrategy`` that a model is placed on, or None."""
     strategy = strategy_of(model)
     return strategy if isinstance(strategy, KerasStrategy) else None

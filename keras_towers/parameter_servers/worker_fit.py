@@ -48,15 +48,15 @@ current_session: ThreadLocal[Session] = ThreadLocal()
 class WorkerFit(ReplicaCall):
     """A ``fit`` of one worker.
 
-    1. ``_begin``. The chief uploads all variables. The other workers download
-       them, and start at the chief's epoch. A worker that was restarted skips
-       the batches that it had trained on.
+    1. ``_on_train_begin``. The chief uploads all variables. The other workers
+       download them, and start at the chief's epoch. A worker that was
+       restarted skips the batches that it had trained on.
     2. ``train``. A step pushes this worker's gradients to the servers. Then the
        worker waits for the next weights and reads them. If the chief has
        stopped the training, all workers stop after the same step.
-    3. ``_end_epoch``. If all workers end an epoch together, they wait for the
-       chief's callbacks, and stop if these stop the training. Otherwise
-       ``_begin_epoch`` follows, with the weights that these have left.
+    3. ``_on_epoch_end``. If all workers end an epoch together, they wait for
+       the chief's callbacks, and stop if these stop the training. Otherwise
+       ``_on_epoch_begin`` follows, with the weights that these have left.
     4. ``_leave``. This worker pushes no more gradients. The chief waits until
        all workers have left, makes the last update, and has the result.
     5. ``_finish``. The chief publishes that the model is final. The other
@@ -93,10 +93,10 @@ class WorkerFit(ReplicaCall):
         self._refuse_swaps(callback_roles.listed(arguments.get("callbacks")))
         # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
-            on_train_begin=self._begin,
-            on_epoch_begin=self._begin_epoch,
-            on_train_batch_end=self._end_batch,
-            on_epoch_end=self._end_epoch,
+            on_train_begin=self._on_train_begin,
+            on_epoch_begin=self._on_epoch_begin,
+            on_train_batch_end=self._on_batch_end,
+            on_epoch_end=self._on_epoch_end,
         )
         arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
@@ -169,7 +169,7 @@ class WorkerFit(ReplicaCall):
         optimizers = state_lib.collect(self.model).optimizers
         self.session.updates.check_optimizers(optimizers)
 
-    def _begin(self, logs: Any = None) -> None:
+    def _on_train_begin(self, logs: Any = None) -> None:
         """Start at the chief's epoch, after all callbacks have begun."""
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
@@ -266,7 +266,7 @@ class WorkerFit(ReplicaCall):
             self._workers.check_failed()
         return has_weights and stopped < self.session.fits
 
-    def _begin_epoch(self, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin with the weights that the chief's callbacks have left."""
         if not self.session.updates.epochs_together:
             return
@@ -278,16 +278,16 @@ class WorkerFit(ReplicaCall):
             # Its next callback may write, too.
             self._workers.wait_until_begun(epoch)
 
-    def _end_batch(self, batch: int, logs: Any = None) -> None:
+    def _on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Go on if only a callback of this worker stops, after all of them."""
         # Nobody else would train on its rows of the next batches.
         if not self._is_chief and self.session.splits_batches:
             self.model.stop_training = self._is_over
 
-    def _end_epoch(self, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop if the chief stops, after all callbacks."""
         session = self.session
-        self._end_batch(0)
+        self._on_batch_end(0)
         stops = bool(self.model.stop_training)
         together = session.updates.epochs_together and not stops
         if self._is_chief and stops:

@@ -68,7 +68,7 @@ class AsyncTowerStrategy(BaseStrategy):
         *,
         scale_gradient: bool = True,
     ):
-        devices = devices_lib.resolve(towers)
+        devices = devices_lib.devices_of(towers)
         given = Options(batches="each", scale_gradient=scale_gradient)
         super().__init__(devices, given)
         self.scale_gradient = scale_gradient

@@ -58,7 +58,7 @@ def connect(
     connection = take_role(strategy, cluster)
     name = f"{connection.prefix}strategy_{next(_numbers)}"
     peers = ServerPeers(connection, name, options.stall_shutdown_s)
-    return devices_lib.resolve(towers), peers
+    return devices_lib.devices_of(towers), peers
 
 
 def describe_workers(peers: ServerPeers, batches: Batches) -> list[str]:

@@ -65,7 +65,7 @@ class NoOpStrategy(BaseStrategy):
                 '{"loss": 0.5}, or None.'
             )
         self.logs: dict[str, float] = dict(logs or {})
-        super().__init__(devices_lib.resolve(None)[:1])
+        super().__init__(devices_lib.devices_of(None)[:1])
         update = WeightUpdate(self._config, self._mode.reduce)
         self._compose(update, NoOpCalls(update, self.logs))
 

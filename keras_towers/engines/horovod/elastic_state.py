@@ -171,7 +171,7 @@ class ModelState(VariablesState):
         return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
-        if not rank_agreement.check_variables(self._transport, variables):
+        if not rank_agreement.compare_variables(self._transport, variables):
             super()._broadcast(variables)
 
 

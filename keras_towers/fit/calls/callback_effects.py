@@ -73,19 +73,19 @@ def adapted(
         yield
         return
     with contextlib.ExitStack() as stack:
-        callers = callbacks_of_rank(config.peers, callbacks, stack)
-        callbacks = in_form_of(callbacks, callers)
+        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack)
+        callbacks = in_form_of(callbacks, of_this_rank)
         if config.transport.size > 1:
-            last = SyncedCallbacks(
+            synced_last = SyncedCallbacks(
                 config.transport,
-                callers,
+                of_this_rank,
                 shared_variables,
                 adoption,
                 moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
             )
-            callbacks = with_added(callbacks, last)
-            call.share_effects = last.share_effects
-            stack.enter_context(last.watching())
+            callbacks = with_added(callbacks, synced_last)
+            call.share_effects = synced_last.share_effects
+            stack.enter_context(synced_last.watching())
         arguments["callbacks"] = callbacks
         yield
 

@@ -240,7 +240,7 @@ def callbacks_of_rank(
             callback = callback.callback
         if peers.rank == 0 or not chief_only:
             callbacks_here.append(callback)
-            if saving.is_once() and saves_here:
+            if saving.rank_0_saves() and saves_here:
                 # It does not wait for other ranks.
                 saves = {
                     event: saving.save_on_every_rank()(getattr(callback, event))

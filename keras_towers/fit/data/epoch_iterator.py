@@ -126,7 +126,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _agree_on_steps(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
         same, config = None if self._has_own_batches else dataset, self._config
-        numbers = same_data.check_same_data(
+        numbers = same_data.compare_data(
             config.peers, self._kind, self.data_adapter, same
         )
         if not self._has_own_batches:

@@ -36,10 +36,10 @@ SIZE: int = 2 + len(_FACTORS)
 _TOLERANCE = 1e-4
 
 
-def check_same_data(
+def compare_data(
     peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
 ) -> list[int | None]:
-    """Check the ranks' data; return each one's number of batches, or None.
+    """Compare the ranks' data; return the numbers of their batches, or None.
 
     Args:
         same: the dataset, which must be the same on all ranks; None: each rank
