@@ -267,9 +267,9 @@ def a_model_that_only_one_rank_can_build_is_refused():
     """Its step would build it, and exchange values for that."""
     mine = keras.Sequential([keras.layers.Dense(3)])
     mine.compile("sgd", "mse", metrics=[OnOneRank()])
-    with s.Strategy():
-        with s.refused("rank 0: built; rank 1: ValueError: a file is missing"):
-            s.fit(mine)
+    said = "rank 0: built; rank 1: ValueError: a file is missing"
+    with s.Strategy(), s.refused(said):
+        s.fit(mine)
 
 
 @check
