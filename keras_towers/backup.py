@@ -23,7 +23,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
@@ -42,7 +41,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _NAME = "backup{}.npz"
-_FACTS = ("epoch", "batch", "seed", "epochs", "history")
+_FACTS = ("epoch", "batch", "seed", "random_state", "epochs", "history")
 # The number of finished calls of fit with a backup in each folder.
 _ended: collections.Counter[Path] = collections.Counter()
 
@@ -59,6 +58,7 @@ class FitPosition:
     epoch: int
     batch: int
     seed: int
+    random_state: Sequence[Any]
     epochs: list[int]
     history: dict[str, list[Any]]
     metrics: list[np.ndarray]
@@ -83,7 +83,12 @@ class ResumingCallback(ResumesFit):
 
     def find_start(self, peers: Peers) -> FitStart:
         position = self.position
-        return FitStart(position.epoch, position.batch, position.seed)
+        return FitStart(
+            position.epoch,
+            position.batch,
+            position.seed,
+            position.random_state,
+        )
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -304,9 +309,8 @@ class BackupFile(FitPosition):
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
         self.epoch = self.batch = 0
-        self.seed = compat.global_seed() or random.SystemRandom().getrandbits(
-            31
-        )
+        self.seed = random.SystemRandom().getrandbits(31)
+        self.random_state = random.getstate()
         self.epochs, self.history, self.metrics = [], {}, []
         self._values = None
         if self.path.exists():
@@ -322,7 +326,13 @@ class BackupFile(FitPosition):
             with np.load(self.path, allow_pickle=False) as file:
                 encoded, *arrays = file.values()
                 facts = json.loads(str(encoded))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+            KeyError,
+            zipfile.BadZipFile,
+        ) as error:
             raise TowerError(
                 f"{self.path} is not a backup of keras_towers, or damaged "
                 f"({error}): delete it to train from the beginning."
@@ -342,7 +352,9 @@ class BackupFile(FitPosition):
         ]
         if self._values is None:
             return
-        if self._shapes != _shapes(self._variables):
+        saved = [*self._shapes, *_shapes(self.metrics)]
+        metrics = state.metrics if self.batch else []
+        if saved != _shapes([*self._variables, *metrics]):
             raise TowerError(
                 f"{self.path} is the backup of another model, or of one that "
                 f"was compiled differently from {model.name!r}: use another "
@@ -379,5 +391,5 @@ def _numpy(variable: keras.Variable) -> np.ndarray:
     return value.astype("float32") if value.dtype.kind == "V" else value
 
 
-def _shapes(variables: Sequence[keras.Variable]) -> list[str]:
+def _shapes(variables: Sequence[Any]) -> list[str]:
     return [f"{list(v.shape)} {v.dtype}" for v in variables]

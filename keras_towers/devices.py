@@ -81,7 +81,7 @@ Towers: TypeAlias = (
 """A number of devices, GPU ids or device names. A string is none of these."""
 
 
-def resolve(towers: Towers | None) -> list[str]:
+def devices_of(towers: Towers | None) -> list[str]:
     """Convert a user's ``towers`` to names like ``"/device:GPU:0"``."""
     gpus, cpus = _local_names("GPU"), _local_names("CPU")
     split_cpu = bool(_made) and all_on_host(_made)

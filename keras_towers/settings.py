@@ -58,6 +58,8 @@ STALL_SHUTDOWN_S = 1800
 SCRIPT_GRACE_S = 30
 #: Default of `--elastic-timeout`.
 ELASTIC_TIMEOUT_S = 600
+#: Default of `--blacklist-cooldown-range`.
+ELASTIC_COOLDOWN_S = 5, 600
 #: Longest time between two reports of a rank to the store.
 STALL_BEAT_S = 5.0
 #: A host or process is lost if it gives no sign of life for so long.

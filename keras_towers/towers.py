@@ -75,7 +75,7 @@ def current_tower() -> CurrentTower:
         return CurrentTower(step.index, step.total, step.device, step.training)
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
-        device = devices_lib.short_name(devices_lib.resolve(None)[0])
+        device = devices_lib.short_name(devices_lib.devices_of(None)[0])
         trains = thread_state.trains_on_one_device.get()
         return CurrentTower(
             0, 1, device, trains if step is None else step.training

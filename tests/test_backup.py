@@ -1,6 +1,7 @@
 """Training that a signal ends, and that goes on when it is started again."""
 
 import os
+import random
 import signal
 
 import keras
@@ -41,11 +42,13 @@ def kill(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-def train(last, *callbacks, made=None, towers=2, **options):
+def train(last, *callbacks, made=None, towers=2, data=(X, Y, 5), **options):
     made = made or model()
     # A backup has the mean of all towers' statistics all the same.
     with kt.TowerStrategy(towers, sync_every_epoch=False):
-        history = made.fit(X, Y, 5, 3, 0, [*callbacks, last], **options)
+        history = made.fit(
+            *data, epochs=3, verbose=0, callbacks=[*callbacks, last], **options
+        )
     return made, history
 
 
@@ -112,6 +115,41 @@ def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class Batches(keras.utils.PyDataset):
+    """Eight batches, which ``fit`` shuffles."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        rows = slice(3 * index, 3 * index + 3)
+        return X[rows], Y[rows]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shuffled_sequences_go_on_in_the_same_order(tmp_path, workers):
+    options = {"data": (Batches(workers=workers),)}
+    last = kt.Backup(tmp_path / "last")
+    before = random.getstate()
+    interrupted(last, 1, 2, kill(signal.SIGTERM), **options)
+    # A script that is started again may have drawn other numbers.
+    random.seed(1)
+    resumed = train(last, **options)
+    random.setstate(before)
+    plain = model()
+    history = plain.fit(*options["data"], epochs=3, verbose=0)
+    assert_equal(resumed, (plain, history))
+
+
+def test_other_metrics_are_refused_in_the_middle_of_an_epoch(tmp_path):
+    last = kt.Backup(tmp_path)
+    interrupted(last, 0, 1, kill(signal.SIGTERM))
+    other = model()
+    other.compile(other.optimizer, "mse", metrics=["mae", "mape"])
+    with pytest.raises(kt.TowerError, match="compiled differently"):
+        train(last, made=other)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -122,8 +160,9 @@ def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
         (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
     ],
 )
-def test_what_is_refused(given, words, tmp_path):
-    (tmp_path / "backup.npz").write_bytes(b"PK nonsense")
+@pytest.mark.parametrize("found", [b"PK nonsense", b""])
+def test_what_is_refused(given, words, found, tmp_path):
+    (tmp_path / "backup.npz").write_bytes(found)
     one = kt.Backup(tmp_path)
     with pytest.raises(kt.TowerError, match=words), kt.TowerStrategy(2):
         model().fit(X, Y, verbose=0, callbacks=given(one))

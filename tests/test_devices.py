@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
 
 def resolved(towers):
     """The numbers of the CPUs that are meant."""
-    names = devices_lib.resolve(towers)
+    names = devices_lib.devices_of(towers)
     return [int(name.rpartition("/device:CPU:")[2]) for name in names]
 
 
@@ -87,19 +87,19 @@ def test_gpus_come_before_cpus(pretend):
         ([np.int64(1)], gpus[1:]),
         (["cpu:0", 1], ["/device:CPU:0", gpus[1]]),
     ):
-        assert devices_lib.resolve(towers) == wanted
+        assert devices_lib.devices_of(towers) == wanted
     refused = {"Give 1 to 2": 3, "no device 2": [2], "once": [1, "GPU:1"]}
     for said, towers in refused.items():
         with pytest.raises(kt.TowerError, match=said):
-            devices_lib.resolve(towers)
+            devices_lib.devices_of(towers)
     made = kt.virtual_towers(3)
-    assert devices_lib.resolve(None) == made
-    assert devices_lib.resolve(2) == made[:2]
+    assert devices_lib.devices_of(None) == made
+    assert devices_lib.devices_of(2) == made[:2]
     assert resolved(TOWERS) == list(range(TOWERS))
     with pytest.raises(kt.TowerError, match=f"Give 1 to {TOWERS}"):
-        devices_lib.resolve(TOWERS + 1)
+        devices_lib.devices_of(TOWERS + 1)
     # By name or id a GPU can still be had.
-    assert devices_lib.resolve([1]) == gpus[1:]
+    assert devices_lib.devices_of([1]) == gpus[1:]
 
 
 def test_one_device_alone_is_warned_of(pretend, caplog):

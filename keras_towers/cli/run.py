@@ -74,7 +74,7 @@ def run(
     ] = settings.ELASTIC_TIMEOUT_S,
     blacklist_cooldown_range: Annotated[
         tuple[int, int], typer.Option(metavar="SECONDS SECONDS")
-    ] = (5, 600),
+    ] = settings.ELASTIC_COOLDOWN_S,
     reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
 ) -> None:
     """Run a script as N processes that train one model together.
@@ -112,7 +112,7 @@ def run(
             for; 0: never.
         stall_shutdown: Seconds until a stalled job is ended; 0: never.
         grace: Seconds that a script may take to end after SIGTERM, for a backup
-            (kt.Backup), before it is killed.
+            (kt.Backup), before it is killed; not in elastic jobs.
         network_interface: Network interface for the rendezvous. Default:
             loopback if all ranks are local, otherwise the one with a route to
             the hosts.
@@ -137,11 +137,20 @@ def run(
             "this machine only. On several machines, start the script on each "
             "with TF_CONFIG"
         )
+    if not elastic and (
+        reset_limit is not None
+        or elastic_timeout != settings.ELASTIC_TIMEOUT_S
+        or blacklist_cooldown_range != settings.ELASTIC_COOLDOWN_S
+    ):
+        raise TowerError(
+            "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
+            "are for elastic jobs: give --min-np, too"
+        )
     plan = _make_plan(
         processes, _slots(hosts, hostfile), tasks, elastic, min_np
     )
     _check_script(script, module)
-    _check_strategy(strategy, no_strategy, towers, plan)
+    _check_strategy(strategy, no_strategy, towers, seed, plan)
     setup = Setup(
         strategy=strategy,
         suggested=None if strategy or no_strategy else plan.suggested(servers),
@@ -247,6 +256,7 @@ def _make_plan(
     if tasks:
         return Plan(sum(tasks.values()), tasks=tasks)
     if elastic:
+        _refuse_other_launcher("an elastic job")
         return Plan(processes, hosts, elastic=True, min_ranks=min_ranks)
     if hosts is None:
         rank = rank_to_join(processes)
@@ -262,6 +272,14 @@ def _make_plan(
             raise TowerError("give the number of processes: -np N")
         processes = sum(hosts.values())
     return Plan(processes, hosts)
+
+
+def _refuse_other_launcher(job: str) -> None:
+    if rank_to_join(None):
+        raise TowerError(
+            "another launcher started this process as one of several, each of "
+            f"which would start {job}: start it once, without that launcher"
+        )
 
 
 def _slots(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
@@ -294,13 +312,22 @@ def _check_script(script: str, module: bool) -> None:
 
 
 def _check_strategy(
-    strategy: str | None, no_strategy: bool, towers: int | None, plan: Plan
+    strategy: str | None,
+    no_strategy: bool,
+    towers: int | None,
+    seed: int | None,
+    plan: Plan,
 ) -> None:
     if no_strategy and (strategy or plan.has_servers):
         other = "--strategy" if strategy else "--ps"
         raise TowerError(f"give --no-strategy or {other}, not both")
     if towers is not None and not strategy and not plan.has_servers:
         raise TowerError("--towers needs --strategy, or --ps")
+    if seed is not None and not strategy:
+        raise TowerError(
+            "--seed needs --strategy: a script that enters a strategy itself "
+            "calls keras.utils.set_random_seed"
+        )
     if strategy is None:
         return
     find(strategy)
@@ -365,9 +392,5 @@ def _count_tasks(
     count = workers or processes
     if not count:
         raise TowerError("give the number of processes that train: --workers N")
-    if rank_to_join(None):
-        raise TowerError(
-            "another launcher started this process as one of several, each of "
-            "which would start a cluster: start it once, without that launcher"
-        )
+    _refuse_other_launcher("a cluster")
     return {"ps": ps, "worker": count} if ps else {"worker": count}

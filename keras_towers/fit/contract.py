@@ -210,11 +210,20 @@ class UpdateCall(NamedGradients):
 
 
 class FitStart(NamedTuple):
-    """The epoch, batches done in it, and seed with which a ``fit`` starts."""
+    """Where a ``fit`` starts, and how it shuffles.
+
+    Attributes:
+        epoch: the first epoch, from 0.
+        batch: the number of batches of this epoch that are done.
+        seed: orders arrays if there is no global seed.
+        random_state: of Python's ``random`` before epoch 0, which orders
+            ``PyDataset``s.
+    """
 
     epoch: int
     batch: int
     seed: int
+    random_state: Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -285,7 +294,7 @@ def strategy_of(model: Any) -> Any:
     return getattr(placed_on, "strategy", placed_on)
 
 
-def owner_of(model: Any) -> KerasStrategy | None:
+def tower_strategy_of(model: Any) -> KerasStrategy | None:
     """Return the ``KerasStrategy`` that a model is placed on, or None."""
     strategy = strategy_of(model)
     return strategy if isinstance(strategy, KerasStrategy) else None

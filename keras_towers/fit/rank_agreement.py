@@ -197,7 +197,7 @@ def _function(function: Any) -> str:
 _SHOWN_VARIABLES = 5
 
 
-def check_variables(
+def compare_variables(
     peers: Peers, variables: Sequence[keras.Variable], values: bool = True
 ) -> bool:
     """Check that all ranks have the same variables; return if values agree.

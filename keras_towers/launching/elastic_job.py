@@ -290,7 +290,7 @@ class ElasticOptions:
     max_ranks: int | None
     hosts: dict[str, int] | None = None
     script: Path | None = None
-    cooldown_s: tuple[int, int] = (5, 600)
+    cooldown_s: tuple[int, int] = settings.ELASTIC_COOLDOWN_S
     timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
 

@@ -14,6 +14,7 @@ from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
+from keras_towers.rendezvous.liveness import State
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import RunningJob
@@ -103,6 +104,9 @@ def supervise(
             return _report(console, event.code or 1, event, text)
         else:
             ended.append(event)
+            # Not every engine tells ranks that another one has left the job.
+            name = f"{kind} {event.name}"
+            run.server.gone[event.index] = name, State.ENDED
         early = [r for r in ended if not r.code and r.index not in connected]
         if early and connected:
             # Connected ranks would wait for minutes, until Horovod gives up.

@@ -88,7 +88,7 @@ class EarlyGroup(ReplicaGroup):
     def _go_on(self, replica: int) -> None:
         with tf.device(self._device):
             due = self._first_step.read_value()
-            due += self._pushed[replica].read_value()
+            due += self.read_pushed(replica)
             self._local[replica].assign(due - 1, read_value=False)
 
 
@@ -156,6 +156,7 @@ class EarlyUpdates(AveragedUpdates):
     """Applies the average of one gradient per worker, part by part."""
 
     reads_parts = True
+    needs_all = True
     _coordinator_type = EarlyCoordinator
     _group_type = EarlyGroup
     _run_update = RunningFunction

@@ -81,6 +81,15 @@ class KeyValueStore:
         """Read a value inside a function; ``value_of`` decodes it."""
         return _read(self._device, _numbers([key]))[0]
 
+    def write(
+        self, keys: Sequence[str], index: tf.Tensor, integers: tf.Tensor
+    ) -> tf.Operation:
+        """Write a list of integers at one of the keys, inside a function."""
+        chosen = tf.gather(_numbers(keys), [index])
+        texts = tf.strings.as_string(integers)
+        text = tf.strings.reduce_join(texts, separator=",")
+        return _write(self._device, chosen, tf.strings.join(["[", [text], "]"]))
+
 
 def value_of(read: Any) -> Any:
     """Decode the result of ``KeyValueStore.read``; None if it has no value."""

@@ -38,6 +38,7 @@ class ServerVariables:
     Attributes:
         trained: the weights that optimizers train.
         others: all other variables of the model that workers share.
+        seeds: the states of random generators.
         parts: the trained weights in parts that are sent one after another, in
             the order in which their gradients are computed; empty for a model
             that is too small to be divided.
@@ -54,6 +55,7 @@ class ServerVariables:
         self._count = 0
         self.trained: list[keras.Variable] = []
         self.others: list[keras.Variable] = []
+        self.seeds: list[keras.Variable] = []
         self.parts: list[list[keras.Variable]] = []
         self._of_optimizers: list[keras.Variable] = []
 
@@ -73,6 +75,7 @@ class ServerVariables:
             _build(optimizer, model)
         self.trained = [v for v in state.weights if v.trainable]
         self.others = [v for v in state.weights if not v.trainable]
+        self.seeds = state.seeds
         self.others += state.seeds if seeds else []
         self._of_optimizers = state.optimizer_variables
         self.parts = _in_parts(self.trained)
@@ -166,9 +169,11 @@ class ServerVariables:
 
         self._call("upload", changed, body)
 
-    def download(self) -> None:
-        """Read the copies into the local variables."""
-        held = self._held(None)
+    def download(
+        self, variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """Read copies into the local variables; None: of all variables."""
+        held = self._held(variables)
         self._call("download", held, lambda: self.pull(held))
 
     def pull(self, variables: Sequence[keras.Variable] | None = None) -> None:

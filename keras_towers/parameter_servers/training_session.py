@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
@@ -78,6 +80,8 @@ class Session:
         # The key of the number of the last fit that the chief has stopped.
         self._stopped = f"{self.name}/stopped"
         self._freed = f"{self.name}/freed"
+        # The random states after an even number of steps, and after an odd one.
+        self._seeds = [f"{self.name}/seeds_{self.rank}_{i}" for i in range(2)]
         self.connection.dropped.drop_with(self, self.name)
 
     def run_in_step(self, function: Any) -> list[Any]:
@@ -95,6 +99,33 @@ class Session:
     def read_stopped(self) -> tf.Tensor:
         """Read, inside a function, the number of the last stopped ``fit``."""
         return self.connection.store.read(self._stopped)
+
+    def save_seeds(self, steps: tf.Tensor) -> tf.Operation:
+        """Save the random states that a step leaves, inside this step.
+
+        If the worker dies before the step is counted, it needs the states that
+        the step before had left: they are saved at the other key.
+
+        Args:
+            steps: the number of this worker's steps before it.
+        """
+        states = [
+            copy_on_tower(seed._value).read_value()
+            for seed in self.variables.seeds
+        ]
+        chosen = tf.math.floormod(steps + 1, tf.constant(2, steps.dtype))
+        return self.connection.store.write(
+            self._seeds, chosen, tf.reshape(states, [-1])
+        )
+
+    def restore_seeds(self, steps: int) -> None:
+        """Take over the random states of this worker after so many steps."""
+        states = np.reshape(
+            self.connection.store.get(self._seeds[steps % 2]), [-1, 2]
+        )
+        # Keras may not have made the generator of all layers again yet.
+        for seed, state in zip(self.variables.seeds, states, strict=False):
+            seed.assign(state)
 
     def begin_fit(self) -> None:
         """Begin a ``fit``: the chief uploads all variables."""

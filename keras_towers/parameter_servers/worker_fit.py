@@ -48,14 +48,15 @@ current_session: ThreadLocal[Session] = ThreadLocal()
 class WorkerFit(ReplicaCall):
     """A ``fit`` of one worker.
 
-    1. ``_begin``. The chief uploads all variables. The other workers download
-       them, and start at the chief's epoch. A worker that was restarted skips
-       the batches that it had trained on.
+    1. ``_on_train_begin``. The chief uploads all variables. The other workers
+       download them, and start at the chief's epoch. A worker that was
+       restarted skips the batches that it had trained on.
     2. ``train``. A step pushes this worker's gradients to the servers. Then the
        worker waits for the next weights and reads them. If the chief has
        stopped the training, all workers stop after the same step.
-    3. ``_end_epoch``. If all workers end an epoch together, they wait for the
-       chief's callbacks, and stop if these stop the training.
+    3. ``_on_epoch_end``. If all workers end an epoch together, they wait for
+       the chief's callbacks, and stop if these stop the training. Otherwise
+       ``_on_epoch_begin`` follows, with the weights that these have left.
     4. ``_leave``. This worker pushes no more gradients. The chief waits until
        all workers have left, makes the last update, and has the result.
     5. ``_finish``. The chief publishes that the model is final. The other
@@ -89,11 +90,13 @@ class WorkerFit(ReplicaCall):
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         arguments = self.keras_call.arguments
+        self._refuse_swaps(callback_roles.listed(arguments.get("callbacks")))
         # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
-            on_train_begin=self._begin,
-            on_train_batch_end=self._end_batch,
-            on_epoch_end=self._end_epoch,
+            on_train_begin=self._on_train_begin,
+            on_epoch_begin=self._on_epoch_begin,
+            on_train_batch_end=self._on_batch_end,
+            on_epoch_end=self._on_epoch_end,
         )
         arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
@@ -112,31 +115,51 @@ class WorkerFit(ReplicaCall):
         ):
             yield
 
-    def _make(self, kind: str, force: bool = False) -> None:
+    def _make_step_function(self, kind: str, force: bool = False) -> None:
         if kind != "train":
-            return super()._make(kind, force)
+            return super()._make_step_function(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.session.updates.begin_trace()
         self.model.train_function = None
-        super()._make("train", force)
+        super()._make_step_function("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
 
+    def _refuse_swaps(self, callbacks: list[Any]) -> None:
+        """Refuse a swap of weights that other workers may update meanwhile."""
+        swaps = keras.callbacks.SwapEMAWeights
+        if not self.session.updates.needs_all and any(
+            isinstance(getattr(callback, "callback", callback), swaps)
+            for callback in callbacks
+        ):
+            raise TowerError(
+                "SwapEMAWeights would exchange the weights on the parameter "
+                "servers while other workers update them, and these updates "
+                "would be lost: let every update average one gradient of each "
+                "worker (replicas_to_aggregate=None), or leave it out."
+            )
+
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        with self.session.updates.trace_step():
+        session = self.session
+        with contextlib.ExitStack() as counted:
+            counted.enter_context(session.updates.trace_step())
             result = super().run_step(step, batch)
-        variables = self.session.variables
-        variables.refuse_writes(compat.get_default_graph())
+            saved = session.save_seeds(session.updates.steps_before())
+            with tf.control_dependencies([saved]):
+                counted.close()
+        session.variables.refuse_writes(compat.get_default_graph())
         return result
 
-    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
             # Each worker validates on the whole data.
             return TowerEpochIterator(
                 self.config.without_other_processes(), kind, **kwargs
             )
-        return super()._iterator(kind, between=self._workers.beat, **kwargs)
+        return super()._make_iterator(
+            kind, between=self._workers.beat, **kwargs
+        )
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
@@ -146,7 +169,7 @@ class WorkerFit(ReplicaCall):
         optimizers = state_lib.collect(self.model).optimizers
         self.session.updates.check_optimizers(optimizers)
 
-    def _begin(self, logs: Any = None) -> None:
+    def _on_train_begin(self, logs: Any = None) -> None:
         """Start at the chief's epoch, after all callbacks have begun."""
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
@@ -196,6 +219,8 @@ class WorkerFit(ReplicaCall):
             if workers.status(0).steps is None:
                 if not workers.own.left:
                     self._steps_done = updates.come_back()
+                    if self._steps_done:
+                        self.session.restore_seeds(self._steps_done)
                     return
                 # It may have died before it left the updates.
                 updates.leave()
@@ -241,16 +266,28 @@ class WorkerFit(ReplicaCall):
             self._workers.check_failed()
         return has_weights and stopped < self.session.fits
 
-    def _end_batch(self, batch: int, logs: Any = None) -> None:
+    def _on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin with the weights that the chief's callbacks have left."""
+        if not self.session.updates.epochs_together:
+            return
+        if not self._is_chief:
+            self._workers.wait_for_chief(begun=epoch)
+            self.session.variables.download(self.session.variables.trained)
+        self._workers.publish(epoch_begun=epoch)
+        if self._is_chief:
+            # Its next callback may write, too.
+            self._workers.wait_until_begun(epoch)
+
+    def _on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Go on if only a callback of this worker stops, after all of them."""
         # Nobody else would train on its rows of the next batches.
         if not self._is_chief and self.session.splits_batches:
             self.model.stop_training = self._is_over
 
-    def _end_epoch(self, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop if the chief stops, after all callbacks."""
         session = self.session
-        self._end_batch(0)
+        self._on_batch_end(0)
         stops = bool(self.model.stop_training)
         together = session.updates.epochs_together and not stops
         if self._is_chief and stops:
@@ -259,7 +296,7 @@ class WorkerFit(ReplicaCall):
             steps = self._steps_done if together else None
             self._workers.publish(epoch=epoch, epoch_steps=steps)
         if together and not self._is_chief:
-            self._workers.wait_for_chief(epoch)
+            self._workers.wait_for_chief(ended=epoch)
             self._workers.check_same_data()
             self.model.stop_training = session.stopped()
 
@@ -293,7 +330,7 @@ class WorkerFit(ReplicaCall):
             self._optimizers.close()
             session.variables.download()
 
-    def end_of_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Any) -> Any:
         self.session.upload(self.session.variables.others)
         return logs
 

@@ -40,11 +40,13 @@ class WorkerUpdates:
     Attributes:
         reads_parts: whether a part of the weights can be read while another
             part is still updated.
+        needs_all: whether no update is made without a gradient of each worker.
         epochs_together: whether all workers end each epoch together.
         spare: how many lost workers a step can do without.
     """
 
     reads_parts: bool = True
+    needs_all: bool = False
     epochs_together: bool = False
     spare: int = 0
 
@@ -82,6 +84,10 @@ class WorkerUpdates:
 
     def push(self, call: UpdateCall) -> None:
         """Push the sums of this worker's gradients, inside a traced step."""
+        raise NotImplementedError
+
+    def steps_before(self) -> tf.Tensor:
+        """Return the number of steps before this one, inside a traced step."""
         raise NotImplementedError
 
     def after_step(self) -> None:
@@ -172,8 +178,7 @@ class AsyncUpdates(WorkerUpdates):
 
     def _come_back(self) -> tf.Tensor:
         self._clear(self._session.rank)
-        with tf.device(self._server):
-            steps = self._steps[self._session.rank].read_value()
+        steps = self.steps_before()
         self._queue(_WHOLE).put(steps)
         return steps
 
@@ -199,6 +204,10 @@ class AsyncUpdates(WorkerUpdates):
         there = variables.on_servers(call.optimizer, call.variables)
         with there, adds_atomically.holding(True):
             call.update_variables()
+
+    def steps_before(self) -> tf.Tensor:
+        with tf.device(self._server):
+            return self._steps[self._session.rank].read_value()
 
     def wait_for_part(self, part: int) -> tf.Tensor:
         return self._queue(part).get()[0]
@@ -310,6 +319,9 @@ class AveragedUpdates(WorkerUpdates):
 
     def push(self, call: UpdateCall) -> None:
         self._averages.push(self._rank, call)
+
+    def steps_before(self) -> tf.Tensor:
+        return self._group.read_pushed(self._rank)
 
     def _apply(self, call: UpdateCall) -> None:
         variables = self._session.variables

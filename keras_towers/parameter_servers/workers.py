@@ -37,6 +37,8 @@ class WorkerStatus:
         begun: whether it has begun to train, maybe before it died.
         left: whether it takes part in no more steps.
         failed: the error that ended its ``fit``, if any.
+        epoch_begun: the last epoch whose first weights it has: on the chief,
+            after callbacks may have written them.
         epoch: the last epoch that has ended.
         epoch_steps: the steps of the ``fit`` before its end; None if they may
             differ between workers.
@@ -48,6 +50,7 @@ class WorkerStatus:
     begun: bool = False
     left: bool = False
     failed: str = ""
+    epoch_begun: int = -1
     epoch: int = -1
     epoch_steps: int | None = None
     steps: int | None = None
@@ -177,26 +180,47 @@ class Workers:
             )
         return chief
 
-    def wait_for_chief(self, epoch: float = math.inf) -> None:
-        """Wait until the chief has ended an epoch, or else the ``fit``."""
+    def wait_for_chief(
+        self, begun: float = math.inf, ended: float = math.inf
+    ) -> None:
+        """Wait until the chief has begun or ended an epoch, or the ``fit``."""
 
-        def is_over(chief: WorkerStatus) -> bool:
-            return chief.steps is not None or chief.epoch >= epoch
+        def is_there(chief: WorkerStatus) -> bool:
+            return (
+                chief.steps is not None
+                or chief.epoch_begun >= begun
+                or chief.epoch >= ended
+            )
 
         watch = self._new_watch()
-        while not self._becomes(0, is_over):
+        while not self._becomes(0, is_there):
             watch.refresh()
-            if is_over(self._check_chief()):
+            if is_there(self._check_chief()):
                 return
-            silent_s = watch.silent_s(0)
-            if silent_s > self._stall_shutdown_s:
-                raise TowerError(
-                    f"{self._name(self._rank)} waits for the chief, which has "
-                    f"given no sign of life for {silent_s:.0f} s: it hangs, or "
-                    "was stopped. Start all tasks of the job again, from a "
-                    "backup, or give stall_shutdown_s=..., in seconds, to wait "
-                    "for longer."
-                )
+            self._check_silent(0, watch)
+
+    def wait_until_begun(self, epoch: int) -> None:
+        """Wait until the others have begun an epoch, or left; on the chief."""
+        watch = self._new_watch()
+        poll = self.poller(watch=watch)
+        for rank in self._others:
+            while not self._becomes(
+                rank, lambda other: other.left or other.epoch_begun >= epoch
+            ):
+                poll()
+                self._check_silent(rank, watch)
+
+    def _check_silent(self, rank: int, watch: Liveness) -> None:
+        """Raise an error if a worker has been silent for too long."""
+        silent_s = watch.silent_s(rank)
+        if silent_s > self._stall_shutdown_s:
+            name = "the chief" if rank == 0 else self._name(rank)
+            raise TowerError(
+                f"{self._name(self._rank)} waits for {name}, which has given "
+                f"no sign of life for {silent_s:.0f} s: it hangs, or was "
+                "stopped. Start all tasks of the job again, from a backup, or "
+                "give stall_shutdown_s=..., in seconds, to wait for longer."
+            )
 
     def _becomes(
         self, rank: int, is_there: Callable[[WorkerStatus], bool]

@@ -229,6 +229,8 @@ class RowNumbers:
         grain: a common divisor of the row numbers.
         is_first_column: whether only column 0 of the last axis has row numbers;
             the other columns are the same as on one device.
+        are_all: whether every row of the tower is among them, unless they are
+            none at all.
     """
 
     local: Tensor
@@ -237,6 +239,7 @@ class RowNumbers:
     rows: int = 1
     grain: int = 1
     is_first_column: bool = False
+    are_all: bool = False
 
     @property
     def row_layout(self) -> Sharded:

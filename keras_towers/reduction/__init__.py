@@ -17,7 +17,7 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``across_ranks``               extends a reduction to several processes
 ``sum_over_ranks``             sums over processes, by a hook
 ``power_sgd(rank)``            a hook that sends low-rank factors of matrices
-``compression``                other hooks, by name
+``hook_for``                   other hooks, by name
 ``shared_memory``              lossless sums over processes on one machine
 =============================  ==============================================
 """

@@ -475,7 +475,7 @@ _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
 }
 
 
-def resolve(
+def hook_for(
     compression: CompressionName | CommunicationHook | None,
 ) -> CommunicationHook:
     """Return the hook for a user's choice; None: ``all_reduce``."""

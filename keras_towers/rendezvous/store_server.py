@@ -48,8 +48,7 @@ class StoreServer(ThreadingHTTPServer, Store):
             that connects to its job.
         place_worker: in an elastic job, called with ``host:local_rank`` and the
             connection of a worker; returns the worker's placement, if any.
-        gone: the name and state of each rank that is gone, if no launcher
-            watches the ranks.
+        gone: the name and state of each rank that is gone.
     """
 
     # All ranks may connect at once, and a client that the kernel turns away

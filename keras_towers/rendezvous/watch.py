@@ -183,7 +183,7 @@ class StallWatch(threading.Thread):
         state = self._rank0.state(0)
         if rank0_name and state.is_gone:
             return {rank0_name: state}
-        return self._gone  # Empty if a launcher watches the ranks.
+        return self._gone
 
     def _report(self, _: Sequence[int]) -> dict[int, Any]:
         """Report to the store; its answer is rank 0's sign of life."""

@@ -141,15 +141,15 @@ class _ThreadedCall(ReplicaCall):
         with patches.patched_while_used(SHARED_STATE), super().installed():
             yield
 
-    def _make(self, kind: str, force: bool = False) -> None:
+    def _make_step_function(self, kind: str, force: bool = False) -> None:
         if kind != "train":
-            return super()._make(kind, force)
+            return super()._make_step_function(kind, force)
         model, steps = self.model, steps_of(self.model)
         if steps is None or force:
             if steps is not None:
                 steps.forget()
             model.train_function = None
-            super()._make(kind, force)
+            super()._make_step_function(kind, force)
             steps = steps or self._calls.make_steps(model)
             steps.alone = model.train_function
             model.train_function = TrainFunction(self, steps)
@@ -166,8 +166,8 @@ class _ThreadedCall(ReplicaCall):
             recorder_of(model),
         )
 
-    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        return super()._iterator(kind, whole=kind == "fit", **kwargs)
+    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        return super()._make_iterator(kind, whole=kind == "fit", **kwargs)
 
     def train(self, steps: TowerSteps, iterator: Any) -> Any:
         if self._threads is None:
@@ -196,7 +196,7 @@ class _ThreadedCall(ReplicaCall):
         if threads.latest is not None:
             self._logs = threads.latest
 
-    def end_of_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Any) -> Any:
         threads = self._threads
         if threads is None:
             return logs

@@ -144,7 +144,7 @@ def _add(
     name: str, original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
     """Add to a variable atomically, so that no concurrent write is lost."""
-    if not _is_shared(variable):
+    if not _may_be_written_concurrently(variable):
         return original(variable, value)
     native = variable._value
     value = tf.cast(tf.convert_to_tensor(value), native.dtype)
@@ -161,7 +161,7 @@ ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
 )
 
 
-def _is_shared(variable: Any) -> bool:
+def _may_be_written_concurrently(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
     native, step = variable._value, thread_state.current_step()
     # A step with a graph is divided over towers.
@@ -178,7 +178,7 @@ def _is_shared(variable: Any) -> bool:
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Turn the assignment of ``variable + value`` into an atomic addition."""
     # As in metrics, counters and seed generators.
-    if not tf.executing_eagerly() and _is_shared(variable):
+    if not tf.executing_eagerly() and _may_be_written_concurrently(variable):
         added = _added(variable._value, value)
         if added is not None:
             variable.assign_add(added)

@@ -101,8 +101,8 @@ class ReplicaCall(TowerCall):
         """Train on the next ``steps_per_execution`` batches."""
         raise NotImplementedError
 
-    def _end(self, logs: Any) -> Any:
-        logs = super()._end(logs)
+    def _end_of_steps(self, logs: Any) -> Any:
+        logs = super()._end_of_steps(logs)
         return {**logs, **self.dropped.logged()} if self.dropped else logs
 
 

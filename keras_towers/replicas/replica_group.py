@@ -126,9 +126,14 @@ class ReplicaGroup:
         most = self.quorum.most_of_one
         with tf.device(self._device):
             count = tf.math.floormod(
-                self._pushed[replica].read_value(), tf.constant(most, tf.int64)
+                self.read_pushed(replica), tf.constant(most, tf.int64)
             )
             return self._local[replica].read_value(), replica * most + count
+
+    def read_pushed(self, replica: int) -> tf.Tensor:
+        """Read how many gradients a replica has pushed in this ``fit``."""
+        with tf.device(self._device):
+            return self._pushed[replica].read_value()
 
     def arrive(self, replica: int) -> None:
         """Count a replica that has pushed all gradients of a step."""
@@ -243,6 +248,6 @@ class ReplicaGroup:
     def pushed(self, replica: int) -> int:
         """Return how many gradients a replica has pushed in this ``fit``."""
         (count,) = self.calls(
-            ("pushed", replica), self._pushed[replica].read_value
+            ("pushed", replica), lambda: self.read_pushed(replica)
         )
         return int(count)

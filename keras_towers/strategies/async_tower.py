@@ -30,10 +30,10 @@ class AsyncTowerStrategy(BaseStrategy):
     known. ``fit`` raises errors that occur on a tower.
 
     A single tower is plain training. ``train_on_batch``, ``evaluate``,
-    ``predict``, custom training loops and eager steps run as with
-    ``TowerStrategy``. If an update depends on the number of earlier updates, or
-    reads what it writes (gradient accumulation, moving averages, loss scaling,
-    constraints), the towers update one at a time.
+    ``predict`` and custom training loops run as with ``TowerStrategy``, and
+    eager steps run as on one device. If an update depends on the number of
+    earlier updates, or reads what it writes (gradient accumulation, moving
+    averages, loss scaling, constraints), the towers update one at a time.
 
     Ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
@@ -41,13 +41,14 @@ class AsyncTowerStrategy(BaseStrategy):
 
     Args:
         towers: as for ``TowerStrategy``.
-        scale_gradient: divide the gradients of each tower's step by the number
-            of towers.
+        scale_gradient: divide the gradients of each asynchronous step by the
+            number of towers.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
-            many updates of other towers the steps of the last epoch missed. It
-            is also written to TensorBoard if that callback is used.
+            many updates of other towers the asynchronous steps of the last
+            epoch missed. It is also written to TensorBoard if that callback is
+            used.
 
     Raises:
         TowerError: devices that do not exist.
@@ -67,7 +68,7 @@ class AsyncTowerStrategy(BaseStrategy):
         *,
         scale_gradient: bool = True,
     ):
-        devices = devices_lib.resolve(towers)
+        devices = devices_lib.devices_of(towers)
         given = Options(batches="each", scale_gradient=scale_gradient)
         super().__init__(devices, given)
         self.scale_gradient = scale_gradient
@@ -87,6 +88,8 @@ class AsyncTowerStrategy(BaseStrategy):
             scaled = f"scaled by 1/{self.num_towers}"
         return [
             f'mode "async": {self._update.description}',
+            "every tower takes the next whole batch as soon as it is free, and "
             f"gradients are {scaled}",
-            "every tower takes the next whole batch as soon as it is free",
+            "train_on_batch runs as with TowerStrategy, eager steps as on one "
+            "device",
         ]

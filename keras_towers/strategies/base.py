@@ -315,7 +315,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         """Announce the strategy in one line."""
         one_device = (
             isinstance(self._config.peers, SingleProcess)
-            and self._config.num_replicas == len(devices_lib.resolve(None)) == 1
+            and self._config.num_replicas
+            == len(devices_lib.devices_of(None))
+            == 1
         )
         if one_device and self._calls.runs_plain_keras:
             logger.warning(

@@ -58,7 +58,7 @@ def connect(
     connection = take_role(strategy, cluster)
     name = f"{connection.prefix}strategy_{next(_numbers)}"
     peers = ServerPeers(connection, name, options.stall_shutdown_s)
-    return devices_lib.resolve(towers), peers
+    return devices_lib.devices_of(towers), peers
 
 
 def describe_workers(peers: ServerPeers, batches: Batches) -> list[str]:
@@ -154,7 +154,8 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         towers: devices of this worker, as for ``HorovodStrategy``.
         sync: True: all workers train synchronously. False: each worker applies
             its own gradients without waiting; the weights then differ from
-            those on one device.
+            those on one device, and a step that reads a weight after it has
+            updated it gets the old value.
         caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.

@@ -24,7 +24,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import permanent_patches
-from keras_towers.fit.weights.adoption import strategy_for
+from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.training_permission import check_permitted
 from keras_towers.transport import SingleProcess, Transport
@@ -214,7 +214,7 @@ def disconnect() -> None:
 def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     """Run a call of a model's method under this thread's distribution."""
     distribution = keras.distribution.distribution()
-    placed = strategy_for(model, kind) or tf.distribute.has_strategy()
+    placed = strategy_that_runs(model, kind) or tf.distribute.has_strategy()
     if kind in TRAINING and not placed and not distribution:
         check_permitted(kind, model.name)
     # A nested call, such as evaluate() inside fit().

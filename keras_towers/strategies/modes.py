@@ -153,7 +153,7 @@ def _choose_hook(
     on_host = devices_lib.all_on_host(devices)
     if compression is None and on_host and shared_memory.available(transport):
         return shared_memory.SharedMemoryAllReduce()
-    return communication_hooks.resolve(compression)
+    return communication_hooks.hook_for(compression)
 
 
 def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:

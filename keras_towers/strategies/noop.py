@@ -15,7 +15,7 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls import model_building, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls, run_on_one_device
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
@@ -65,7 +65,7 @@ class NoOpStrategy(BaseStrategy):
                 '{"loss": 0.5}, or None.'
             )
         self.logs: dict[str, float] = dict(logs or {})
-        super().__init__(devices_lib.resolve(None)[:1])
+        super().__init__(devices_lib.devices_of(None)[:1])
         update = WeightUpdate(self._config, self._mode.reduce)
         self._compose(update, NoOpCalls(update, self.logs))
 
@@ -186,8 +186,8 @@ class _NoOpCall:
                 _count_only(iterator, batches)
         # Callbacks may read the weights, so build only the model itself.
         trains = self.keras_call.trains and self.has_data
-        if trains and tower_call.needs_build(model, "predict"):
-            tower_call.build(model, data_batch, kind)
+        if trains and model_building.needs_build(model, "predict"):
+            model_building.build(model, data_batch, kind)
 
     def _report(self, _: Any = None) -> dict[str, float]:
         return dict(self.logs)

@@ -86,7 +86,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
     ):
         check_arguments(ParameterServerTowerStrategy, ps_device=ps_device)
         checked = options_of(self, StepKeywords, options)
-        devices = devices_lib.resolve(towers)
+        devices = devices_lib.devices_of(towers)
         where, places = choose_places(devices, ps_device)
         self.ps_device: Where = where
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)

@@ -150,7 +150,7 @@ class SyncReplicasStrategy(BaseStrategy):
             )
         else:
             wanted = total_num_replicas if towers is None else towers
-            devices = devices_lib.resolve(wanted)
+            devices = devices_lib.devices_of(wanted)
         replicas = self._peers.size if self._peers else len(devices)
         if total_num_replicas not in (None, replicas):
             kind = "workers in TF_CONFIG" if served else "towers"

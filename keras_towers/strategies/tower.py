@@ -71,5 +71,5 @@ class TowerStrategy(BaseStrategy):
         **options: Unpack[AllReduceKeywords],
     ):
         checked = options_of(self, AllReduceKeywords, options)
-        super().__init__(devices_lib.resolve(towers), checked)
+        super().__init__(devices_lib.devices_of(towers), checked)
         self._compose()

@@ -28,6 +28,12 @@ def assert_all_close(found, wanted, tolerance=TOLERANCE):
         assert_close(one, other, tolerance)
 
 
+def assert_finite(model):
+    """All weights of a model are finite."""
+    for variable in model.weights:
+        assert np.isfinite(variable.numpy()).all(), variable.path
+
+
 def assert_same_history(found, wanted, tolerance=TOLERANCE):
     """Two histories, or any dicts of numbers, are the same."""
     assert found.keys() == wanted.keys()

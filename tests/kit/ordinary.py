@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from keras_towers.fit.weights.adoption import strategy_for
+from keras_towers.fit.weights.adoption import strategy_that_runs
 
 
 def optimizers(model):
@@ -62,5 +62,5 @@ def assert_ordinary(model, trains_on_towers=False):
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model):
             assert layer._distribute_strategy is None
-            assert bool(strategy_for(layer, "fit")) == trains_on_towers
+            assert bool(strategy_that_runs(layer, "fit")) == trains_on_towers
             assert "_make_function" not in vars(layer)

@@ -44,6 +44,7 @@ def refused(options):
         ("-np 2 --strategy horovod --servers 1", "has no use for servers"),
         ("-np 2 --servers 1 --min-np 1", "a fixed number of processes"),
         ("-np 2 --towers 2", "--towers needs --strategy"),
+        ("-np 2 --seed 1", "--seed needs --strategy"),
         ("-np 2 --network-interface no0", "no network interface no0"),
         ("-np 1 --output s.py", "cannot write to the folder s.py (File"),
         # Jobs on TensorFlow's runtime.
@@ -55,6 +56,8 @@ def refused(options):
         (PEERS, "give the number of processes that train"),
         # Elastic jobs.
         ("--min-np 3 --max-np 2", "smallest first"),
+        ("-np 2 --reset-limit 1", "are for elastic jobs: give --min-np"),
+        ("-np 2 --elastic-timeout 5", "are for elastic jobs"),
         ("--max-np 2", "an elastic job needs --min-np or -np"),
         ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
         ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),
@@ -74,7 +77,8 @@ def test_one_line_says_why(options, said):
     ("options", "said"),
     [
         ("--output logs", "--output is not for rank 1 of 2 that srun started"),
-        ("--workers 2", "start it once, without that launcher"),
+        ("--workers 2", "would start a cluster: start it once, without"),
+        ("--min-np 2", "would start an elastic job: start it once, without"),
     ],
 )
 def test_under_another_launcher(options, said, monkeypatch):

@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers.launching.elastic_job import ElasticDriver, ElasticOptions
-from keras_towers.launching.supervision import blame, describe
+from keras_towers.launching.supervision import (
+    Connected,
+    Outcome,
+    blame,
+    describe,
+    supervise,
+)
 from keras_towers.rendezvous.hosts import place_ranks
 
 pytestmark = pytest.mark.core
@@ -36,6 +42,25 @@ def test_the_rank_that_failed_first_by_itself(ends, expected):
     ranks = [ended(*end) for end in ends]
     found = blame(ranks)
     assert (found and (ranks.index(found[0]), found[1])) == expected
+
+
+def test_ranks_that_wait_for_one_that_has_ended_are_told():
+    """Not every engine does."""
+    ranks = [
+        SimpleNamespace(code=0, serves=False, index=n, name=str(n))
+        for n in range(2)
+    ]
+    run = SimpleNamespace(
+        events=queue.SimpleQueue(),
+        console=SimpleNamespace(say=lambda text: None),
+        server=SimpleNamespace(gone={}),
+        processes=ranks,
+        job=SimpleNamespace(unconnected=True),
+    )
+    for event in (Connected(0), Connected(1), *ranks):
+        run.events.put(event)
+    assert supervise(run, how_to_connect="") == Outcome()
+    assert run.server.gone[1] == ("rank 1", "has ended")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ def test_stores_share_values_by_key(name):
     read = tf.function(lambda: store.read(name))
     assert value_of(read()) == {"b": 1}
     assert value_of(tf.function(lambda: store.read(f"{name}2"))()) is None
+    for given in [], [3, -(1 << 60)]:
+        numbers = tf.constant(given, tf.int64)
+        trace(lambda n=numbers: store.write(["", name], tf.constant(1), n))()
+        assert store.get(name) == given
     for rank in (-1, 2):
         store.put(f"{name}-{rank}", rank)
     assert store.by_rank(name, range(-1, 3)) == {-1: -1, 2: 2}

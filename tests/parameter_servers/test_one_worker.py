@@ -153,6 +153,19 @@ def test_a_weight_that_is_read_after_its_update_is_refused(
         model.fit(X[:, :4], X[:, :1], verbose=0)
 
 
+def test_swapped_weights_are_refused_where_other_workers_may_update(strategy):
+    callbacks = [keras.callbacks.SwapEMAWeights()]
+
+    def averaging():
+        return linear(optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True))
+
+    with strategy():
+        fit(averaging(), callbacks=callbacks)
+    said = pytest.raises(TowerError, match="these updates would be lost")
+    with strategy(tokens="shared"), said:
+        fit(averaging(), callbacks=callbacks)
+
+
 def test_a_constraint_that_is_set_between_two_fits_is_refused(strategy):
     model = linear()
     with strategy("DistributedParameterServerStrategy", sync=False):

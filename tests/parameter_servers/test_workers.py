@@ -1,5 +1,6 @@
 """Workers that leave, stop, fail or die, as seen by other workers."""
 
+import functools
 import threading
 import time
 from concurrent.futures import Future
@@ -111,18 +112,39 @@ def test_a_worker_that_recovers_may_be_lost_again(job):
 
 
 @pytest.mark.parametrize(
-    "epoch, end", [((), {"steps": 12}), ((3,), {"epoch": 3})]
+    "epoch, end",
+    [
+        ({}, {"steps": 12}),
+        ({"begun": 3}, {"epoch_begun": 3}),
+        ({"ended": 3}, {"epoch": 3}),
+    ],
 )
 def test_the_wait_for_a_chief_that_stops_is_limited(job, epoch, end):
     chief, worker = of(job(2), 0, 1)
     silent = "worker 1 waits for the chief, which has given no sign"
-    ends_with(soon(worker.wait_for_chief, *epoch), silent)
+    wait = functools.partial(worker.wait_for_chief, **epoch)
+    ends_with(soon(wait), silent)
     # The wait for a chief that goes on has no limit.
-    chief.publish(epoch=2)
-    ended = soon(worker.wait_for_chief, *epoch)
+    chief.publish(epoch=2, epoch_begun=2)
+    ended = soon(wait)
     meanwhile(4, chief.beat)
     assert not ended.done()
     chief.publish(**end)
+    ends_with(ended)
+
+
+def test_the_chief_begins_an_epoch_after_the_others(job):
+    chief, leaves, begins, stops = of(job(4), *range(4), stall_shutdown_s=2)
+    leaves.publish(left=True)
+    stops.beat()
+    ended = soon(chief.wait_until_begun, 3)
+    meanwhile(1, begins.beat)
+    assert not ended.done()
+    begins.publish(epoch_begun=3)
+    silent = "worker 0 waits for worker 3, which has given no sign of life"
+    ends_with(ended, silent)
+    ended = soon(chief.wait_until_begun, 3)
+    stops.publish(epoch_begun=3)
     ends_with(ended)
 
 

@@ -151,7 +151,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
         ranks: the number of processes that share the towers: threads.
         copies: for mirrored variables, by their inputs, the towers' handles.
         more: pairs of other tensors of the program and their values.
-        update: as of ``TowerProgram.run``.
+        update: as of ``TowerProgram.add_to_graph``.
     """
     given, towers = program.inputs, [{} for _ in counts]
     total = tf.constant(sum(counts), tf.int64)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -84,6 +85,28 @@ def the_chief_stops_all_after_the_same_step():
             train(alone, **options)
         s.assert_same_model(mine, alone)
         assert_ordinary(mine)
+
+
+@check
+def workers_begin_an_epoch_with_what_the_chiefs_callbacks_have_written():
+    """Whatever callbacks of other workers have written."""
+
+    def halve(model):
+        if s.RANK == 0:
+            time.sleep(0.2)
+            model.set_weights([w / 2 for w in model.get_weights()])
+
+    def forget(model):
+        if s.RANK > 0:
+            model.set_weights([w * 0 for w in model.get_weights()])
+
+    mine, alone = s.model(), s.eager()
+    halves = s.Does(on_epoch_begin=halve, on_epoch_end=halve)
+    with s.Strategy():
+        train(mine, epochs=3, callbacks=[halves, s.Does(on_epoch_end=forget)])
+    if s.RANK == 0:
+        train(alone, epochs=3, callbacks=[halves])
+    s.assert_same_model(mine, alone)
 
 
 @check

@@ -50,7 +50,8 @@ def assert_same_state(one, other):
     """Weights and slots are the same on all ranks, on rank 0 the other's."""
     found = values(one)
     first, *others = s.gather([v.tobytes() for v in found])
-    assert all(rank == first for rank in others)
+    for rank, other in enumerate(others, 1):
+        assert other == first, f"rank {rank} has other values than rank 0"
     if s.RANK == 0:
         assert_all_close(found, values(other), 1e-5)
 
@@ -94,9 +95,8 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     assert "cannot be read or written between two steps" in errors[0]
     assert "has it" in errors[0]
     assert f"optimizer state: {2 * held[-1]:,} bytes" in description
-    assert all(
-        isinstance(s._value, tf.Variable) for s in mine.optimizer.variables
-    )
+    for slot in mine.optimizer.variables:
+        assert isinstance(slot._value, tf.Variable), slot.path
     if s.RANK == 0:
         for one, other in zip(found, looked_at(reference), strict=True):
             assert_all_close(one, other, 1e-5)

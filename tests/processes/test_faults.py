@@ -56,6 +56,13 @@ def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
     assert "Ending the job" in done.err
 
 
+@pytest.mark.long
+def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
+    done = run(tmp_path, "end", "--servers", "1", how="BytePSStrategy")
+    assert done.code == 75, done.err
+    assert "rank 1 has ended. Ending the job" in done.err
+
+
 @pytest.mark.parametrize(
     "how,number",
     [

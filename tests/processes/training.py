@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.step import keras_function
 from keras_towers.rendezvous import versions
@@ -186,6 +187,37 @@ def other_data_later_in_an_epoch_is_refused():
         assert len(weights) == 2
         assert_all_close(mine.get_weights(), weights[-1], 0)
         s.fit(mine, batches(), None, steps_per_epoch=2)
+    s.assert_same_model(mine)
+
+
+@check
+def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
+    """Within an epoch, and before it; what is whole trains, and ends."""
+
+    def batches(*numbers):
+        number = numbers[s.RANK % 2]
+        return tf.data.Dataset.from_generator(
+            lambda: iter([(s.X, s.Y)] * number), output_signature=s.SPEC
+        )
+
+    said = "numbers of batches differ (rank 0: 2, rank 1: more)"
+    # TensorFlow's collectives in a loop meet none outside of it.
+    over_tensorflow = s.Strategy is kt.MultiWorkerTowerStrategy
+    mine = s.model(steps_per_execution=1 if over_tensorflow else 2)
+    by_hand = s.eager()
+    with s.Strategy():
+        with s.refused("rank 0: more, rank 1: 1", *REMEDIES):
+            s.fit(s.model(), batches(3, 1), None)
+        for act in mine.fit, mine.evaluate, mine.predict:
+            with s.refused(said):
+                act(batches(2, 3), verbose=0)
+        with s.refused(said):
+            s.fit(mine, validation_data=batches(2, 4))
+        with s.refused("rank 0: 2, rank 1: 3"):
+            s.fit(by_hand, batches(2, 3), None)
+        with s.refused(OTHER):
+            s.fit(mine, batches(0, 1), None)
+        s.fit(mine, batches(3, 3), None, epochs=2)
     s.assert_same_model(mine)
 
 

@@ -103,7 +103,7 @@ def test_logs_that_are_no_metrics(eagerly):
     model.compile("sgd", run_eagerly=eagerly)
     with kt.AsyncTowerStrategy(2) as strategy:
         history = fit(model, epochs=2)
-    # Eager steps run as on one device.
+    assert "eager steps as on one device" in strategy.describe()
     assert strategy.staleness.steps == (0 if eagerly else STEPS)
     assert int(model.optimizer.iterations) == 2 * STEPS
     assert history.keys() == {"loss", "this_batch", "double"}

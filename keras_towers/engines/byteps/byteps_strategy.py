@@ -65,6 +65,6 @@ class BytePSStrategy(BaseStrategy):
             )
         devices = share_machine(transport, towers)
         super().__init__(
-            devices_lib.resolve(devices), checked, transport=transport
+            devices_lib.devices_of(devices), checked, transport=transport
         )
         self._compose()

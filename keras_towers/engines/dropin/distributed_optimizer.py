@@ -258,7 +258,7 @@ class GradientAccumulator:
     ) -> None:
         """Add N gradients or None, and call ``update`` with N sums if due."""
         sums: list[Any] = [
-            None if grad is None else self._add(grad, variable)
+            self._add(grad, variable)
             for grad, variable in zip(grads, variables, strict=True)
         ]
         count = self._count.assign_add(1)
@@ -274,9 +274,14 @@ class GradientAccumulator:
         """Discard partial sums."""
         _reset([self._count, *self._sums.values()])
 
-    def _add(self, grad: Any, variable: Any) -> tf.Variable:
-        """Add a gradient to the sum for its variable, and return the sum."""
+    def _add(self, grad: Any, variable: Any) -> tf.Variable | None:
+        """Add a gradient to the sum for its variable, and return the sum.
+
+        A call may have no gradient of a variable that earlier calls had one of.
+        """
         key = tf_variable(variable)
+        if grad is None:
+            return self._sums.get(key)
         if key not in self._sums:
             # Outside of the function being traced, which it outlives.
             with tf.init_scope():

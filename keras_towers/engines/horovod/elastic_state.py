@@ -171,7 +171,7 @@ class ModelState(VariablesState):
         return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
-        if not rank_agreement.check_variables(self._transport, variables):
+        if not rank_agreement.compare_variables(self._transport, variables):
             super()._broadcast(variables)
 
 
@@ -201,6 +201,7 @@ class State(ModelState, FitPosition):
             epoch=0,
             batch=0,
             seed=random.SystemRandom().getrandbits(31),
+            random_state=random.getstate(),
             epochs=[],
             history={},
             metrics=[],

@@ -66,7 +66,7 @@ class HorovodStrategy(BaseStrategy):
             )
         devices = share_machine(self._horovod, towers)
         super().__init__(
-            devices_lib.resolve(devices), checked, transport=self._horovod
+            devices_lib.devices_of(devices), checked, transport=self._horovod
         )
         self._compose()
 

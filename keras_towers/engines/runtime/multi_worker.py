@@ -99,7 +99,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             cluster, towers, heartbeat_timeout_s, start_timeout_s
         )
         super().__init__(
-            devices_lib.resolve(towers), checked, transport=transport
+            devices_lib.devices_of(towers), checked, transport=transport
         )
         self._compose()
 
@@ -132,7 +132,7 @@ def _connect(
         return SingleProcess()
     store.report_connected(cluster.number)
     task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
-    first = devices_lib.resolve(towers)[0]
+    first = devices_lib.devices_of(towers)[0]
     on_host = devices_lib.all_on_host([first])
     transport = CollectiveTransport(task, None if on_host else first)
     transport.compare_once()

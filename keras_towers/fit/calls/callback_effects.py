@@ -69,23 +69,23 @@ def adapted(
     # Validation inside fit runs the callbacks of that fit.
     if nested and (synced or arguments.get("_use_cached_eval_dataset")):
         if synced:
-            call.agree = synced[0].agree
+            call.share_effects = synced[0].share_effects
         yield
         return
     with contextlib.ExitStack() as stack:
-        callers = callbacks_of_rank(config.peers, callbacks, stack)
-        callbacks = in_form_of(callbacks, callers)
+        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack)
+        callbacks = in_form_of(callbacks, of_this_rank)
         if config.transport.size > 1:
-            last = SyncedCallbacks(
+            synced_last = SyncedCallbacks(
                 config.transport,
-                callers,
+                of_this_rank,
                 shared_variables,
                 adoption,
                 moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
             )
-            callbacks = with_added(callbacks, last)
-            call.agree = last.agree
-            stack.enter_context(last.watching())
+            callbacks = with_added(callbacks, synced_last)
+            call.share_effects = synced_last.share_effects
+            stack.enter_context(synced_last.watching())
         arguments["callbacks"] = callbacks
         yield
 
@@ -154,9 +154,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
         if event in self._events:
             self._transport.note_wait(event)
-            self.agree()
+            self.share_effects()
 
-    def agree(self) -> None:
+    def share_effects(self) -> None:
         """Share the values that callbacks wrote, and their requests to stop."""
         model = self.model
         stops = [bool(getattr(model, name, False)) for name in _STOPS]

@@ -67,7 +67,8 @@ class ChiefOnly(_Marked):
     For callbacks that write files, draw or send messages. Keras's
     ``ModelCheckpoint``, ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger``
     run on rank 0 without it. Weights and learning rates that the callback
-    writes are sent to the other ranks at once.
+    writes are sent to the other ranks at once; with parameter servers, workers
+    read weights after an update, and before an epoch.
 
     Args:
         callback: any Keras callback. It must not call ``fit``, ``evaluate`` or
@@ -239,7 +240,7 @@ def callbacks_of_rank(
             callback = callback.callback
         if peers.rank == 0 or not chief_only:
             callbacks_here.append(callback)
-            if saving.is_once() and saves_here:
+            if saving.rank_0_saves() and saves_here:
                 # It does not wait for other ranks.
                 saves = {
                     event: saving.save_on_every_rank()(getattr(callback, event))

@@ -63,7 +63,7 @@ class TowerCalls:
             return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
-            outer.agree()
+            outer.share_effects()
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
             model, kind
@@ -111,8 +111,8 @@ class TowerCalls:
             if call.kind == "fit" and (call.start or config.peers.size > 1):
                 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
-                call.order = ShuffleOrder(config.peers, call.start)
-                stack.enter_context(call.order.of_sequences())
+                call.shuffle_order = ShuffleOrder(config.peers, call.start)
+                stack.enter_context(call.shuffle_order.of_sequences())
             stack.enter_context(call.installed())
             if call.kind == "predict_on_batch":
                 call.prepare((arguments["x"],))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -15,9 +14,10 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
+from keras_towers.fit.calls import model_building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import TRAINING, FitStart, KerasCall, TowerConfig
+from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.keras_function import (
@@ -25,17 +25,10 @@ from keras_towers.fit.step.keras_function import (
     TowerFunction,
     make_by_keras,
 )
-from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.adoption import Adoption
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
-
-logger = logging.getLogger("keras_towers")
-
-# Attributes of a model that a step may build.
-_OPTIMIZER = ("optimizer",)
-_LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
 
 _calls: ThreadLocal[TowerCall] = ThreadLocal()
 
@@ -125,8 +118,8 @@ class TowerCall:
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
         # Takes over the values that other ranks' callbacks have written.
-        self.agree: Callable[[], None] = lambda: None
-        self.order: ShuffleOrder | None = None
+        self.share_effects: Callable[[], None] = lambda: None
+        self.shuffle_order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
         outer = current()
@@ -158,10 +151,12 @@ class TowerCall:
         return {
             "_distribute_strategy": StrategyProxy(self.config.strategy, self),
             "_maybe_symbolic_build": self.build,
-            "_get_metrics_result_or_logs": self._end,
+            "_get_metrics_result_or_logs": self._end_of_steps,
             "_make_function": self._make_function,
             **{
-                f"make_{kind}_function": functools.partial(self._make, kind)
+                f"make_{kind}_function": functools.partial(
+                    self._make_step_function, kind
+                )
                 for kind in ("train", "test", "predict")
             },
         }
@@ -170,7 +165,7 @@ class TowerCall:
         """Return the model's own method, even inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
-    def _make(self, kind: str, force: bool = False) -> None:
+    def _make_step_function(self, kind: str, force: bool = False) -> None:
         """Replacement for ``make_train_function`` and its siblings.
 
         A function that was traced outside of any call does not use the towers,
@@ -178,7 +173,7 @@ class TowerCall:
         """
         iterator = self.epoch_iterator
         if kind == "predict" and iterator is not None:
-            self.prepare(batch_spec(iterator))
+            self.prepare(model_building.batch_spec(iterator))
         model, name = self.model, f"{kind}_function"
         before = getattr(model, name)
         uses_towers = before is None or isinstance(before, TowerFunction)
@@ -237,7 +232,9 @@ class TowerCall:
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
-        iterator = self._iterator(kind, epochs=self._epochs(kind), **kwargs)
+        iterator = self._make_iterator(
+            kind, epochs=self._epochs(kind), **kwargs
+        )
         if kind == "fit" and self.start is not None:
             iterator.skip_to(self.start)
         if first:
@@ -254,13 +251,21 @@ class TowerCall:
         arguments = self.keras_call.arguments
         return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
-    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        return TowerEpochIterator(self.config, kind, order=self.order, **kwargs)
+    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        return TowerEpochIterator(
+            self.config,
+            kind,
+            order=self.shuffle_order,
+            end_data=lambda batches: self._step.end_data(
+                batches, self.model.run_eagerly
+            ),
+            **kwargs,
+        )
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Replacement for ``_maybe_symbolic_build``."""
         if iterator is not None:
-            data_batch = batch_spec(iterator)
+            data_batch = model_building.batch_spec(iterator)
         self.prepare(data_batch)
 
     def prepare(self, batch: Any) -> None:
@@ -273,12 +278,12 @@ class TowerCall:
     def _prepare(self, batch: Any) -> None:
         update = self._step.update
         later = update.builds_optimizers
-        if needs_build(self.model, self.kind):
-            self.build_error = build(
+        if model_building.needs_build(self.model, self.kind):
+            self.build_error = model_building.build(
                 self.model, batch, self.kind, with_optimizer=not later
             )
         new = self.adoption.bind(self.model)
-        if later and uses_optimizer(self.model, self.kind):
+        if later and model_building.uses_optimizer(self.model, self.kind):
             update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
@@ -289,11 +294,11 @@ class TowerCall:
         self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 
-    def _end(self, logs: Any) -> Any:
+    def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         self.config.transport.note_wait(f"end of {self.kind}")
         self._step.begin_epoch()
-        logs = self.end_of_steps(logs)
+        logs = self.finish_steps(logs)
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():
             refuse_empty(self.kind, self.model)
@@ -304,8 +309,8 @@ class TowerCall:
                 self.adoption.broadcast(self.model)
         return self._original_method("_get_metrics_result_or_logs")(logs)
 
-    def end_of_steps(self, logs: Any) -> Any:
-        """Return the logs of an epoch, given the logs of its last step."""
+    def finish_steps(self, logs: Any) -> Any:
+        """End an epoch's steps; return its logs, given the last step's."""
         return logs
 
 
@@ -315,66 +320,3 @@ def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
         f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
         "Give at least one example."
     )
-
-
-def batch_spec(iterator: Any) -> Any:
-    """Return the element spec of one tower's batch."""
-    return tf.nest.map_structure(
-        lambda spec: (
-            spec._value_specs[0]
-            if isinstance(spec, compat.PerReplicaSpec)
-            else spec
-        ),
-        iterator.source.element_spec,
-    )
-
-
-def build(
-    model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
-) -> Exception | None:
-    """Build the model, its metrics and its optimizer as on one device.
-
-    Returns the error if the model cannot be built, else None. Only the shapes
-    and dtypes of the batch are used, so no data is consumed.
-    """
-    later = []
-    if not with_optimizer or not uses_optimizer(model, kind):
-        # Its first use builds it; keep _symbolic_build from doing so.
-        later += _unbuilt(model, _OPTIMIZER)
-    if kind.startswith("predict"):
-        later += _unbuilt(model, _LOSSES_AND_METRICS)
-    with compat.single_device_mode(), contextlib.ExitStack() as stack:
-        for part in later:
-            part.built = True
-            stack.callback(setattr, part, "built", False)
-        unbuilt = _unbuilt(model, _LOSSES_AND_METRICS)
-        try:
-            model._symbolic_build(data_batch=batch)
-        except Exception as error:
-            # The first step builds the model, as on one device.
-            logger.debug("building %s by its step: %s", model.name, error)
-            for part in unbuilt:
-                # It may have been built with the wrong shapes.
-                part.built = False
-            return error
-        return None
-
-
-def needs_build(model: keras.Model, kind: str) -> bool:
-    """Whether a step of the model would create variables."""
-    names: tuple[str, ...] = _OPTIMIZER if kind in TRAINING else ()
-    if not kind.startswith("predict"):
-        names += _LOSSES_AND_METRICS
-    layers_are_built = all(layer.built for layer in model._flatten_layers())
-    return not layers_are_built or bool(_unbuilt(model, names))
-
-
-def uses_optimizer(model: keras.Model, kind: str) -> bool:
-    """Whether a method uses ``model.optimizer`` for all trainable weights."""
-    return kind in TRAINING and adoption_lib.has_keras_step(model)
-
-
-def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:
-    """Return the named attributes of a model that exist but are not built."""
-    parts = [getattr(model, name, None) for name in names]
-    return [part for part in parts if part is not None and not part.built]

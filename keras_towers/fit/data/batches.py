@@ -14,7 +14,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.contract import TowerConfig
 
-_PARTS = ("x", "y", "sample_weight")
+_ARGUMENTS = ("x", "y", "sample_weight")
 _SPLIT = (
     "If the first steps of a call show this, or the shapes are static, as with "
     "drop_remainder=True or tf.ensure_shape, towers divide the parts that have "
@@ -458,8 +458,8 @@ def names_of(batch: Any) -> list[str]:
     names = []
     for path, _ in keras.tree.flatten_with_path(batch):
         first, *rest = path or (0,)
-        if isinstance(batch, tuple) and len(batch) <= len(_PARTS):
-            name = _PARTS[first]
+        if isinstance(batch, tuple) and len(batch) <= len(_ARGUMENTS):
+            name = _ARGUMENTS[first]
         else:
             rest, name = [first, *rest] if path else [], "x"
         names.append(name + "".join(f"[{step!r}]" for step in rest))

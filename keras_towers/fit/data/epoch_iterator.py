@@ -32,7 +32,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     ``between`` is called between two steps. An ``order`` makes all ranks
     shuffle identically. ``epochs`` is how often it is iterated over with the
-    same data iterator, None if unknown.
+    same data iterator, None if unknown. ``end_data`` is called with the number
+    of batches if data that all ranks share ends at a batch that Keras expects.
     """
 
     _distributed_dataset: Any
@@ -49,6 +50,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         order: ShuffleOrder | None = None,
         whole: bool = False,
         epochs: int | None = None,
+        end_data: Callable[[int], None] = lambda batches: None,
         **kwargs: Any,
     ):
         trains = kind == "fit"
@@ -72,12 +74,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
         self._has_own_batches = own and not by_user and not whole
+        self._end_data = end_data
+        self._is_shared = together and not own and not by_user
         if whole and by_user:
             raise TowerError(
                 f"{config.name} gives each tower whole batches, but fit() got "
                 "a distributed dataset: pass the original dataset instead."
             )
-        self._agreed_steps: int | None = None
+        self._common_steps: int | None = None
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         self._reuses_iterator = arrays
@@ -92,11 +96,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if not by_user:
             if trains:
                 self._check_enough(dataset)
-            agrees = together or (ranks and config.batches == "split")
-            if agrees and not (
+            compares = together or (ranks and config.batches == "split")
+            if compares and not (
                 self._has_own_batches and kind.startswith("predict")
             ):
-                self._agree(dataset)
+                self._agree_on_steps(dataset)
             self._distributed_dataset = self._prefetch(
                 local_rows or dataset, whole
             )
@@ -119,10 +123,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         read = adapter.generator
         adapter.generator = lambda: itertools.islice(read(), batches)
 
-    def _agree(self, dataset: tf.data.Dataset) -> None:
+    def _agree_on_steps(self, dataset: tf.data.Dataset) -> None:
         """Make all ranks run the same number of steps."""
         same, config = None if self._has_own_batches else dataset, self._config
-        numbers = same_data.agree(
+        numbers = same_data.compare_data(
             config.peers, self._kind, self.data_adapter, same
         )
         if not self._has_own_batches:
@@ -130,9 +134,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
-            self._agreed_steps = _UNTIL_ALL_END
+            self._common_steps = _UNTIL_ALL_END
         else:
-            self._agreed_steps = max(-(-n // config.num_towers) for n in known)
+            self._common_steps = max(-(-n // config.num_towers) for n in known)
 
     def _warn_of_idle_ranks(self) -> None:
         size, replicas = self.batch_size, self._config.num_replicas
@@ -170,10 +174,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Group batches into the agreed number of ``TowerBatch``es."""
         towers = self._config.num_towers
         dataset = data_lib.group(dataset, towers)
-        if self._agreed_steps is None:
+        if self._common_steps is None:
             return dataset
         dataset = rank_data.endless(dataset, towers, self._first_batch)
-        return dataset.take(self._agreed_steps)
+        return dataset.take(self._common_steps)
 
     def _first_batch(self) -> tf.data.Dataset:
         adapter = self.data_adapter
@@ -203,6 +207,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
             self._batches_to_skip += start.epoch * self.steps_per_epoch
+        elif self._order is not None:
+            self._order.begin_with(start.epoch)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
@@ -259,6 +265,17 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._config.transport.note_wait(f"step {step[0]} of {self._kind}")
         return step
 
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Any:
+        with super().catch_stop_iteration():
+            try:
+                yield
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if self._is_shared:
+                    # Keras counts a step before it draws the step's data.
+                    self._end_data(self._steps_seen - self.steps_per_execution)
+                raise
+
     def reset(self) -> None:
         super().reset()
         self._set_steps()
@@ -313,9 +330,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         )
 
     def _set_steps(self) -> None:
-        if self._agreed_steps is not None:
+        if self._common_steps is not None:
             self._num_batches = (
-                self._agreed_steps if self._agreed_steps > 0 else None
+                self._common_steps if self._common_steps > 0 else None
             )
         elif self._has_own_batches and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)

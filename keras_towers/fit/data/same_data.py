@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -30,14 +30,16 @@ _FEW_VALUES = 2**12
 _ROWS = 64
 _PRIME = 1_000_000_007
 _FACTORS = [[618_033], [414_213]]
+SIZE: int = 2 + len(_FACTORS)
+"""How many numbers a fingerprint has."""
 # Machines may round differently when they compute on the same data.
 _TOLERANCE = 1e-4
 
 
-def agree(
+def compare_data(
     peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
 ) -> list[int | None]:
-    """Return each rank's number of batches, None if unknown.
+    """Compare the ranks' data; return the numbers of their batches, or None.
 
     Args:
         same: the dataset, which must be the same on all ranks; None: each rank
@@ -54,9 +56,8 @@ def agree(
     if same is None:
         return numbers
     if len(set(numbers)) > 1:
-        counts = ["an unknown number" if n is None else n for n in numbers]
-        raise different_data(
-            f"numbers of batches differ ({rank_checks.describe_ranks(counts)})"
+        raise different_numbers(
+            ["an unknown number" if n is None else n for n in numbers]
         )
     for reason in filter(None, reasons):
         raise different_data(reason)
@@ -73,20 +74,28 @@ def fingerprint_rows(adapter: Any) -> list[float]:
     """Return a fingerprint of some rows of arrays; empty without arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
-    try:
-        rows = keras.tree.map_structure(
-            lambda a: a if a is None else a[:: 1 + a.shape[0] // _ROWS],
-            adapter._inputs,
-        )
-        arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
-        return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
-    except Exception:  # Some arrays, such as sparse ones, cannot be sliced.
-        return []
+    rows = keras.tree.map_structure(_some_rows, adapter._inputs)
+    arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
+    return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
+
+
+def _some_rows(array: Any) -> Any:
+    """Return some rows of an array; a sparse or ragged one as it is."""
+    # Others need not have a dtype or rows that Python can slice.
+    if hasattr(array, "__array__") and hasattr(array, "__getitem__"):
+        return array[:: 1 + array.shape[0] // _ROWS]
+    return array
 
 
 def different_data(why: str) -> TowerError:
     """Return the error for ranks that were given different data."""
     return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
+
+
+def different_numbers(numbers: Sequence[object]) -> TowerError:
+    """Return the error for ranks with other numbers of batches."""
+    of_ranks = rank_checks.describe_ranks(numbers)
+    return different_data(f"numbers of batches differ ({of_ranks})")
 
 
 def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
@@ -96,7 +105,7 @@ def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
         structure: of tensors.
         values: about how many values of each of them to look at.
     """
-    rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
+    rows = [tf.zeros(SIZE, tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
         with tf.device("CPU:0"):
@@ -164,7 +173,10 @@ class SameBatches:
                 self._transport.all_gather(local, next_key("data"))
             )
             why = "rank {} has different examples in a batch than rank 0"
-            with tf.control_dependencies([self._due.assign(False)]):
+            # Where the data has ended, nothing is compared.
+            with tf.control_dependencies([odd]):
+                done = self._due.assign(False)
+            with tf.control_dependencies([done]):
                 same = error_notes.assert_for_user(
                     odd == 0, str(different_data(why)), [odd]
                 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import random
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -17,40 +17,56 @@ from keras_towers.rendezvous.rank_checks import Peers
 
 
 class ShuffleOrder:
-    """Makes Keras shuffle identically on all ranks.
+    """Makes Keras shuffle identically on all ranks, and after a restart.
 
     Ranks with equal seeds draw the same orders anyway, as one process would.
-    Otherwise all ranks shuffle with a seed drawn by rank 0. If ``fit`` resumes
-    at a position ``start``, orders depend only on its seed and on the epoch.
+    Otherwise all ranks shuffle with a seed drawn by rank 0. If ``fit`` can
+    resume, ``start`` decides how it shuffles each epoch.
     """
 
     def __init__(self, peers: Peers, start: FitStart | None = None):
-        state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         drawn = random.SystemRandom().getrandbits(31)
-        local = compat.global_seed(), state, drawn
+        local = compat.global_seed(), random.getstate(), drawn
         ranks = rank_checks.gather(peers, local, "begins to shuffle")
         seeds, states, draws = zip(*ranks, strict=True)
         self._seed = draws[0] if start is None else start.seed
         self._tensorflow_agrees = len(set(seeds)) == 1 and None not in seeds
-        self._python_agrees = len(set(states)) == 1
-        # The first iterator increments it.
-        self._number = -1 if start is None else start.epoch - 1
+        same = all(state == states[0] for state in states)
+        self._python_agrees = same and start is None
+        # After a restart the state of Python's own generator is another one.
+        self._generator = random.Random()
+        version, numbers, gauss = start.random_state if start else states[0]
+        self._generator.setstate((version, tuple(numbers), gauss))
+        self._epochs_before = 0
         self._epoch: tf.Variable | None = None
+
+    def begin_with(self, epoch: int) -> None:
+        """Use the order of an epoch, from 0, for the next iterator."""
+        self._epochs_before = epoch
+        if self._epoch is not None:
+            self._epoch.assign(epoch - 1)
 
     def of_sequences(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle ``PyDataset`` batches identically during ``fit``."""
-        seeded = {"random": random.Random(self._seed)}
+        seeded = {"random": types.SimpleNamespace(shuffle=self._shuffle_list)}
         ours = {} if self._python_agrees else seeded
         return patches.shadowed(compat.py_dataset_module, ours)
+
+    def _shuffle_list(self, values: list[Any]) -> None:
+        for _ in range(self._epochs_before):
+            self._generator.shuffle(list(values))
+        self._epochs_before = 0
+        self._generator.shuffle(values)
 
     def of_arrays(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle examples identically in datasets created inside."""
         if self._tensorflow_agrees:
             return contextlib.nullcontext()
-        self._epoch = compat.hidden_variable("CPU:0", self._number)
-        return patches.shadowed(tf.random, {"shuffle": self._shuffle})
+        # The first iterator increments it.
+        self._epoch = compat.hidden_variable("CPU:0", -1, tf.int64)
+        return patches.shadowed(tf.random, {"shuffle": self._shuffle_tensor})
 
-    def _shuffle(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def _shuffle_tensor(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
             value, tf.stack([self._seed, self._epoch])
         )

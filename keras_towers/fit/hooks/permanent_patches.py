@@ -98,7 +98,7 @@ def _run(
     if in_block and contract.active_strategy() is None:
         # One of TensorFlow's own strategies may train an ordinary model.
         adoption.release_from_default(model)
-    strategy = adoption.strategy_for(model, kind)
+    strategy = adoption.strategy_that_runs(model, kind)
     in_replica = in_block and tf.distribute.get_replica_context() is not None
     if strategy is not None and not in_replica:
         if not in_block:
@@ -121,7 +121,7 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
     Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers
     it can.
     """
-    if contract.owner_of(model) is None:
+    if contract.tower_strategy_of(model) is None:
         return original(model)
     with patches.shadowed(model, {"_distribute_strategy": None}):
         return original(model)

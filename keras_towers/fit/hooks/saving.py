@@ -47,7 +47,7 @@ _WRITERS: tuple[tuple[Any, str], ...] = (
 )
 _REMEDY = "Put saves of one rank into `with kt.save_on_every_rank():`."
 
-_is_once = False
+_rank_0_saves = False
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
 
 
@@ -68,30 +68,30 @@ def save_on_every_rank() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def once(rank: int, size: int, board: Store) -> Iterator[None]:
+def on_rank_0_only(rank: int, size: int, store: Store) -> Iterator[None]:
     """Let only rank 0 write the files that Keras saves in this block."""
-    global _is_once
-    save = _Saves(rank, size, board).save
-    _is_once, before = True, _is_once
+    global _rank_0_saves
+    save = _Saves(rank, size, store).save
+    _rank_0_saves, before = True, _rank_0_saves
     try:
         with patches.replaced(*((owner, n, save) for owner, n in _WRITERS)):
             yield
     finally:
-        _is_once = before
+        _rank_0_saves = before
 
 
-def is_once() -> bool:
+def rank_0_saves() -> bool:
     """Whether only rank 0 writes the files that all ranks save."""
-    return _is_once
+    return _rank_0_saves
 
 
 class _Saves:
     """The files that this rank saves, with a count for each path."""
 
-    def __init__(self, rank: int, size: int, board: Store):
+    def __init__(self, rank: int, size: int, store: Store):
         self._rank = rank
         self._others = set(range(1, size))
-        self._board = board
+        self._store = store
         self._counts: collections.Counter[str] = collections.Counter()
         # Ranks that do not save at a path where rank 0 does.
         self._absent: set[tuple[int, str]] = set()
@@ -122,8 +122,8 @@ class _Saves:
         if count > 1:
             self._wait_for_readers(path, count)
         key = _key("saved", path, count)
-        self._board.put(_key("saves", path, count), True)
-        self._board.put(_TOTAL, self._counts.total())
+        self._store.put(_key("saves", path, count), True)
+        self._store.put(_TOTAL, self._counts.total())
         error: str | None = "it was interrupted"
         try:
             result, error = write(), None
@@ -132,7 +132,7 @@ class _Saves:
             error = f"{type(failure).__name__}: {failure}"
             raise
         finally:
-            self._board.put(key, {"error": error})
+            self._store.put(key, {"error": error})
 
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for ranks that may still be reading the previous file."""
@@ -143,7 +143,7 @@ class _Saves:
             left_s = until - time.monotonic()
             try:
                 read = functools.partial(
-                    self._board.get, _key(f"saves-{rank}", path, count)
+                    self._store.get, _key(f"saves-{rank}", path, count)
                 )
                 wait_for(read, left_s)
             except TimeoutError:
@@ -161,7 +161,7 @@ class _Saves:
         self, path: str, count: int, write: Callable[[], Any]
     ) -> Any:
         """Wait for rank 0 to write a file, or write it if rank 0 does not."""
-        self._board.put(_key(f"saves-{self._rank}", path, count), True)
+        self._store.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
         limit_s = seconds(
             settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
@@ -175,16 +175,16 @@ class _Saves:
                     path,
                     _REMEDY,
                 )
-            outcome = self._board.get(_key("saved", path, count))
+            outcome = self._store.get(_key("saved", path, count))
             if outcome is not None:
                 if outcome["error"] is not None:
                     raise TowerError(
                         f"rank 0 could not save {path}: {outcome['error']}"
                     )
                 return None
-            if not self._board.get(_key("saves", path, count)):
+            if not self._store.get(_key("saves", path, count)):
                 # Rank 0 is past this save if it has begun enough other saves.
-                done = self._board.get(_TOTAL) or 0
+                done = self._store.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()
                     if time.monotonic() > since + settings.SAVE_OWN_S:

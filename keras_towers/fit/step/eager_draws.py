@@ -33,7 +33,7 @@ class EagerDraws:
             states = rank_checks.gather(self._transport, local, where)
             seeds = [seed for seed, _ in states]
             if None in seeds or len(set(seeds)) > 1:
-                self._seed = seeds[0] or states[0][1]
+                self._seed = states[0][1] if seeds[0] is None else seeds[0]
             self._agreed = True
         if self._seed is None:
             yield

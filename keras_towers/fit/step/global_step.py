@@ -114,6 +114,25 @@ class GlobalStep:
         if self.same is not None:
             self.same.check_next_batch()
 
+    def end_data(self, batches: int, eagerly: bool) -> None:
+        """Check that the data of all ranks ends after so many batches.
+
+        Collective: ranks whose data goes on are in a step, which has the same
+        exchanges first.
+        """
+        compare = self._all_end if eagerly else self._all_end_in_graph
+        if not compare(tf.constant(batches, tf.int64)):
+            raise self.order.agreement.mismatch_error(batches)
+
+    def _all_end(self, batches: tf.Tensor) -> tf.Tensor:
+        first = [] if self.same is None else [self.same.check(())]
+        return self.order.agreement.all_end(batches, first)
+
+    @functools.cached_property
+    def _all_end_in_graph(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        function = tf.function(self._all_end, autograph=False)
+        return function.get_concrete_function(tf.TensorSpec([], tf.int64))
+
     def without_other_processes(self) -> GlobalStep:
         """Return the same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
@@ -262,7 +281,7 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             log_without_xla(model, step.trains, why)
         if transport.size > 1:
-            self._agree(traced, ready, model, divided)
+            self._compare_with_ranks(traced, ready, model, divided)
         results = ready.add_to_graph(
             common,
             parts,
@@ -275,7 +294,7 @@ class GlobalStep:
             copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
 
-    def _agree(
+    def _compare_with_ranks(
         self,
         traced: Trace,
         ready: TowerProgram,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce
+from keras_towers.fit.weights.tower_variables import read_handle
 
 # How often a cancelled step is repeated to find the error that cancelled it.
 _MAX_CANCELLED = 10
@@ -112,7 +113,6 @@ def _value_of(handle: Any) -> tf.Tensor:
 
     A variable in host memory is not copied until it changes.
     """
-    dtype = tf.as_dtype(compat.type_of_variable(handle))
-    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+    value = read_handle(handle)
     with tf.device("CPU:0"):
         return tf.identity(value)

@@ -12,7 +12,11 @@ from keras_towers import compat
 from keras_towers.fit.step.step_agreement import are_equal
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.tower_variables import copy_first, copy_on_tower
+from keras_towers.fit.weights.tower_variables import (
+    copy_first,
+    copy_on_tower,
+    read_handle,
+)
 from keras_towers.transport import Transport, next_key
 
 
@@ -71,8 +75,10 @@ class OutsideVariables:
         """
 
         def compare() -> tf.Tensor:
-            values = [_value_of(handles[0]) for handles in variables]
-            equal = are_equal(self._transport, _digest(values))
+            values = [read_handle(handles[0]) for handles in variables]
+            equal = are_equal(
+                self._transport, _digest(values), [], next_key("gradients")
+            )
             tf.cond(
                 tf.reduce_all(equal.exact),
                 lambda: False,
@@ -111,8 +117,3 @@ def describe(handles: Sequence[Any]) -> list[str]:
         f"{tf.as_dtype(f.dtype).name}"
         for f in found
     ]
-
-
-def _value_of(handle: Any) -> tf.Tensor:
-    dtype = tf.as_dtype(compat.type_of_variable(handle))
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

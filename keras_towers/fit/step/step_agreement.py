@@ -11,12 +11,23 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
-from keras_towers.fit.data.same_data import different_data
+from keras_towers.fit.data.same_data import (
+    SIZE,
+    different_data,
+    different_numbers,
+)
 from keras_towers.fit.step.constants import Constants
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
 _BATCH = "they have different examples in a batch after the first one"
+# The steps of a rank run one after another, and each compares itself once. So
+# ranks that trace other steps, or have no further batch, meet under one key:
+# but not over TensorFlow where several steps are a loop, whose iterations are
+# part of the key.
+_KEY = "kt.step"
+# In place of the digest of a step: the data has ended.
+_END = -1
 
 
 class StepAgreement:
@@ -58,6 +69,8 @@ class StepAgreement:
             data: integers of the global batch, which differ by at most one
                 between ranks with the same batch; None: each has its own.
         """
+        # A step may do this for each of several optimizers.
+        key = next_key("gradients") if constants is None else _KEY
         constants = constants or Constants()
         self._constants.update(dict.fromkeys(_numbered(constants.shown)))
         if self._transport.size == 1:
@@ -73,15 +86,12 @@ class StepAgreement:
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
-            exact = tf.constant(
-                [digest, constants.digest, _digest_of_sizes(batch)], tf.int64
+            equal = self._compare(
+                [digest, constants.digest, _digest_of_sizes(batch)],
+                constants.approximate,
+                data,
+                key,
             )
-            # TensorFlow's constant folding would run an exchange of constants.
-            exact = tf.where(self._counter >= 0, exact, 0)
-            nearly = tf.constant(constants.approximate, tf.int64)
-            if data is not None:
-                nearly = tf.concat([nearly, data], 0)
-        equal = are_equal(self._transport, exact, nearly)
         same_exchanges, same_integers, same_sizes = tf.unstack(equal.exact)
         reals = len(constants.approximate)
         same_reals = tf.reduce_all(equal.approximate[:reals])
@@ -99,21 +109,52 @@ class StepAgreement:
                 same_data, str(different_data(_BATCH)), []
             )
 
+    def all_end(self, batches: Any, after: Sequence[Any]) -> tf.Tensor:
+        """Whether the data of all ranks has ended after so many batches.
+
+        A rank whose data goes on compares its next step instead.
+        """
+        with tf.control_dependencies(after):
+            equal = self._compare([_END, batches, 0], Constants().approximate)
+            return tf.reduce_all(equal.exact)
+
+    def _compare(
+        self,
+        exact: Sequence[Any],
+        constants: Sequence[int],
+        data: tf.Tensor | None = None,
+        key: str = _KEY,
+    ) -> Equal:
+        if data is None:
+            data = tf.zeros(SIZE, tf.int64)
+        # TensorFlow's constant folding would run an exchange of constants.
+        mine = tf.convert_to_tensor(exact, tf.int64)
+        mine = tf.where(self._counter >= 0, mine, 0)
+        nearly = tf.concat([tf.constant(constants, tf.int64), data], 0)
+        return are_equal(self._transport, mine, nearly, key)
+
     @staticmethod
     def is_mismatch(error: Exception) -> bool:
         """Whether an error says that the steps of ranks differ."""
         return rank_checks.OTHER_STEP in str(error)
 
-    def mismatch_error(self) -> TowerError:
-        """Return an error that names the differences. Collective."""
-        lists, constants = zip(
+    def mismatch_error(self, batches: int | None = None) -> TowerError:
+        """Return an error that names the differences. Collective.
+
+        Args:
+            batches: the number of batches after which this rank's data has
+                ended; None: it is in a step.
+        """
+        lists, constants, ends = zip(
             *rank_checks.gather(
                 self._transport,
-                (list(self._traced.values()), list(self._constants)),
+                (list(self._traced.values()), list(self._constants), batches),
                 "compares the steps",
             ),
             strict=True,
         )
+        if set(ends) != {None}:
+            return different_numbers(["more" if n is None else n for n in ends])
         of_ranks = [
             {tuple(map(rank_checks.without_numbers, of)): of for of in own}
             for own in lists
@@ -146,7 +187,7 @@ class Equal(NamedTuple):
 
 
 def are_equal(
-    transport: Transport, exact: tf.Tensor, approximate: Any = ()
+    transport: Transport, exact: tf.Tensor, approximate: Any, key: str
 ) -> Equal:
     """Whether all ranks have the same numbers, for each of them.
 
@@ -154,6 +195,7 @@ def are_equal(
         transport: connects the ranks.
         exact: 32-bit numbers.
         approximate: more numbers, which may differ by one.
+        key: the key of the collective.
     """
     # One sum is faster than a gather, which exchanges sizes first.
     size = transport.size
@@ -163,11 +205,12 @@ def are_equal(
     nearly = tf.cast(approximate, tf.int64)
     numbers = tf.concat([halves, nearly], 0)
     both = tf.concat([numbers, numbers**2], 0)
-    (sums,) = transport.all_reduce([both], next_key("gradients"))
+    (sums,) = transport.all_reduce([both], key)
     # The mean of the squares equals the square of the mean only if all
     # numbers are equal. Of large numbers, both are modulo 2**64.
     total, squares = tf.split(sums, 2)
-    slack = tf.ones_like(nearly) * size**2
+    # The most that numbers which differ by one can reach.
+    slack = tf.ones_like(nearly) * (size**2 // 4)
     allowed = tf.concat([tf.zeros_like(halves), slack], 0)
     equal = abs(squares * size - total**2) <= allowed
     high, low, others = tf.split(

@@ -218,7 +218,7 @@ class RecordedOperations:
         repeated: set[Any] = set()
         for operation in graph.get_operations()[begin:]:
             if changing.isdisjoint(map(id, operation.inputs)):
-                self.repeats &= _is_shared(operation)
+                self.repeats &= _is_reusable(operation)
                 continue
             self.repeats &= repeated.isdisjoint(operation.control_inputs)
             repeated.add(operation)
@@ -252,7 +252,7 @@ class RecordedOperations:
                 now[id(old)] = new
 
 
-def _is_shared(operation: Any) -> bool:
+def _is_reusable(operation: Any) -> bool:
     """Whether an operation's result is valid in every repetition."""
     if operation.type == "ReadVariableOp":
         return operation.outputs[0].shape.rank == 0

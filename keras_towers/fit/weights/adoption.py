@@ -20,8 +20,8 @@ from keras_towers.fit.contract import (
     KerasStrategy,
     TowerConfig,
     active_strategy,
-    owner_of,
     strategy_of,
+    tower_strategy_of,
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
@@ -187,7 +187,7 @@ class Adoption:
             self.gather_slots()
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        if not rank_agreement.check_variables(peers, variables, sends):
+        if not rank_agreement.compare_variables(peers, variables, sends):
             self._broadcast(variables)
 
     def begin_steps(self, model: keras.Model) -> None:
@@ -299,14 +299,14 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
     return tuple((id(part), getattr(part, "built", None)) for part in parts)
 
 
-def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
+def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:
     """Return the strategy on whose towers a method of a model runs.
 
     It is the strategy of the current block, else the model's strategy, else, if
     the method trains, the strategy of the block in which the model was created
     or compiled.
     """
-    strategy = active_strategy() or owner_of(model)
+    strategy = active_strategy() or tower_strategy_of(model)
     outside = strategy is None and not tf.distribute.has_strategy()
     return _defaults.get(model) if outside and kind in TRAINING else strategy
 
@@ -323,7 +323,7 @@ def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
 
 def release_from_default(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
-    owner = owner_of(trainer)
+    owner = tower_strategy_of(trainer)
     if owner is not None:
         adoption = owner._adoption
         if _defaults.get(trainer) is owner and not adoption.in_block:

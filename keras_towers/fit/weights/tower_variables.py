@@ -227,6 +227,12 @@ def copy_to_towers(variables: Sequence[Any]) -> None:
                     other.assign(fresh, read_value=False)
 
 
+def read_handle(handle: Any) -> tf.Tensor:
+    """Return the value of a variable, given its eager handle."""
+    dtype = tf.as_dtype(compat.type_of_variable(handle))
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
 def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
     """Assign a variable's value on the first tower to all other towers.
 
@@ -234,8 +240,7 @@ def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
         handles: the handles of its copies on K towers.
         devices: the K towers' devices.
     """
-    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
-    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
+    value = read_handle(handles[0])
     for handle, device in zip(handles[1:], devices[1:], strict=True):
         with tf.device(device):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -49,6 +49,10 @@ _EXTREMES = {
     "UnsortedSegmentProd": "Prod",
 }
 _SEGMENTS = ("UnsortedSegmentSum", *_EXTREMES)
+# Their outputs end with the last segment that has an entry.
+_SORTED_SEGMENTS = tuple(
+    f"Segment{name}" for name in ("Sum", "Mean", "Max", "Min", "Prod")
+)
 _MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
 _ROLES: dict[str, tuple[Role, ...]] = {
     "GatherNd": ("rows", "indices"),
@@ -56,6 +60,7 @@ _ROLES: dict[str, tuple[Role, ...]] = {
     "SparseToDense": ("indices", "shape", "entries", "same"),
     **dict.fromkeys(_UPDATES, ("rows", "indices", "entries")),
     **dict.fromkeys(_SEGMENTS, ("entries", "numbers", "count")),
+    **dict.fromkeys(_SORTED_SEGMENTS, ("entries", "numbers")),
 }
 
 
@@ -64,6 +69,9 @@ def _index_locally(node: Node, *inputs: Value) -> Values:
     numbers, operands = _local_operands(
         node.partitioner, inputs, _ROLES[node.type]
     )
+    if node.type in _SORTED_SEGMENTS:
+        of_entries = numbers.layout
+        require(numbers.are_all and of_entries.blocks == 1 and of_entries.rows)
     layout = numbers.layout if node.type == "GatherNd" else numbers.row_layout
     return node.run_on_towers(operands, layout)
 

@@ -118,7 +118,7 @@ def repeat_rows(node: Node) -> Value:
     if rows_of is not None and rows_of.layout == layout:
         local = partitioner.op("GatherV2", [rows_of.local, at, 0], (None,))
         result.meaning = dataclasses.replace(
-            rows_of, local=local, layout=output
+            rows_of, local=local, layout=output, are_all=False
         )
     return result
 

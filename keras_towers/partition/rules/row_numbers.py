@@ -41,6 +41,11 @@ _MOVES = (
     "DynamicPartition",
     "GatherV2",
 )
+# These leave out no row number, or all.
+_KEEP_ALL = (
+    *("Reshape", "ExpandDims", "Squeeze", "Identity", "Cast", "Transpose"),
+    *("Tile", "BroadcastTo", "FloorDiv", "Maximum"),
+)
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
@@ -96,7 +101,9 @@ def _range(node: Node, inputs: Values, outputs: Values) -> None:
     count = partitioner.cast(partitioner.local_rows(rows), dtype)
     numbers = partitioner.op("Range", [0, count, step], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
-    outputs[0].meaning = RowNumbers(numbers, layout, rows.unit, rows.rows, step)
+    outputs[0].meaning = RowNumbers(
+        numbers, layout, rows.unit, rows.rows, step, are_all=step == 1
+    )
     outputs[0].shape = (layout.size,)
 
 
@@ -157,6 +164,7 @@ def _note_derived_numbers(node: Node, inputs: Values, outputs: Values) -> None:
         changes = _changes(node, inputs, at)
         if not isinstance(before, RowNumbers) or changes is None:
             continue
+        changes["are_all"] = before.are_all and node.type in _KEEP_ALL
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
         results = _lay_out_locally(node, numbered)

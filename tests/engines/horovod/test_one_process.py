@@ -202,6 +202,15 @@ def test_an_infinite_gradient_does_not_affect_the_next_update():
     assert_close(variable, [-0.5])
 
 
+def test_a_pass_without_a_gradient_keeps_those_of_earlier_passes():
+    used, unused = keras.Variable([1.0]), keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(SGD(1.0), backward_passes_per_step=2)
+    for grad in (tf.constant([0.25]), None, tf.constant([0.5]), None):
+        optimizer.apply([tf.constant([0.5]), grad], [used, unused])
+    assert_close(used, [-1.0])
+    assert_close(unused, [0.25])
+
+
 def test_a_freed_variable_is_not_taken_for_the_next_one():
     optimizer = hvd.DistributedOptimizer(SGD(0.1))
     keys = reducer_of(optimizer).local_keys

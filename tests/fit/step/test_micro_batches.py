@@ -102,13 +102,12 @@ def test_fewer_rows_than_parts(rows):
     assert_exact(stacked(layers), act, strategy, in_graph=True)
 
 
-def test_describe_says_what_is_held_of_all_parts():
-    lines = []
-    for layers in (lambda: [Dense(7), Dense(3)], coupled):
-        strategy = kt.TowerStrategy(1, micro_batches=2)
-        with strategy:
-            fit(stacked(layers)(), 1, X, Y, BATCH)
-        described = strategy.describe()
-        assert "each tower processes its rows in 2 parts" in described
-        lines.append("held for all micro-batches" in described)
-    assert lines == [False, True]
+@pytest.mark.parametrize("couples", [False, True])
+def test_describe_says_what_is_held_of_all_parts(couples):
+    layers = coupled if couples else lambda: [Dense(7), Dense(3)]
+    strategy = kt.TowerStrategy(1, micro_batches=2)
+    with strategy:
+        fit(stacked(layers)(), 1, X, Y, BATCH)
+    described = strategy.describe()
+    assert "each tower processes its rows in 2 parts" in described
+    assert ("held for all micro-batches" in described) == couples

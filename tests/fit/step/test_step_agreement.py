@@ -17,7 +17,7 @@ def are_alike(numbers, about=None):
             tf.constant([of_ranks[transport.rank]], tf.int64)
             for of_ranks in (numbers, about)
         )
-        equal = step_agreement.are_equal(transport, number, near)
+        equal = step_agreement.are_equal(transport, number, near, "k")
         return bool(tf.reduce_all(tf.concat(equal, 0)))
 
     results, _ = on_ranks(len(numbers), run)
@@ -43,8 +43,30 @@ def test_numbers_may_be_about_the_same(ranks, number):
     numbers = [7] * ranks
     near = [number + rank % 2 for rank in range(ranks)]
     assert are_alike(numbers, near)
-    for far in (number + 3 * ranks, number - 3 * ranks):
+    for far in (number + ranks + 1, number - ranks):
         assert not are_alike(numbers, [*near[:-1], far])
+
+
+@pytest.mark.parametrize("ends", [(3, 3), (3, 4), (3, None)])
+def test_data_ends_on_all_ranks_or_on_none(ends):
+    """Where it goes on there is another step, which fails."""
+
+    def run(transport):
+        agreement = StepAgreement(transport, tf.Variable(0))
+        batches = ends[transport.rank]
+        if batches is not None:
+            same = bool(agreement.all_end(batches, []))
+        else:
+            equal = agreement._compare([7, 0, 0], [0, 0, 0])
+            same = bool(tf.reduce_all(equal.exact))
+        return same or str(agreement.mismatch_error(batches))
+
+    (one, other), _ = on_ranks(2, run)
+    assert one == other
+    if ends == (3, 3):
+        assert one is True
+    else:
+        assert f"(rank 0: 3, rank 1: {ends[1] or 'more'})" in one
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,13 @@ def test_another_block_may_train_what_was_built_inside():
         model = linear()
         fit(model, callbacks=[stop])
     fit(model)
-    assert contract.owner_of(model) is first
+    assert contract.tower_strategy_of(model) is first
     with kt.TowerStrategy(3) as other:
         fit(model)
-        assert contract.owner_of(model) is other
+        assert contract.tower_strategy_of(model) is other
     assert_ordinary(model, trains_on_towers=True)
     fit(model)
-    assert contract.owner_of(model) is first
+    assert contract.tower_strategy_of(model) is first
     assert_same_model(model, trained(4))
     assert kt.verify(model, X, Y).difference < 1e-4
     assert_ordinary(model, trains_on_towers=True)

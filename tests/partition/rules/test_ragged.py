@@ -88,6 +88,12 @@ _ONCE = {
         r.row_splits[1:] - r.row_splits[1:],
     ),
     "repeated": lambda r, y: tf.repeat(y, r.row_lengths(), axis=0),
+    "segments in order": lambda r, y: (
+        tf.math.segment_sum(
+            r.values,
+            tf.repeat(tf.range(r.nrows(), dtype=tf.int64), r.row_lengths()),
+        ),
+    ),
 }
 
 

@@ -85,6 +85,13 @@ _EXAMPLES = {
     "numbers": _of_numbers,
     "scattered": _scattered,
     "updated": _updated,
+    "segments in order": lambda x, y, c: [
+        f(_flat(x), tf.repeat(_numbers(x), 4)) * y
+        for f in (tf.math.segment_mean, tf.math.segment_max)
+    ],
+    "segments of pairs": lambda x, y, c: tf.math.segment_sum(
+        x, _numbers(x) // 1
+    ),
     "every second": lambda x, y, c: tf.gather(
         _flat(x), tf.range(0, 4 * _size(x), 2)
     ),
@@ -214,8 +221,15 @@ _HOSTILE = {
     "more segments": lambda x, y, c: tf.math.unsorted_segment_sum(
         y, _numbers(y), _size(y) * 2
     ),
-    "segments in order": lambda x, y, c: tf.math.segment_mean(
-        _flat(x), tf.repeat(_numbers(x), 4)
+    "segments of some": lambda x, y, c: tf.math.segment_sum(
+        tf.boolean_mask(y, c > 0), tf.boolean_mask(_numbers(y), c > 0)
+    ),
+    "every second segment": lambda x, y, c: [
+        tf.math.segment_max(y, tf.range(0, 2 * _size(y), 2)),
+        tf.math.segment_sum(y, _numbers(y) * 2 + 1),
+    ],
+    "without segments": lambda x, y, c: tf.math.segment_sum(
+        tf.zeros([0, 2]), tf.repeat(_numbers(y), 0)
     ),
     "twice": lambda x, y, c: tf.gather(
         tf.concat([y, y + 1], 0), _numbers(y) * 2

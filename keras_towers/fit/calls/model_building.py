@@ -1,0 +1,84 @@
+"""Building of a model before its first step, as on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.weights import adoption as adoption_lib
+
+logger = logging.getLogger("keras_towers")
+
+# Attributes of a model that a step may build.
+_OPTIMIZER = ("optimizer",)
+_LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
+
+
+def batch_spec(iterator: Any) -> Any:
+    """Return the element spec of one tower's batch."""
+    return tf.nest.map_structure(
+        lambda spec: (
+            spec._value_specs[0]
+            if isinstance(spec, compat.PerReplicaSpec)
+            else spec
+        ),
+        iterator.source.element_spec,
+    )
+
+
+def build(
+    model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
+) -> Exception | None:
+    """Build the model, its metrics and its optimizer as on one device.
+
+    Returns the error if the model cannot be built, else None. Only the shapes
+    and dtypes of the batch are used, so no data is consumed.
+    """
+    later = []
+    if not with_optimizer or not uses_optimizer(model, kind):
+        # Its first use builds it; keep _symbolic_build from doing so.
+        later += _unbuilt(model, _OPTIMIZER)
+    if kind.startswith("predict"):
+        later += _unbuilt(model, _LOSSES_AND_METRICS)
+    with compat.single_device_mode(), contextlib.ExitStack() as stack:
+        for part in later:
+            part.built = True
+            stack.callback(setattr, part, "built", False)
+        unbuilt = _unbuilt(model, _LOSSES_AND_METRICS)
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:
+            # The first step builds the model, as on one device.
+            logger.debug("building %s by its step: %s", model.name, error)
+            for part in unbuilt:
+                # It may have been built with the wrong shapes.
+                part.built = False
+            return error
+        return None
+
+
+def needs_build(model: keras.Model, kind: str) -> bool:
+    """Whether a step of the model would create variables."""
+    names: tuple[str, ...] = _OPTIMIZER if kind in TRAINING else ()
+    if not kind.startswith("predict"):
+        names += _LOSSES_AND_METRICS
+    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    return not layers_are_built or bool(_unbuilt(model, names))
+
+
+def uses_optimizer(model: keras.Model, kind: str) -> bool:
+    """Whether a method uses ``model.optimizer`` for all trainable weights."""
+    return kind in TRAINING and adoption_lib.has_keras_step(model)
+
+
+def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:
+    """Return the named attributes of a model that exist but are not built."""
+    parts = [getattr(model, name, None) for name in names]
+    return [part for part in parts if part is not None and not part.built]
