@@ -94,7 +94,7 @@ def explained(config: TowerConfig) -> Iterator[None]:
     except Exception as error:
         note = ""
         if number is not None:
-            note = watch.report_failure(number, _shorten(error))
+            note = watch.report_failure(number, shorten(error))
         if not note and isinstance(error, tf.errors.OpError):
             note = _note_on_towers(error, config)
         if note:
@@ -102,7 +102,8 @@ def explained(config: TowerConfig) -> Iterator[None]:
         raise
 
 
-def _shorten(error: Exception) -> str:
+def shorten(error: Exception) -> str:
+    """Return the kind of an error and its message, in one line."""
     # TensorFlow first prints the Python stack of the trace, or a line that says
     # that it has none, and last the operations that failed.
     message = re.split(_PARTS, str(error))[-1]

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -198,7 +199,10 @@ _SHOWN_VARIABLES = 5
 
 
 def compare_variables(
-    peers: Peers, variables: Sequence[keras.Variable], values: bool = True
+    peers: Peers,
+    variables: Sequence[keras.Variable],
+    values: bool = True,
+    build_error: Exception | None = None,
 ) -> bool:
     """Check that all ranks have the same variables; return if values agree.
 
@@ -206,19 +210,34 @@ def compare_variables(
         peers: the ranks.
         variables: this rank's variables.
         values: whether to compare values, too.
+        build_error: why the model could not be built here, so that its first
+            step has to build it; None: it is built.
 
     Raises:
-        TowerError: their names, shapes or dtypes differ.
+        TowerError: their names, shapes or dtypes differ, or only some ranks
+            could build the model.
     """
+    failure = ""
+    if build_error is not None:
+        failure = error_notes.shorten(build_error)
     described = [
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
     digests = [digest_of(variable) for variable in variables if values]
     gathered = rank_checks.gather(
-        peers, (described, digests), "compares the variables"
+        peers, (described, digests, failure), "compares the variables"
     )
-    ranks = [names for names, _ in gathered]
+    ranks = [names for names, _, _ in gathered]
+    failures = [failure for _, _, failure in gathered]
+    if any(failures) and not all(failures):
+        # The steps of these ranks would begin by building it.
+        of_ranks = [failure or "built" for failure in failures]
+        raise TowerError(
+            "some ranks cannot build the model, and others can: "
+            f"{rank_checks.describe_ranks(of_ranks, '; ')}. Every rank has to "
+            "build and compile the same model."
+        )
     for rank, other in enumerate(ranks):
         pairs = [
             (first, second)
@@ -236,7 +255,7 @@ def compare_variables(
                 f"{_listed(extra)}. Every rank has to build the same model in "
                 "the same order, and compile it the same way."
             )
-    return all(of_rank == digests for _, of_rank in gathered)
+    return all(of_rank == digests for _, of_rank, _ in gathered)
 
 
 def digest_of(variable: keras.Variable) -> str:

@@ -113,8 +113,9 @@ class Session:
             copy_on_tower(seed._value).read_value()
             for seed in self.variables.seeds
         ]
+        chosen = tf.math.floormod(steps + 1, tf.constant(2, steps.dtype))
         return self.connection.store.write(
-            self._seeds, (steps + 1) % 2, tf.reshape(states, [-1])
+            self._seeds, chosen, tf.reshape(states, [-1])
         )
 
     def restore_seeds(self, steps: int) -> None:

@@ -50,6 +50,8 @@ class ClusterEnvironment:
     """Variables that together identify the job."""
     mpi_in: ClassVar[tuple[str, ...]] = ()
     """Variables any of which means that an MPI library finds the ranks."""
+    may_start_others: ClassVar[bool] = True
+    """Whether its only process may start others, of which it says nothing."""
     horovod_reads_variables: ClassVar[bool] = False
     """Whether Horovod reads the launcher's variables."""
 
@@ -96,7 +98,7 @@ class ClusterEnvironment:
         )
 
     def __str__(self) -> str:
-        of = f" of {self.size}" if self.size else ""
+        of = "" if self.size is None else f" of {self.size}"
         return f"rank {self.rank}{of} that {self.name} started"
 
 
@@ -105,6 +107,7 @@ class Horovodrun(ClusterEnvironment):
 
     name = "keras-towers run or horovodrun"
     rank_in, size_in = "HOROVOD_RANK", "HOROVOD_SIZE"
+    may_start_others = False
     horovod_reads_variables = True
 
 
@@ -113,6 +116,7 @@ class UserSet(ClusterEnvironment):
 
     name = rank_in = ENV_RANK
     size_in = ENV_SIZE
+    may_start_others = False
 
 
 class EnvironmentVariables(ClusterEnvironment):
@@ -129,6 +133,7 @@ class Torchrun(EnvironmentVariables):
     """``torchrun``; each of its restarts is a new job."""
 
     name = "torchrun"
+    may_start_others = False
     needs = ("TORCHELASTIC_RUN_ID",)
     job_in = (
         "TORCHELASTIC_RUN_ID",
@@ -231,7 +236,11 @@ def detect(
 ) -> ClusterEnvironment | None:
     """Detect the launcher of this process; None if there is none."""
     found = (launcher.detect(variables) for launcher in LAUNCHERS)
-    return next(filter(None, found), None)
+    first = next(filter(None, found), None)
+    if first and first.is_single_process and first.may_start_others:
+        # One task of srun, for example, that starts processes by itself.
+        return EnvironmentVariables.detect(variables) or first
+    return first
 
 
 def detect_foreign() -> ClusterEnvironment | None:

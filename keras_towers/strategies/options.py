@@ -10,7 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from keras_towers.errors import TowerError, did_you_mean
@@ -27,6 +27,9 @@ from keras_towers.reduction import (
     GradientPacker,
 )
 from keras_towers.strategies.modes import ModeName
+
+# Of NumPy, too; and what messages call them.
+_NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 
 Where: TypeAlias = Literal["cpu", "gpu"]
 """Whether weights are held on the host, or spread over the towers."""
@@ -276,8 +279,9 @@ def _allowed_values(part: Any) -> tuple[Any, ...]:
 def _matches(value: Any, part: Any) -> bool:
     if values := _allowed_values(part):
         return any(isinstance(value, type(v)) and value == v for v in values)
-    if part in (int, float):
-        return isinstance(value, (int, part)) and not isinstance(value, bool)
+    if part in _NUMBERS:
+        kind, _ = _NUMBERS[part]
+        return isinstance(value, kind) and not isinstance(value, bool)
     if isinstance(part, type):
         return isinstance(value, part)
     return callable(value)
@@ -287,6 +291,6 @@ def _describe_type(part: Any) -> list[str]:
     """Describe the values that match a part of an annotation."""
     if values := _allowed_values(part):
         return list(map(repr, values))
-    if part in (int, float):
-        return ["a number"]
+    if part in _NUMBERS:
+        return [_NUMBERS[part][1]]
     return [f"a {part.__name__}" if isinstance(part, type) else "a function"]

@@ -227,7 +227,7 @@ def test_an_error_of_the_data_is_seen(source):
         model.fit(source(), verbose=0)
     assert_seen(caught, python)
     # So other ranks hear of it.
-    assert "an error of my own" in error_notes._shorten(caught.value)
+    assert "an error of my own" in error_notes.shorten(caught.value)
 
 
 def test_a_lost_root_cause_is_explained():

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
+from keras_towers.fit.step import keras_function
 from keras_towers.rendezvous import versions
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.by_hand import ByHand
@@ -238,6 +239,30 @@ def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
 
 
 @check
+def rank_0_tells_of_parts_with_other_rows():
+    def step(model, data, _):
+        errors = (model.net(data["x"]) - data["y"]) ** 2
+        return tf.reduce_mean(errors) * tf.reduce_sum(data["factors"])
+
+    parts = {"x": s.X[:6], "y": s.Y[:6], "factors": s.X[:2, 0]}
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([parts]),
+        output_signature={
+            name: tf.TensorSpec((None, *part.shape[1:]), part.dtype)
+            for name, part in parts.items()
+        },
+    )
+    mine = ByHand(step, net=s.model())
+    mine.compile("sgd")
+    with mock.patch.object(keras_function, "announce") as say, s.Strategy():
+        s.fit(mine, data, None)
+    said = [call.args[0] for call in say.call_args_list]
+    told = any("a different number of rows" in text for text in said)
+    assert told == (s.RANK == 0), said
+    s.assert_same_model(mine)
+
+
+@check
 def layers_with_other_settings_are_warned_of():
     said = "have different settings on some ranks"
 
@@ -253,6 +278,23 @@ def layers_with_other_settings_are_warned_of():
         with s.Messages() as messages, s.Strategy():
             s.fit(made(names[min(s.RANK, 1)], s.RANK))
         assert messages.have(said) == (is_told and s.RANK == 0)
+
+
+class OnOneRank(keras.metrics.MeanAbsoluteError):
+    def update_state(self, *given, **options):
+        if s.RANK == 1:
+            raise ValueError("a file is missing")
+        return super().update_state(*given, **options)
+
+
+@check
+def a_model_that_only_one_rank_can_build_is_refused():
+    """Its step would build it, and exchange values for that."""
+    mine = keras.Sequential([keras.layers.Dense(3)])
+    mine.compile("sgd", "mse", metrics=[OnOneRank()])
+    said = "rank 0: built; rank 1: ValueError: a file is missing"
+    with s.Strategy(), s.refused(said):
+        s.fit(mine)
 
 
 @check

@@ -27,6 +27,9 @@ TORCHRUN = parse_variables(
     "RANK=2 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29400"
     " TORCHELASTIC_RUN_ID=none"
 )
+PROCESSES = parse_variables(
+    "RANK=1 WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29400"
+)
 INDEXED = parse_variables("JOB_COMPLETION_INDEX=1")
 ALONE = "KERAS_TOWERS_RANK=0 KERAS_TOWERS_SIZE=1"
 KUBERNETES = "Kubernetes (an indexed Job)"
@@ -42,6 +45,14 @@ KUBERNETES = "Kubernetes (an indexed Job)"
         (INDEXED, "KERAS_TOWERS_SIZE=2", (KUBERNETES, 1, 2, False, "", False)),
         # The launcher's daemons are tasks of srun, its ranks are not.
         (STEP | OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
+        # One task starts several processes, which know their ranks.
+        (
+            STEP | PROCESSES,
+            "SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0",
+            ("a launcher that sets RANK and WORLD_SIZE", 1, 2)
+            + (False, "n1", False),
+        ),
+        (STEP | PROCESSES, "", ("srun", 3, 4, False, "n1", False)),
         # The user wants every process to train separately.
         (OPEN_MPI, ALONE, ("KERAS_TOWERS_RANK", 0, 1, False, "", False)),
     ],

@@ -59,7 +59,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (lib.Options, {"stall_shutdown_s": float("nan")}, "shutdown_s=nan"),
         (lib.Options, {"stall_shutdown_s": True}, "stall_shutdown_s=True"),
         (lib.Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
-        (lib.Options, {"sync_every": True}, "sync_every=True .* a number or N"),
+        (lib.Options, {"sync_every": True}, "=True .* a whole number or N"),
         (lib.Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
         (lib.Options, {"sync_every": 2, "average": False}, "contradicts"),
         (lib.Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
@@ -82,8 +82,8 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (kt.NoOpStrategy, {"logs": ["loss"]}, "logs=.* dictionary"),
         (kt.ParameterServerTowerStrategy, {"ps_device": "tpu"}, "'cpu', 'gpu'"),
         (Replicas, {"replicas_to_aggregate": 0}, "at least 1 gradient"),
-        (Replicas, {"replicas_to_aggregate": 2.0}, "=2.0 .* a number"),
-        (Replicas, {"replicas_to_aggregate": True}, "=True .* a number"),
+        (Replicas, {"replicas_to_aggregate": 2.0}, "=2.0 .* a whole number"),
+        (Replicas, {"replicas_to_aggregate": True}, "=True .* a whole number"),
         (Replicas, {**BACKUP, "replicas_to_aggregate": 5000}, "too many"),
         (Replicas, {"total_num_replicas": 99}, "99"),
         (Replicas, {"total_num_replicas": 0}, "0"),
@@ -99,9 +99,13 @@ def test_values_that_are_not_allowed_are_refused(strategy, arguments, message):
         strategy(**arguments)
 
 
-def test_seconds_may_be_numbers_of_numpy():
-    lib.check_seconds("stall_shutdown_s", np.int64(5))
-    lib.check_seconds("stall_shutdown_s", np.float32(0.5))
+def test_numbers_may_be_those_of_numpy():
+    two, half = np.int64(2), np.float32(0.5)
+    lib.Options(micro_batches=two, sync_every=two, outer_momentum=half)
+    lib.Options(stall_shutdown_s=two)
+    lib.Options(stall_shutdown_s=half)
+    with pytest.raises(kt.TowerError, match="whole number"):
+        lib.Options(micro_batches=half)
 
 
 def test_unknown_options_are_refused_with_those_there_are():

@@ -289,7 +289,10 @@ class TowerCall:
             )
         if new or self.kind == "fit" or not self._is_inner:
             self.adoption.synchronize(
-                self.model, self.config.peers, self.keras_call.trains
+                self.model,
+                self.config.peers,
+                self.keras_call.trains,
+                self.build_error,
             )
         self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True

@@ -112,7 +112,7 @@ def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
 
 def share_of(here: Any, total: Any) -> tf.Tensor:
     """Return the number of local examples as a fraction of the total."""
-    numbers = [tf.cast(number, tf.float32) for number in (here, total)]
+    numbers = [tf.cast(number, tf.float64) for number in (here, total)]
     return tf.math.divide_no_nan(*numbers)
 
 

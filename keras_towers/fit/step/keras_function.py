@@ -128,11 +128,13 @@ class KerasFunction(TowerFunction):
         if undivided <= self._undivided:
             return
         self._undivided |= undivided
-        announce(
-            f"some parts of the batches of model {self._model.name!r} have a "
-            "different number of rows than the first part; every tower gets "
-            f"them whole: {', '.join(sorted(undivided))}"
-        )
+        # All ranks get the same batches.
+        if self._step.config.peers.rank == 0:
+            announce(
+                f"some parts of the batches of model {self._model.name!r} have "
+                "a different number of rows than the first part; every tower "
+                f"gets them whole: {', '.join(sorted(undivided))}"
+            )
         self._retrace()
 
     def _run_once(self, data: Any) -> Any:

@@ -171,7 +171,11 @@ class Adoption:
         return bool(moved)
 
     def synchronize(
-        self, model: keras.Model, peers: Peers, trains: bool
+        self,
+        model: keras.Model,
+        peers: Peers,
+        trains: bool,
+        build_error: Exception | None = None,
     ) -> None:
         """Give all ranks rank 0's weights and seeds. Collective.
 
@@ -179,6 +183,7 @@ class Adoption:
             model: the model.
             peers: the ranks.
             trains: whether they need the state of its optimizers, too.
+            build_error: why the model could not be built here; None: it is.
         """
         if peers.size == 1:
             return
@@ -187,7 +192,9 @@ class Adoption:
             self.gather_slots()
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        if not rank_agreement.compare_variables(peers, variables, sends):
+        if not rank_agreement.compare_variables(
+            peers, variables, sends, build_error
+        ):
             self._broadcast(variables)
 
     def begin_steps(self, model: keras.Model) -> None:
