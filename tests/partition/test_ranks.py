@@ -7,7 +7,13 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
-from tests.partition.kit import exchange_counts, on_towers, sharded, trace
+from tests.partition.kit import (
+    computed_once,
+    exchange_counts,
+    on_towers,
+    sharded,
+    trace,
+)
 
 BATCH = tf.constant([1.0, 2.0, 3.0])
 PARTS = [BATCH[:2], BATCH[2:2], BATCH[2:]]
@@ -111,6 +117,20 @@ def test_tables_live_on_the_first_rank():
         "LookupTableInsertV2",
         "LookupTableSizeV2",
     ]
+
+
+def test_what_follows_a_lookup_in_a_table_is_divided():
+    entries = tf.lookup.KeyValueTensorInitializer([2], [7.0], tf.int64)
+    table = tf.lookup.StaticHashTable(entries, 5.0)
+
+    def function(x, _):
+        found = table.lookup(tf.cast(x, tf.int64))
+        return [tf.concat([found[:, None], x[:, None]], 1)]
+
+    program, run, _ = run_on_ranks(function, sharded(-1))
+    (both,) = run(*PARTS)
+    np.testing.assert_array_equal(both, [[5, 1], [7, 2], [5, 3]])
+    assert list(computed_once(program)) == ["LookupTableFindV2"]
 
 
 @pytest.mark.parametrize("draws", [False, True])

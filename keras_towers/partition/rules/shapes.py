@@ -250,6 +250,13 @@ def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
     return value.sizes
 
 
+@shape_of("LookupTableFindV2")
+def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:
+    # Of tables whose keys or values are vectors, the axes differ.
+    require(not other.rank and node.shapes[0].rank == keys.rank)
+    return keys.sizes
+
+
 # ---- axes --------------------------------------------------------------------
 
 
