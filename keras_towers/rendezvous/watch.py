@@ -148,10 +148,11 @@ class StallWatch(threading.Thread):
             before, gone = gone, self._gone_ranks()
             waited_s = time.monotonic() - _activity.since
             # Data that a rank sent before it ended may still arrive.
+            is_late = waited_s >= min(self._warning_s, settings.STALL_WARNING_S)
             missing = {
                 name: state
                 for name, state in gone.items()
-                if state == State.LOST or name in before
+                if state == State.LOST or (name in before and is_late)
             }
             if missing and waits:
                 self._end(missing, waited_s)

@@ -262,7 +262,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._fresh_iterator = None
         steps = self.num_batches
         self.at_last_step = steps is not None and step[1] + 1 >= steps
-        self._config.transport.note_wait(f"step {step[0]} of {self._kind}")
+        alone = self._config.runs_alone(self._kind)
+        wait = "" if alone else f"step {step[0]} of {self._kind}"
+        self._config.transport.note_wait(wait)
         return step
 
     @contextlib.contextmanager
