@@ -50,8 +50,8 @@ def assert_same_state(one, other):
     """Weights and slots are the same on all ranks, on rank 0 the other's."""
     found = values(one)
     first, *others = s.gather([v.tobytes() for v in found])
-    for rank, other in enumerate(others, 1):
-        assert other == first, f"rank {rank} has other values than rank 0"
+    for rank, of_rank in enumerate(others, 1):
+        assert of_rank == first, f"rank {rank} has other values than rank 0"
     if s.RANK == 0:
         assert_all_close(found, values(other), 1e-5)
 

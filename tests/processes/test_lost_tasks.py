@@ -68,9 +68,9 @@ def ended(*tasks, code=0):
         assert task.finish().code == code, task.output
 
 
-def assert_values_of_one_device(task, *fits, **options):
+def assert_values_of_one_device(task, *fits, backup=None, **options):
     (values,) = lines_of(task, "values")
-    wanted = lost.train(lost.make(), fits, **options).get_weights()
+    wanted = lost.train(lost.make(backup), fits, **options).get_weights()
     for one, other in zip(json.loads(values), wanted, strict=True):
         assert_close(one, other, 2e-5)
 
@@ -178,7 +178,7 @@ def test_a_job_whose_server_is_killed_goes_on_from_its_backup(
     ended(*workers, server)
     for worker in workers:
         assert "1" not in lines_of(worker, "epoch")
-        assert_values_of_one_device(worker, 8, shuffle=False)
+        assert_values_of_one_device(worker, 8, backup=kind, shuffle=False)
 
 
 @pytest.mark.long
@@ -226,7 +226,7 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
     for task in tasks:
         assert "2" not in lines_of(task, "epoch")
         assert lines_of(task, "values") == lines_of(tasks[0], "values")
-    assert_values_of_one_device(tasks[0], 5, shuffle=False)
+    assert_values_of_one_device(tasks[0], 5, backup="keras", shuffle=False)
 
 
 STARTS = """

@@ -121,7 +121,7 @@ def test_callbacks_may_evaluate_train_and_stop(variables_on_towers):
 @pytest.mark.core
 def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks(monkeypatch):
     """Under ``keras-towers run``, where ranks else save once together."""
-    monkeypatch.setattr(saving, "_is_once", True)
+    monkeypatch.setattr(saving, "_rank_0_saves", True)
 
     class Saves(callbacks.Callback):
         def __init__(self):

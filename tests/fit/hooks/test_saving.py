@@ -127,6 +127,6 @@ def test_keras_is_restored_after_the_block():
         return [getattr(f, "__wrapped__", f) for f in functions]
 
     before = writers()
-    with saving.once(0, 2, Server()):
+    with saving.on_rank_0_only(0, 2, Server()):
         assert writers()[0] is not before[0]
     assert writers() == before
