@@ -103,9 +103,11 @@ def explained(config: TowerConfig) -> Iterator[None]:
 
 
 def shorten(error: Exception) -> str:
-    """Return the kind of an error and its message, in one line."""
-    # TensorFlow first prints the Python stack of the trace, or a line that says
-    # that it has none, and last the operations that failed.
+    """Return the kind of an error and its message, in one line.
+
+    TensorFlow first prints the Python stack of the trace, or a line that says
+    that it has none, and last the operations that failed.
+    """
     message = re.split(_PARTS, str(error))[-1]
     words = message.split()
     return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"

@@ -80,8 +80,7 @@ def fingerprint_rows(adapter: Any) -> list[float]:
 
 
 def _some_rows(array: Any) -> Any:
-    """Return some rows of an array; a sparse or ragged one as it is."""
-    # Others need not have a dtype or rows that Python can slice.
+    """Return some rows of an array; one that cannot be sliced as it is."""
     if hasattr(array, "__array__") and hasattr(array, "__getitem__"):
         return array[:: 1 + array.shape[0] // _ROWS]
     return array

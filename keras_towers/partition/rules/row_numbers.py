@@ -43,8 +43,16 @@ _MOVES = (
 )
 # These leave out no row number, or all.
 _KEEP_ALL = (
-    *("Reshape", "ExpandDims", "Squeeze", "Identity", "Cast", "Transpose"),
-    *("Tile", "BroadcastTo", "FloorDiv", "Maximum"),
+    "Reshape",
+    "ExpandDims",
+    "Squeeze",
+    "Identity",
+    "Cast",
+    "Transpose",
+    "Tile",
+    "BroadcastTo",
+    "FloorDiv",
+    "Maximum",
 )
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
