@@ -26,7 +26,8 @@ from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.rules.reductions import known_ints
 from keras_towers.partition.slice_spans import Span, spans
 
-_MOVES = (
+# Moves that leave out no row number, or all.
+_WHOLE_MOVES = (
     "Reshape",
     "ExpandDims",
     "Squeeze",
@@ -35,25 +36,16 @@ _MOVES = (
     "Transpose",
     "Tile",
     "BroadcastTo",
+)
+_MOVES = (
+    *_WHOLE_MOVES,
     "StridedSlice",
     "Slice",
     "Unpack",
     "DynamicPartition",
     "GatherV2",
 )
-# These leave out no row number, or all.
-_KEEP_ALL = (
-    "Reshape",
-    "ExpandDims",
-    "Squeeze",
-    "Identity",
-    "Cast",
-    "Transpose",
-    "Tile",
-    "BroadcastTo",
-    "FloorDiv",
-    "Maximum",
-)
+_KEEP_ALL = (*_WHOLE_MOVES, "FloorDiv", "Maximum")
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
