@@ -67,8 +67,8 @@ class ChiefOnly(_Marked):
     For callbacks that write files, draw or send messages. Keras's
     ``ModelCheckpoint``, ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger``
     run on rank 0 without it. Weights and learning rates that the callback
-    writes are sent to the other ranks at once; with parameter servers, workers
-    read weights after an update, and before an epoch.
+    writes are sent to the other ranks at once; with parameter servers, weights
+    reach other workers with the next update or the next epoch.
 
     Args:
         callback: any Keras callback. It must not call ``fit``, ``evaluate`` or
