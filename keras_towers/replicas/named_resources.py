@@ -91,16 +91,32 @@ class Queue:
             )
         return [tf.ensure_shape(part, ()) for part in parts]
 
-    def wait_for(self, number: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
-        """Remove numbers until one is large enough, and return it.
+    def put_if_empty(self, value: tf.Tensor) -> tf.Operation | None:
+        """Add one element if there is none."""
+        with tf.device(self._device):
+            size = tf.raw_ops.QueueSizeV2(handle=self._handle)
+            missing = tf.cast(tf.equal(size, 0), tf.int32)
+            return self.put_many(tf.fill([missing], value))
+
+    def wait_for(
+        self, number: tf.Tensor, latest: Callable[[], tf.Tensor]
+    ) -> tf.Tensor:
+        """Wait for a number that is large enough, and return it.
 
         Args:
             number: the least that is large enough.
-            known: if it is large enough itself, nothing is removed.
+            latest: reads a number that only increases, after every element
+                that was removed: an element may be older than it.
         """
+
+        def remove_one(_: tf.Tensor) -> tf.Tensor:
+            (found,) = self.get()
+            with tf.control_dependencies([found]):
+                return tf.maximum(found, latest())
+
         with tf.device(self._device):
             (found,) = tf.while_loop(
-                lambda last: last < number, lambda last: self.get(), [known]
+                lambda last: last < number, remove_one, [latest()]
             )
             return tf.identity(found)
 

@@ -46,11 +46,6 @@ class Quorum:
         return [each + 1] * more + [each] * (self.replicas - more)
 
     @property
-    def queues(self) -> int:
-        """How many queues of tokens there are."""
-        return 1 if self.shared else self.replicas
-
-    @property
     def most_of_one(self) -> int:
         """How many gradients of an update one replica computes, at most."""
         if self.shared:

@@ -14,12 +14,11 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.early_updates import EarlyUpdates
+from keras_towers.parameter_servers.training_session import AveragedSession
 from keras_towers.parameter_servers.worker_fit import (
     MirroredServerUpdate,
     WorkerCalls,
 )
-from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.async_calls import ReplicaCalls
 from keras_towers.replicas.hogwild import HogwildUpdate
@@ -175,12 +174,10 @@ class SyncReplicasStrategy(BaseStrategy):
             self._compose(update, calls)
         else:
             copies = MirroredServerUpdate(self._config, self._mode.reduce)
-            make_updates = functools.partial(
-                EarlyUpdates if quorum.each_once else AveragedUpdates,
-                quorum=quorum,
-                after_update=self._average,
+            make_session = functools.partial(
+                AveragedSession, quorum=quorum, after_update=self._average
             )
-            workers = WorkerCalls(copies, self._peers, make_updates)
+            workers = WorkerCalls(copies, self._peers, make_session)
             self._compose(copies, workers)
 
     @property
@@ -196,8 +193,8 @@ class SyncReplicasStrategy(BaseStrategy):
         session = self._calls.last
         if session is None:
             return ReplicaCounts.none(self.size)
-        assert isinstance(session.updates, AveragedUpdates)
-        return session.updates.counts
+        assert isinstance(session, AveragedSession)
+        return session.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
         """Return the moving average of a trained weight.

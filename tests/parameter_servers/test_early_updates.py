@@ -5,42 +5,36 @@ import time
 import pytest
 import tensorflow as tf
 
-from keras_towers.parameter_servers.early_updates import (
-    EarlyCoordinator,
-    EarlyGroup,
-)
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
-from keras_towers.replicas.averages import arguments
+from keras_towers.replicas.coordinator import EarlyCoordinator
+from keras_towers.replicas.named_resources import trace
 from keras_towers.replicas.replica_group import END, ReplicaEvent
-from tests.replicas.game import DEVICE, SECONDS, Game, played
+from tests.replicas.game import SECONDS, Game, played
 
 
 class Early(Game):
     """Replicas whose updates begin before their gradients have arrived."""
 
     coordinator_of = EarlyCoordinator
+    early = True
 
     def __init__(self, replicas, fails=False):
         self._fails = fails
         super().__init__(replicas, replicas)
 
-    def connect(self, replica):
-        return EarlyGroup(self.name, DEVICE, self.quorum)
-
-    def apply(self, count, tokens):
-        def update(count, tokens):
+    def apply(self, count):
+        def update(count):
             arrived = self.group.take_arrivals(count)
             with tf.control_dependencies([arrived]):
                 most = tf.constant(0 if self._fails else 100, tf.int64)
                 fine = tf.debugging.assert_less(tf.reduce_max(arrived), most)
                 with tf.control_dependencies([fine]):
-                    advanced = self.group.advance(tokens)
+                    advanced = self.group.advance()
             with tf.control_dependencies([advanced]):
                 return tf.identity(arrived)
 
-        given = arguments(count, tokens)
-        made = tf.function(update, autograph=False)
-        return RunningFunction(made.get_concrete_function(*given), given)
+        made = trace(update, tf.TensorSpec((), tf.int32))
+        return RunningFunction(made, [tf.constant(count)])
 
 
 def test_an_update_waits_for_all_replicas_that_have_not_left():

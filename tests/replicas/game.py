@@ -25,10 +25,11 @@ class Game:
     """
 
     coordinator_of = Coordinator
+    early = False
 
-    def __init__(self, replicas, aggregate, shared=False, limit_s=None):
+    def __init__(self, replicas, aggregate, limit_s=None):
         self.name = f"tests/replicas_{next(_numbers)}"
-        self.quorum = Quorum(replicas, aggregate, shared)
+        self.quorum = Quorum(replicas, aggregate, shared=False)
         self.updates = []
         self.errors = []
         self._groups = [self.connect(replica) for replica in range(replicas)]
@@ -36,9 +37,7 @@ class Game:
         self.group.initialize()
         self.group.calls("begin", self.group.start_over)
         self.first = self.group.global_step()
-        for replica, group in enumerate(self._groups):
-            group.send(ReplicaEvent.STARTED, replica)
-            group.calls("first", lambda r=replica, g=group: g.start_gradient(r))
+        assert self.wait(*range(replicas)) == [0] * replicas
         # It waits in a separate thread.
         self.coordinator = self.coordinator_of(
             self.group.run_by(run_flat),
@@ -50,16 +49,16 @@ class Game:
 
     def connect(self, replica):
         """Return the group of a replica."""
-        return ReplicaGroup(self.name, DEVICE, self.quorum)
+        return ReplicaGroup(self.name, DEVICE, self.quorum, early=self.early)
 
-    def apply(self, count, tokens):
+    def apply(self, count):
         @tf.function(autograph=False)
         def take():
             return self.group.take_arrivals(tf.constant(count))
 
         @tf.function(autograph=False)
         def advance():
-            self.group.advance(tf.constant(tokens, tf.int32))
+            self.group.advance()
 
         averaged = take().numpy().tolist()
         self.updates.append(sum(averaged))
@@ -95,22 +94,20 @@ class Game:
 
         def wait():
             found.extend(
-                group.calls("wait", lambda: group.wait_for_token(replica))
+                group.calls("wait", lambda: group.wait_for_step(replica))
             )
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         thread.join(SECONDS)
         assert found, f"replica {replica} waits"
-        token = int(found[0])
-        return END if token == END else token - self.first
+        step = int(found[0])
+        return END if step == END else step - self.first
 
     def returns(self, replica):
         """Restart a replica; return how many gradients it had pushed."""
         self._groups[replica] = group = self.connect(replica)
-        pushed = group.pushed(replica)
-        group.request_tokens(replica)
-        return pushed
+        return group.come_back(replica)
 
     def settle(self):
         """Wait until all events so far are handled."""
@@ -120,10 +117,6 @@ class Game:
         """Return the counts after all events so far, and the last update."""
         self.coordinator.wait_until_handled(ReplicaEvent.FLUSH)
         return self.coordinator.counts
-
-    def has_token(self, replica):
-        queue = self.group._tokens[replica]
-        return int(tf.raw_ops.QueueSizeV2(handle=queue._handle)) > 0
 
 
 @contextlib.contextmanager
