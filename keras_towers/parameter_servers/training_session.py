@@ -36,13 +36,17 @@ from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.hogwild import adds_atomically, takes_turns
 from keras_towers.replicas.named_resources import (
     Queue,
-    Queues,
     TracedCalls,
     after_writes,
     variable,
 )
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
-from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
+from keras_towers.replicas.replica_group import (
+    END,
+    Quorum,
+    ReplicaCounts,
+    ReplicaEvent,
+    ReplicaGroup,
+)
 
 _HOST = "/device:CPU:0"
 
@@ -57,15 +61,12 @@ class Session:
         splits_batches: whether the workers share each batch.
         fits: the number of the ``fit`` that runs, or ran last.
         trains: whether a ``fit`` runs.
-        reads_parts: whether a part of the weights can be read while another
-            part is still updated.
         needs_all: whether no update is made without a gradient of each worker.
         epochs_together: whether all workers end each epoch together.
         spare: how many lost workers a step can do without.
     """
 
     workers: Workers
-    reads_parts: bool = True
     needs_all: bool = False
     epochs_together: bool = False
     spare: int = 0
@@ -90,10 +91,6 @@ class Session:
         self._freed = f"{self.name}/freed"
         # The random states after an even number of steps, and after an odd one.
         self._seeds = [f"{self.name}/seeds_{self.rank}_{i}" for i in range(2)]
-        # Reads the next weights while a step runs. Opening the gate makes it
-        # write them, when the step no longer reads the local variables.
-        self._prefetch: RunningFunction | None = None
-        self._gate = Queue(f"{self.name}/gate", _HOST, [tf.int64])
         self.connection.dropped.drop_with(self, self.name)
 
     def _run_in_step(self, function: Any) -> list[Any]:
@@ -104,9 +101,9 @@ class Session:
         """Stop all fits up to this number; on the chief only."""
         self.connection.store.put(self._stopped, fit)
 
-    def stopped(self) -> bool:
-        """Whether the chief has stopped the ``fit`` that runs."""
-        return (self.connection.store.get(self._stopped) or 0) >= self.fits
+    def last_stopped(self) -> int:
+        """Return the number of the last ``fit`` that the chief has stopped."""
+        return int(self.connection.store.get(self._stopped) or 0)
 
     def restore_seeds(self, steps: int) -> None:
         """Take over the random states of this worker after so many steps."""
@@ -177,56 +174,13 @@ class Session:
 
     def prefetch_weights(self) -> None:
         """Begin to read the next weights while a step runs."""
-        if self.reads_parts and self._prefetch is None:
-            parts = self.variables.parts
-            ahead = self.calls.traced(
-                "ahead", lambda: self._read(parts, self._gate.get)
-            )
-            self._prefetch = RunningFunction(ahead)
 
     def read_weights(self) -> tuple[bool, int]:
-        """Wait for the weights, and write them into the local variables.
+        """Wait for the weights of the next step, and make them the local ones.
 
         Returns:
-            Whether there are any, and the number of the last ``fit`` that the
-            chief has stopped.
+            Whether there are any, and ``last_stopped``.
         """
-        if self._prefetch is None:
-            step, stopped = self.calls("next", self._read)
-        else:
-            running, self._prefetch = self._prefetch, None
-            self._gate.put(0)
-            step, stopped = self.workers.wait_for(running, in_step=True)
-        return int(step) < END, value_of(stopped) or 0
-
-    def _read(
-        self,
-        parts: Sequence[Sequence[keras.Variable]] = (),
-        gate: Callable[[], list[tf.Tensor]] = list,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        values: list[tf.Tensor] = []
-        trained: list[keras.Variable] = []
-        for index, part in enumerate(parts):
-            with tf.control_dependencies([self._wait_for_part(index)]):
-                values += self.variables.read(part)
-                trained += part
-        step = self._wait_for_weights()
-        with tf.control_dependencies([step]):
-            # Read with the weights, so that all workers stop after one step.
-            stopped = self.connection.store.read(self._stopped)
-            if not parts:
-                trained = self.variables.trained
-                values = self.variables.read(trained)
-        with tf.control_dependencies([step, *gate()]):
-            self.variables.assign_local(trained, values)
-        return step, stopped
-
-    def _wait_for_part(self, part: int) -> tf.Tensor:
-        """Wait for a part of the next weights."""
-        raise NotImplementedError
-
-    def _wait_for_weights(self) -> tf.Tensor:
-        """Wait for all of the next weights; ``END`` if there are none."""
         raise NotImplementedError
 
     def trace_step(self, step: Callable[[], Any]) -> Any:
@@ -273,13 +227,6 @@ class Session:
     def after_step(self) -> None:
         """Handle the end of a step of this worker."""
 
-    def cancel_prefetch(self) -> None:
-        """Cancel a ``prefetch_weights``."""
-        if self._prefetch is not None:
-            self._prefetch.cancel()
-            self._prefetch = None
-        self._gate.clear()
-
     def leave(self, stops: bool = False) -> None:
         """Let the other workers continue without this one, or stop them."""
 
@@ -292,9 +239,6 @@ class Session:
 
     def clean_up(self) -> None:
         """Clean up after a ``fit`` that has ended or failed."""
-
-
-_WHOLE = "whole"
 
 
 class AsyncSession(Session):
@@ -310,9 +254,6 @@ class AsyncSession(Session):
             variable(f"{self.name}/steps_{rank}", self.server, (), tf.int64)
             for rank in range(peers.size)
         ]
-        # Signal, for each worker and each part of the weights, that the
-        # worker's update of a step has been applied, and it can read the part.
-        self._updated = Queues(f"{self.name}/updated", self.server)
         self._has_pushed = False
 
     def check_optimizers(
@@ -330,39 +271,26 @@ class AsyncSession(Session):
 
     def _reset(self) -> None:
         def body() -> None:
-            for rank, steps in enumerate(self._steps):
-                with tf.device(self.server):
-                    zero = steps.assign(tf.zeros((), tf.int64))
-                # The chief frees the queues of all workers, made here.
-                self._go_on(rank, tf.identity(zero))
+            with tf.device(self.server):
+                for steps in self._steps:
+                    steps.assign(tf.zeros((), tf.int64), read_value=False)
 
         self.calls("reset", body)
 
-    def _go_on(self, rank: int, steps: tf.Tensor) -> None:
-        """Let a worker read the weights after so many of its steps."""
-        for part in range(len(self.variables.parts)):
-            self._updated[f"{rank}/{part}"].clear()
-        whole = self._updated[f"{rank}/{_WHOLE}"]
-        whole.clear()
-        whole.put(steps)
-
     def come_back(self) -> int:
-        def body() -> tf.Tensor:
-            steps = self._steps_before()
-            self._go_on(self.rank, steps)
-            return tf.identity(steps)
-
-        (steps,) = self.calls("come back", body)
+        (steps,) = self.calls("come back", self._steps_before)
         return int(steps)
 
-    def _own_queue(self, part: int | str) -> Queue:
-        return self._updated[f"{self.rank}/{part}"]
+    def read_weights(self) -> tuple[bool, int]:
+        # The step has done so.
+        return True, self.last_stopped()
 
-    def _wait_for_part(self, part: int) -> tf.Tensor:
-        return self._own_queue(part).get()[0]
-
-    def _wait_for_weights(self) -> tf.Tensor:
-        return self._own_queue(_WHOLE).get()[0]
+    def trace_step(self, step: Callable[[], Any]) -> Any:
+        result = super().trace_step(step)
+        # Each weight is read after its update, and then written when the step
+        # has read the local one.
+        self.variables.pull()
+        return result
 
     def _begin_step(self) -> None:
         self._has_pushed = False
@@ -378,16 +306,11 @@ class AsyncSession(Session):
             return self._steps[self.rank].read_value()
 
     def _end_step(self) -> None:
-        variables = self.variables
-        if variables.trained and not self._has_pushed:
+        if self.variables.trained and not self._has_pushed:
             refuse_without_update("which updates the weights on the servers")
-        # A part is ready as soon as its updates have been applied.
-        for index, part in enumerate(variables.parts):
-            with tf.control_dependencies(variables.read(part)):
-                self._own_queue(index).put(0)
         with after_writes(), tf.device(self.server):
-            counted = self._steps[self.rank].assign_add(tf.ones((), tf.int64))
-            self._own_queue(_WHOLE).put(tf.identity(counted))
+            one = tf.ones((), tf.int64)
+            self._steps[self.rank].assign_add(one, read_value=False)
 
 
 class AveragedSession(Session):
@@ -413,7 +336,7 @@ class AveragedSession(Session):
         self.quorum = quorum
         self._after_update = after_update
         self._early = quorum.each_once
-        self.reads_parts = self.needs_all = self._early
+        self.needs_all = self._early
         self.spare = max(0, quorum.replicas - quorum.aggregate)
         self.epochs_together = splits_batches and not quorum.may_drop
         name = f"{self.name}/group"
@@ -424,6 +347,10 @@ class AveragedSession(Session):
         self._coordinator_group = self._group.run_by(self._run_in_coordinator)
         self._traces = 0
         self._averages: Averages
+        # Reads the next weights while a step runs. Opening the gate makes it
+        # write them, when the step no longer reads the local variables.
+        self._prefetch: RunningFunction | None = None
+        self._gate = Queue(f"{self.name}/gate", _HOST)
         # With backup replicas, training ends when too few are left to make an
         # update; late replicas are not waited for.
         late_end = splits_batches and self.spare > 0
@@ -488,11 +415,54 @@ class AveragedSession(Session):
     def come_back(self) -> int:
         return self._group.come_back(self.rank)
 
-    def _wait_for_part(self, part: int) -> tf.Tensor:
-        return self._group.wait_for_part(self.rank, part)
+    def prefetch_weights(self) -> None:
+        if self._early and self._prefetch is None:
+            parts = self.variables.parts
+            ahead = self.calls.traced(
+                "ahead", lambda: self._read(parts, self._gate.get)
+            )
+            self._prefetch = RunningFunction(ahead)
 
-    def _wait_for_weights(self) -> tf.Tensor:
-        return self._group.wait_for_step(self.rank)
+    def read_weights(self) -> tuple[bool, int]:
+        if self._prefetch is None:
+            step, stopped = self.calls("next", self._read)
+        else:
+            running, self._prefetch = self._prefetch, None
+            self._gate.put(0)
+            step, stopped = self.workers.wait_for(running, in_step=True)
+        return int(step) < END, value_of(stopped) or 0
+
+    def _read(
+        self,
+        parts: Sequence[Sequence[keras.Variable]] = (),
+        gate: Callable[[], list[tf.Tensor]] = list,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        group = self._group
+        values: list[tf.Tensor] = []
+        trained: list[keras.Variable] = []
+        for index, part in enumerate(parts):
+            with tf.control_dependencies(
+                [group.wait_for_part(self.rank, index)]
+            ):
+                values += self.variables.read(part)
+                trained += part
+        step = group.wait_for_step(self.rank)
+        with tf.control_dependencies([step]):
+            # Read with the weights, so that all workers stop after one step.
+            stopped = self.connection.store.read(self._stopped)
+            if not parts:
+                trained = self.variables.trained
+                values = self.variables.read(trained)
+        with tf.control_dependencies([step, *gate()]):
+            self.variables.assign_local(trained, values)
+        return step, stopped
+
+    def _cancel_prefetch(self) -> None:
+        """Cancel a ``prefetch_weights``."""
+        if self._prefetch is not None:
+            self._prefetch.cancel()
+            self._prefetch = None
+        self._gate.clear()
 
     def _begin_step(self) -> None:
         self._averages.begin_step()
@@ -563,6 +533,7 @@ class AveragedSession(Session):
             self._coordinator_group.send_end_to_all()
 
     def leave(self, stops: bool = False) -> None:
+        self._cancel_prefetch()
         stopped = stops and self._early
         event = ReplicaEvent.STOPPED if stopped else ReplicaEvent.LEFT
         self._group.send(event, self.rank)
@@ -580,6 +551,7 @@ class AveragedSession(Session):
             )
 
     def clean_up(self) -> None:
+        self._cancel_prefetch()
         if self._coordinator is not None:
             self._abandoned = True
             self._coordinator.join(settings.ABANDON_S)

@@ -87,7 +87,6 @@ class WorkerFit(ReplicaCall):
         self._has_left = False
         # Whether no step follows, whatever callbacks say.
         self._is_over = False
-        self._steps_done = 0
         # Batches to skip: this worker had trained on them before it died.
         self._skipped = 0
         self._epoch_before: int | None = None
@@ -192,10 +191,10 @@ class WorkerFit(ReplicaCall):
             session.variables.download()
         if is_back:
             self._come_back()
-        if self._steps_done:
+        if self._workers.steps_done:
             # It reads them, so that all workers see the same order of data.
             epochs, self._skipped = self.epoch_iterator.skip_batches(
-                self._steps_done
+                self._workers.steps_done
             )
             epoch += epochs
             self._workers.publish(epoch=epoch - 1, epoch_steps=None)
@@ -216,15 +215,15 @@ class WorkerFit(ReplicaCall):
         with contextlib.suppress(FitEnded):
             if workers.status(0).steps is None:
                 if not workers.own.left:
-                    self._steps_done = session.come_back()
-                    if self._steps_done:
-                        session.restore_seeds(self._steps_done)
+                    workers.steps_done = session.come_back()
+                    if workers.steps_done:
+                        session.restore_seeds(workers.steps_done)
                     return
                 # It may have died before it left the updates.
                 session.leave()
                 workers.wait_for_chief()
         self._has_left = True
-        self._steps_done = workers.status(0).steps or 0
+        workers.steps_done = workers.status(0).steps or 0
 
     def train(self, steps: Any, iterator: Any) -> Any:
         logs = None
@@ -252,8 +251,7 @@ class WorkerFit(ReplicaCall):
     def _end_step(self) -> bool:
         """Read the new weights; return whether another step follows."""
         self._workers.beat()
-        self._steps_done += 1
-        self._workers.steps_done = self._steps_done
+        self._workers.steps_done += 1
         self.session.after_step()
         try:
             has_weights, stopped = self.session.read_weights()
@@ -291,12 +289,12 @@ class WorkerFit(ReplicaCall):
         if self._is_chief and stops:
             session.stop(session.fits)
         if self._is_chief or together:
-            steps = self._steps_done if together else None
+            steps = self._workers.steps_done if together else None
             self._workers.publish(epoch=epoch, epoch_steps=steps)
         if together and not self._is_chief:
             self._workers.wait_for_chief(ended=epoch)
             self._workers.check_same_data()
-            self.model.stop_training = session.stopped()
+            self.model.stop_training = session.last_stopped() >= session.fits
 
     def _finalize(
         self, optimizer: Any, original: Callable[[Any], None], variables: Any
@@ -313,7 +311,6 @@ class WorkerFit(ReplicaCall):
             return
         self._has_left = True
         session = self.session
-        session.cancel_prefetch()
         if stops and self._is_chief:
             session.stop(session.fits)
         self._workers.publish(left=True)
@@ -347,7 +344,6 @@ class WorkerFit(ReplicaCall):
             if self._begun:
                 self.model._initial_epoch = self._epoch_before
                 self.session.trains = False
-                self.session.cancel_prefetch()
                 self._optimizers.close()
                 self.session.clean_up()
         if self._begun:
@@ -356,7 +352,7 @@ class WorkerFit(ReplicaCall):
     def _finish(self) -> None:
         self._leave()
         if self._is_chief:
-            self._workers.publish(steps=self._steps_done)
+            self._workers.publish(steps=self._workers.steps_done)
         else:
             self._workers.wait_for_chief()
         self.session.connection.finished = True

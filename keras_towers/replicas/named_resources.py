@@ -48,17 +48,17 @@ def forget(name: str) -> list[tuple[tf.Tensor, str]]:
 
 
 class Queue:
-    """An unbounded queue of tuples of scalars, on one device."""
+    """An unbounded queue of integers, or of tuples of them, on one device."""
 
-    def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
+    def __init__(self, name: str, device: str, width: int = 1):
         self._device = device
-        self._dtypes = list(dtypes)
+        self._dtypes = [tf.int64] * width
         self._handle = make_handle(
             name,
             device,
             lambda: tf.raw_ops.FIFOQueueV2(
                 component_types=self._dtypes,
-                shapes=[[]] * len(self._dtypes),
+                shapes=[[]] * width,
                 shared_name=name,
             ),
         )
@@ -78,10 +78,7 @@ class Queue:
             )
 
     def _cast(self, values: Sequence[Any]) -> list[tf.Tensor]:
-        return [
-            tf.cast(value, dtype)
-            for value, dtype in zip(values, self._dtypes, strict=True)
-        ]
+        return [tf.cast(value, tf.int64) for value in values]
 
     def get(self) -> list[tf.Tensor]:
         """Remove and return the first element; wait if there is none."""
@@ -139,7 +136,7 @@ class Queues(dict[Any, Queue]):
 
     def __missing__(self, key: Any) -> Queue:
         name = f"{self._name}/{key}"
-        self[key] = Queue(name, self._device, [tf.int64])
+        self[key] = Queue(name, self._device)
         return self[key]
 
 

@@ -1,15 +1,21 @@
-"""The shared state of a model's replicas: step, tokens, arrivals."""
+"""A model's replicas: how many there are, and the state that they share."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 from collections.abc import Callable
 from typing import Any, Self
 
 import tensorflow as tf
 
-from keras_towers.replicas.accumulators import Accumulator, GradientSpec
+from keras_towers.errors import TowerError
+from keras_towers.replicas.accumulators import (
+    MAX_GRADIENTS,
+    Accumulator,
+    GradientSpec,
+)
 from keras_towers.replicas.named_resources import (
     Queue,
     Queues,
@@ -17,7 +23,96 @@ from keras_towers.replicas.named_resources import (
     run_flat,
     variable,
 )
-from keras_towers.replicas.quorum import Quorum
+
+
+@dataclasses.dataclass(frozen=True)
+class Quorum:
+    """R gradients are averaged for an update, computed by T replicas.
+
+    Attributes:
+        replicas: T.
+        aggregate: R.
+        shared: whether all replicas take tokens from one queue.
+    """
+
+    replicas: int
+    aggregate: int
+    shared: bool
+
+    def __post_init__(self) -> None:
+        if self.aggregate < 1:
+            raise TowerError(
+                f"replicas_to_aggregate={self.aggregate} is not allowed: an "
+                "update averages at least 1 gradient."
+            )
+        if self.replicas * self.most_of_one > MAX_GRADIENTS:
+            tokens = "shared" if self.shared else "per_replica"
+            raise TowerError(
+                f"{self.replicas} replicas, with {self.aggregate} gradients in "
+                f"an update and tokens={tokens!r}, are too many: at most "
+                f"{MAX_GRADIENTS} gradients can be distinguished."
+            )
+
+    @property
+    def quotas(self) -> list[int]:
+        """How many gradients of an update each of T replicas computes."""
+        # 1 each if there are replicas to spare, else R in total.
+        if self.replicas >= self.aggregate:
+            return [1] * self.replicas
+        each, more = divmod(self.aggregate, self.replicas)
+        return [each + 1] * more + [each] * (self.replicas - more)
+
+    @property
+    def most_of_one(self) -> int:
+        """How many gradients of an update one replica computes, at most."""
+        if self.shared:
+            return max(self.aggregate, self.replicas)
+        return max(self.quotas)
+
+    @property
+    def each_once(self) -> bool:
+        """Whether every replica computes one gradient of each update."""
+        return not self.shared and self.replicas == self.aggregate
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether gradients can come too late."""
+        return self.shared or self.replicas > self.aggregate
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaCounts:
+    """Gradients of each of T replicas, since the beginning of a ``fit``.
+
+    Attributes:
+        updates: how many averages were applied: the global step.
+        used: gradients that entered an average, of each replica.
+        dropped: gradients that came too late and were dropped, of each replica.
+
+    Example:
+        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
+        ...     model.fit(x, y)
+        >>> print(strategy.counts)
+        94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
+    """
+
+    updates: int
+    used: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+    @classmethod
+    def none(cls, replicas: int) -> ReplicaCounts:
+        """The counts before the first ``fit``."""
+        return cls(0, (0,) * replicas, (0,) * replicas)
+
+    def __str__(self) -> str:
+        used = " ".join(map(str, self.used))
+        dropped = " ".join(map(str, self.dropped))
+        return (
+            f"{self.updates} updates; used by replica: {used}; "
+            f"dropped: {dropped}"
+        )
+
 
 END: int = 1 << 62
 """The last step, for which no gradient is computed."""
@@ -77,12 +172,12 @@ class ReplicaGroup:
         self.step: Any = self._number("step")
         # Shared tokens; or, for each replica, a new step for which it waits.
         self._steps = [
-            Queue(f"{name}/steps_{index}", device, [tf.int64])
+            Queue(f"{name}/steps_{index}", device)
             for index in range(1 if quorum.shared else quorum.replicas)
         ]
         # For each replica and part of the weights, the step that may read it.
         self._parts = Queues(f"{name}/parts", device)
-        self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
+        self._events = Queue(f"{name}/events", device, 3)
         # Part of every average: the replicas that have pushed all gradients.
         arrivals = GradientSpec(
             "arrivals", (quorum.replicas,), tf.float64, False, device
@@ -233,7 +328,7 @@ class ReplicaGroup:
 
     def _put(self, event: ReplicaEvent, replica: int, step: tf.Tensor) -> Any:
         with tf.device(self._device):
-            return self._events.put(tf.constant(int(event)), replica, step)
+            return self._events.put(int(event), replica, step)
 
     def send(self, event: ReplicaEvent, replica: int = 0) -> None:
         """Send an event to the coordinator."""

@@ -6,10 +6,15 @@ import threading
 
 import tensorflow as tf
 
-from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.named_resources import free, run_flat
-from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
+from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
+from keras_towers.replicas.named_resources import free, run_flat, trace
+from keras_towers.replicas.replica_group import (
+    END,
+    Quorum,
+    ReplicaEvent,
+    ReplicaGroup,
+)
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60
@@ -117,6 +122,31 @@ class Game:
         """Return the counts after all events so far, and the last update."""
         self.coordinator.wait_until_handled(ReplicaEvent.FLUSH)
         return self.coordinator.counts
+
+
+class Early(Game):
+    """Replicas whose updates begin before their gradients have arrived."""
+
+    coordinator_of = EarlyCoordinator
+    early = True
+
+    def __init__(self, replicas, aggregate, fails=False):
+        self._fails = fails
+        super().__init__(replicas, aggregate)
+
+    def apply(self, count):
+        def update(count):
+            arrived = self.group.take_arrivals(count)
+            with tf.control_dependencies([arrived]):
+                most = tf.constant(0 if self._fails else 100, tf.int64)
+                fine = tf.debugging.assert_less(tf.reduce_max(arrived), most)
+                with tf.control_dependencies([fine]):
+                    advanced = self.group.advance()
+            with tf.control_dependencies([advanced]):
+                return tf.identity(arrived)
+
+        made = trace(update, tf.TensorSpec((), tf.int32))
+        return RunningFunction(made, [tf.constant(count)])
 
 
 @contextlib.contextmanager

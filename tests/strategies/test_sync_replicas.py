@@ -248,8 +248,8 @@ def test_blocks_leave_nothing_behind(monkeypatch):
         return sum(issubclass(type(g), tf.Graph) for g in gc.get_objects())
 
     graphs = graphs_after_a_block()
-    # The step, queues of two replicas and of events, arrivals, and three numbers
-    # of each replica; and two gradients.
+    # The step, queues of two replicas and of events, arrivals, and three
+    # numbers of each replica; and two gradients.
     assert len(destroyed) == 11 + 2
     with pytest.raises(tf.errors.OpError):
         tf.raw_ops.QueueSizeV2(handle=destroyed[1])
