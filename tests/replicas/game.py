@@ -26,25 +26,45 @@ class Game:
 
     Attributes:
         group: as the chief sees it.
-        updates: the number of gradients in each update.
+        updates: the number of gradients in each update, unless it is early.
     """
 
-    coordinator_of = Coordinator
-    early = False
-
-    def __init__(self, replicas, aggregate, limit_s=None):
+    def __init__(
+        self,
+        replicas,
+        aggregate,
+        shared=False,
+        early=False,
+        most=1000,
+        limit_s=None,
+    ):
         self.name = f"tests/replicas_{next(_numbers)}"
-        self.quorum = Quorum(replicas, aggregate, shared=False)
+        self.quorum = Quorum(replicas, aggregate, shared)
         self.updates = []
         self.errors = []
+        self._early = early
         self._groups = [self.connect(replica) for replica in range(replicas)]
         self.group = self._groups[0]
         self.group.initialize()
         self.group.calls("begin", self.group.start_over)
         self.first = self.group.global_step()
         assert self.wait(*range(replicas)) == [0] * replicas
+
+        def update(count):
+            arrived = self.group.take_arrivals(count)
+            # An update of more gradients than ``most`` fails.
+            fine = tf.debugging.assert_less_equal(
+                tf.reduce_sum(arrived), tf.constant(most, tf.int64)
+            )
+            with tf.control_dependencies([fine]):
+                advanced = self.group.advance()
+            with tf.control_dependencies([advanced]):
+                return tf.identity(arrived)
+
+        self._update = trace(update, tf.TensorSpec((), tf.int32))
+        kind = EarlyCoordinator if early else Coordinator
         # It waits in a separate thread.
-        self.coordinator = self.coordinator_of(
+        self.coordinator = kind(
             self.group.run_by(run_flat),
             self.apply,
             self.errors.append,
@@ -54,20 +74,14 @@ class Game:
 
     def connect(self, replica):
         """Return the group of a replica."""
-        return ReplicaGroup(self.name, DEVICE, self.quorum, early=self.early)
+        return ReplicaGroup(self.name, DEVICE, self.quorum, early=self._early)
 
     def apply(self, count):
-        @tf.function(autograph=False)
-        def take():
-            return self.group.take_arrivals(tf.constant(count))
-
-        @tf.function(autograph=False)
-        def advance():
-            self.group.advance()
-
-        averaged = take().numpy().tolist()
-        self.updates.append(sum(averaged))
-        advance()
+        running = RunningFunction(self._update, [tf.constant(count)])
+        if self._early:
+            return running
+        (averaged,) = running.wait()
+        self.updates.append(int(sum(averaged)))
         return averaged
 
     def start(self, replica):
@@ -124,34 +138,9 @@ class Game:
         return self.coordinator.counts
 
 
-class Early(Game):
-    """Replicas whose updates begin before their gradients have arrived."""
-
-    coordinator_of = EarlyCoordinator
-    early = True
-
-    def __init__(self, replicas, aggregate, fails=False):
-        self._fails = fails
-        super().__init__(replicas, aggregate)
-
-    def apply(self, count):
-        def update(count):
-            arrived = self.group.take_arrivals(count)
-            with tf.control_dependencies([arrived]):
-                most = tf.constant(0 if self._fails else 100, tf.int64)
-                fine = tf.debugging.assert_less(tf.reduce_max(arrived), most)
-                with tf.control_dependencies([fine]):
-                    advanced = self.group.advance()
-            with tf.control_dependencies([advanced]):
-                return tf.identity(arrived)
-
-        made = trace(update, tf.TensorSpec((), tf.int32))
-        return RunningFunction(made, [tf.constant(count)])
-
-
 @contextlib.contextmanager
-def played(*args, kind=Game, **kwargs):
-    game = kind(*args, **kwargs)
+def played(*args, **kwargs):
+    game = Game(*args, **kwargs)
     try:
         yield game
     finally:

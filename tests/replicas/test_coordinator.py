@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.replicas.replica_group import END, Quorum, ReplicaEvent
 from tests.kit.leaving import Boom
-from tests.replicas.game import SECONDS, Early, Game, played
+from tests.replicas.game import SECONDS, Game, played
 
 
 def test_quotas():
@@ -34,9 +34,9 @@ def test_updates_do_not_wait_for_replicas_that_have_left():
         assert game.wait(0) == [END]
 
 
-@pytest.mark.parametrize("kind", [Game, Early])
-def test_a_restarted_replica_goes_on_after_its_last_gradient(kind):
-    with played(2, 2, kind=kind) as game:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_restarted_replica_goes_on_after_its_last_gradient(early):
+    with played(2, 2, early=early) as game:
         game.push(0, 1)
         # It dies before it has read its weights, and then before it has pushed.
         assert game.wait(0) == [1]
@@ -64,6 +64,19 @@ def test_a_gradient_of_a_replica_that_died_before_its_arrival():
         # The gradient is counted; updates do not wait for its arrival.
         assert game.wait(0, 1) == [2, 2]
         assert game.updates == [3, 2]
+
+
+def test_a_replica_may_take_several_shared_tokens_of_an_update():
+    with played(2, 3, shared=True) as game:
+        game.push(0)
+        assert game.wait(0) == [0]
+        game.push(0)
+        # One that dies with its token gets another.
+        assert game.returns(1) == 0
+        assert game.wait(1) == [0]
+        game.push(1)
+        assert game.wait(0, 1) == [1, 1]
+        assert game.counts().used == (2, 1)
 
 
 def test_updates_wait_for_a_lost_replica_unless_it_can_be_spared():
@@ -121,7 +134,7 @@ def test_an_error_ends_the_coordinator():
 
 
 def test_an_early_update_waits_for_all_replicas_that_have_not_left():
-    with played(3, 3, kind=Early) as game:
+    with played(3, 3, early=True) as game:
         game.push(0, 1, 2)
         assert game.wait(0, 1, 2) == [1, 1, 1]
         game.push(0, 1)
@@ -137,7 +150,7 @@ def test_an_early_update_waits_for_all_replicas_that_have_not_left():
 
 
 def test_no_update_follows_a_replica_that_stops_the_training():
-    with played(2, 2, kind=Early) as game:
+    with played(2, 2, early=True) as game:
         game.push(0, 1)
         assert game.wait(0, 1) == [1, 1]
         game.push(1)
@@ -148,7 +161,7 @@ def test_no_update_follows_a_replica_that_stops_the_training():
 
 
 def test_the_error_of_an_early_update_is_raised():
-    with played(1, 1, fails=True, kind=Early) as game:
+    with played(1, 1, early=True, most=0) as game:
         game.push(0)
         game.settle()
         until = time.monotonic() + SECONDS
