@@ -383,10 +383,12 @@ def _compute_figures(
     stock_cells = (replace(cell, row=name) for name in rows if rows[name].stock)
     stock = [step_ms[other] for other in stock_cells if other in step_ms]
     # Efficiency is meaningless if devices share cores.
-    has_efficiency = plain and 1 < cell.replicas <= devices
+    has_own_devices = 1 < cell.replicas <= devices
     return {
         "examples_per_s": 1e3 * batch / ms,
-        "efficiency": plain / ms / cell.replicas if has_efficiency else None,
+        "efficiency": plain / ms / cell.replicas
+        if plain and has_own_devices
+        else None,
         "step_ms": ms,
         "to_plain": plain and ms / plain,
         "to_stock": ms / min(stock) if stock else None,
