@@ -267,9 +267,11 @@ def _make_plan(
         if rank:
             return Plan(rank.size or 0, member=rank)
         hosts = _allocated_hosts(ranks)
-    if ranks is None and hosts is None:
-        raise TowerError("give the number of processes: -np N")
-    return Plan(ranks or sum(hosts.values()), hosts)
+    if ranks is None:
+        if hosts is None:
+            raise TowerError("give the number of processes: -np N")
+        ranks = sum(hosts.values())
+    return Plan(ranks, hosts)
 
 
 def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:

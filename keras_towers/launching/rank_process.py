@@ -73,7 +73,7 @@ class RankProcess:
         self._readers: list[threading.Thread] = []
         console, launch = job.console, _AGENT
         direct = name is None and console.folder is None and console.inherited
-        answers = bool(self.host and not direct)
+        answers = self.host is not None and not direct
         if self.host:
             if job.address == LOOPBACK:
                 raise TowerError(
@@ -82,11 +82,10 @@ class RankProcess:
                 )
             environment = {**exported(os.environ), **environment}
             launch = ssh_command(self.host, _AGENT)
-        if answers:
-            logins = job.logins[self.host]
             # A login may take longer than this: signals are not handled while
             # this waits.
-            if logins.acquire(timeout=settings.SSH_CONNECT_S):
+            logins = job.logins[self.host]
+            if answers and logins.acquire(timeout=settings.SSH_CONNECT_S):
                 self._login.callback(logins.release)
         # A single rank reads the launcher's stdin. It gets a copy, because the
         # agent's own stdin is our pipe.
