@@ -17,10 +17,12 @@ from keras_towers.partition.layouts import (
     NotDivided,
     Sharded,
     Unit,
+    required,
     static,
 )
 from keras_towers.partition.program import Exchange, Operation, Tensor
 from keras_towers.partition.sizes import (
+    UNKNOWN,
     Size,
     data_dependent_symbol,
     symbol_name,
@@ -364,6 +366,25 @@ class SizeBuilder(Builder):
         return self.scaled_size(
             size.number, functools.reduce(self.size_product, factors)
         )
+
+    def known_tensor(self, entries: Any, dtype: tf.DType) -> Tensor | None:
+        """Return a tensor of known entries; None: it cannot be computed.
+
+        Args:
+            entries: an array of ints, bools, ``Size`` and ``UNKNOWN``.
+            dtype: the dtype of the tensor.
+        """
+        flat = list(np.ravel(entries))
+        if not any(
+            isinstance(entry, Size) or entry is UNKNOWN for entry in flat
+        ):
+            return self.constant(entries, dtype)
+        sizes = [self.global_size(entry) for entry in flat]
+        if np.ndim(entries) > 1 or any(size is None for size in sizes):
+            return None
+        if not np.ndim(entries):
+            return self.cast(required(sizes[0]), dtype)
+        return self.size_vector([*map(required, sizes)], dtype)
 
     def size_vector(
         self, entries: Sequence[Tensor | int], dtype: Any

@@ -139,17 +139,35 @@ class Partitioner(Converter):
         if node.operation.name in self.update_infos:
             self._update(node, inputs)
             return inputs
-        try:
-            outputs = self.apply_rules(node, inputs)
-        except NotDivided:
-            outputs = compute_once(node, inputs)
+        known = folded(node, [value.known for value in inputs])
+        outputs = self._known_values(node, known or ())
+        if not outputs:
+            try:
+                outputs = self.apply_rules(node, inputs)
+            except NotDivided:
+                outputs = compute_once(node, inputs)
         for note in NOTES.get(node.type, ()):
             try:
                 note(node, inputs, outputs)
             except NotDivided:
                 continue
-        self._complete(node, inputs, outputs)
+        self._complete(node, inputs, outputs, known)
         return outputs
+
+    def _known_values(self, node: Node, known: Sequence[Any]) -> Values:
+        """Return outputs whose entries are known; none: compute them.
+
+        XLA needs constants for shapes and axes.
+        """
+        values: list[Value] = []
+        for index, entries in enumerate(known):
+            dtype, whole = node.output_dtype(index), None
+            if dtype.is_integer or dtype.is_bool:
+                whole = self.known_tensor(entries, dtype)
+            if whole is None:
+                return []
+            values.append(Value(REPLICATED, whole=whole, known=entries))
+        return values
 
     def _update(self, node: Node, inputs: list[Value]) -> None:
         """Add an update, and order later users of its variables after it."""
@@ -203,15 +221,20 @@ class Partitioner(Converter):
         require(all(value.shape is not None for value in inputs))
         return divide(node, inputs, AXES[node.type](node, *inputs))
 
-    def _complete(self, node: Node, inputs: Values, outputs: Values) -> None:
-        """Add the traced shapes and the foldable entries of outputs."""
-        entries = folded(node, [value.known for value in inputs])
+    def _complete(
+        self,
+        node: Node,
+        inputs: Values,
+        outputs: Values,
+        known: Sequence[Any] | None,
+    ) -> None:
+        """Add the shapes of outputs, and their entries as far as known."""
         shapes = _symbolic_shapes(node, inputs)
         for index, value in enumerate(outputs):
             if isinstance(value.layout, ListOf):
                 continue
-            if entries is not None and value.known is None:
-                value.known = entries[index]
+            if known is not None and value.known is None:
+                value.known = known[index]
             if node.shapes[index].rank is None:
                 continue
             sizes = list(sizes_of(node.shapes[index]))
