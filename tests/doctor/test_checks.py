@@ -11,15 +11,10 @@ from keras_towers.doctor.checks import Status
 from tests.bench.shared import RANK
 
 
+# Rows with real workers are in `tests/bench/test_real_workers.py`, too.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "horovod",
-        pytest.param("sync-replicas", marks=pytest.mark.long),
-        pytest.param("multi-worker", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["horovod", "sync-replicas", "multi-worker"])
 def test_two_processes_train_as_one(name):
     findings = checks.run_self_test(Console(), [name])
     assert [finding.name for finding in findings] == ["plain", name]
