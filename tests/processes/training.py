@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.step import keras_function
-from keras_towers.rendezvous import versions
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.by_hand import ByHand
 from tests.kit.compare import assert_all_close, assert_close
@@ -456,7 +456,7 @@ def other_versions_are_refused():
     said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
     with (
         mock.patch.object(EngineTransport, "_compared", False),
-        mock.patch.object(versions, "process_facts", lambda engine: mine),
+        mock.patch.object(rank_checks, "process_facts", lambda engine: mine),
         s.refused(said, "install the same"),
     ):
         s.Strategy()._config.transport.compare_once()
