@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.engines.horovod.horovod_transport import HorovodTransport
+from keras_towers.engines.horovod.horovod_strategy import HorovodTransport
 from keras_towers.errors import TowerError
 from keras_towers.transport import next_key
 
