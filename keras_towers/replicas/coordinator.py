@@ -1,4 +1,4 @@
-"""The thread that applies averages and hands out tokens."""
+"""The thread that counts arrivals and applies averages."""
 
 from __future__ import annotations
 

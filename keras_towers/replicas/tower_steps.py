@@ -120,7 +120,7 @@ class TowerSteps:
 
 
 class ReplicaSteps(TowerSteps):
-    """Steps whose gradients are averaged; a tower needs a token for each."""
+    """Steps whose gradients are averaged; a tower waits for its turn."""
 
     def __init__(
         self,
