@@ -83,7 +83,6 @@ class WorkerFit(ReplicaCall):
             self.dropped = DroppedGradients(
                 session.quorum, lambda: session.counts
             )
-        self._begun = False
         self._has_left = False
         # Whether no step follows, whatever callbacks say.
         self._is_over = False
@@ -172,7 +171,7 @@ class WorkerFit(ReplicaCall):
         """Start at the chief's epoch, after all callbacks have begun."""
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
-        self._begun = session.trains = True
+        session.trains = True
         session.connection.finished = False
         session.fits += 1
         self._epoch_before = model._initial_epoch
@@ -299,10 +298,11 @@ class WorkerFit(ReplicaCall):
     def _finalize(
         self, optimizer: Any, original: Callable[[Any], None], variables: Any
     ) -> None:
-        if self._begun:
+        begun = self.session.trains
+        if begun:
             self._leave(stops=bool(self.model.stop_training))
         original(variables)
-        if self._begun:
+        if begun:
             self.session.upload(self.session.variables.trained)
 
     def _leave(self, stops: bool = False) -> None:
@@ -332,22 +332,21 @@ class WorkerFit(ReplicaCall):
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
         """End the training after this block, whether it succeeds or fails."""
+        session = self.session
         try:
             yield
-            if self._begun:
+            if session.trains:
                 self._finish()
         except BaseException:
-            if self._begun:
-                self.session.connection.finished = False
+            if session.trains:
+                session.connection.finished = False
             raise
         finally:
-            if self._begun:
+            if session.trains:
+                session.trains = False
                 self.model._initial_epoch = self._epoch_before
-                self.session.trains = False
                 self._optimizers.close()
-                self.session.clean_up()
-        if self._begun:
-            self.session.variables.download()
+                session.clean_up()
 
     def _finish(self) -> None:
         self._leave()
@@ -355,6 +354,7 @@ class WorkerFit(ReplicaCall):
             self._workers.publish(steps=self._workers.steps_done)
         else:
             self._workers.wait_for_chief()
+        self.session.variables.download()
         self.session.connection.finished = True
 
 
