@@ -111,7 +111,9 @@ def test_every_private_name_that_a_class_overrides_is_in_the_table():
 
 
 def test_every_name_that_is_replaced_is_in_the_table():
-    owners = [(compat.private_name(p), n) for p, n in list(compat.TABLE.items())]
+    owners = [
+        (compat.private_name(p), n) for p, n in list(compat.TABLE.items())
+    ]
     for owner, name, _ in keras_patches._PATCHES:
         assert any(found is owner and name in n for found, n in owners), name
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from keras_towers import devices as devices_lib
+from keras_towers.fit.options import Options
 from keras_towers.replicas.async_calls import AsyncCalls
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.tower_threads import Staleness
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import Options
 
 
 class AsyncTowerStrategy(BaseStrategy):

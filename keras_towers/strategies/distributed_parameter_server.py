@@ -12,7 +12,14 @@ from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
-from keras_towers.fit.contract import Batches
+from keras_towers.fit.options import (
+    Batches,
+    Options,
+    ServerKeywords,
+    Where,
+    check_arguments,
+    options_of,
+)
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import ServerPeers, take_role
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
@@ -29,13 +36,6 @@ from keras_towers.parameter_servers.worker_updates import (
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.quorum import Quorum
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import (
-    Options,
-    ServerKeywords,
-    Where,
-    check_arguments,
-    options_of,
-)
 from keras_towers.strategies.parameter_server_tower import choose_places
 
 _numbers = itertools.count()
@@ -114,7 +114,7 @@ class _WorkerStrategy(BaseStrategy):
         self._compose(update, calls)
 
     def _description_lines(self) -> list[str]:
-        scaled = self._options.scale_gradient
+        scaled = self._config.options.scale_gradient
         if self._sync:
             reduced = "averaged" if scaled else "summed"
             how = f"the gradients of all workers are {reduced} and applied once"

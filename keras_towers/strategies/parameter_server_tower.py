@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Self, Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.update.weight_update import UpdateAtVariable
-from keras_towers.fit.weights.placement import LeastLoadedPlacement
-from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import (
+from keras_towers.fit.options import (
     StepKeywords,
     Where,
     check_arguments,
     options_of,
 )
+from keras_towers.fit.update.weight_update import UpdateAtVariable
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
+from keras_towers.strategies.base import BaseStrategy
 
 
 def choose_places(

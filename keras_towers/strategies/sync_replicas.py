@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Batches
+from keras_towers.fit.options import Batches, Options, check_arguments
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.early_updates import EarlyUpdates
 from keras_towers.parameter_servers.worker_fit import (
@@ -29,7 +29,6 @@ from keras_towers.strategies.distributed_parameter_server import (
     connect,
     describe_workers,
 )
-from keras_towers.strategies.options import Options, check_arguments
 
 Tokens = Literal["per_replica", "shared"]
 """Whether each replica has its own tokens, or all share one queue."""

@@ -9,8 +9,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.engines.byteps import byteps_process
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
+from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import RankKeywords, options_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

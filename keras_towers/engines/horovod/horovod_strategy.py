@@ -8,9 +8,9 @@ from typing import Unpack
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
+from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import RankKeywords, options_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
