@@ -427,11 +427,13 @@ def single_device_mode() -> Iterator[None]:
 
 
 def make_function_trace_again() -> None:
-    """Make the ``tf.function`` being traced for the first time trace again."""
-    # A function is traced again if it created a variable (the second time
-    # TensorFlow raises a ValueError). A variable without any dependencies,
-    # control dependencies included, is initialized separately, so the first
-    # trace never runs.
+    """Make the ``tf.function`` being traced for the first time trace again.
+
+    A function is traced again if it created a variable (the second time
+    TensorFlow raises a ValueError). A variable without any dependencies,
+    control dependencies included, is initialized separately, so the first
+    trace never runs.
+    """
     graph = get_default_graph()
     creators = graph._variable_creator_stack
     with single_device_mode(), tf.control_dependencies(None):
