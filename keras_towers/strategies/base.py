@@ -37,7 +37,7 @@ from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.rendezvous.training_permission import permit_training
+from keras_towers.rendezvous.rank_environment import permit_training
 from keras_towers.strategies import modes
 from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport, next_key

@@ -76,6 +76,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
         fit(model, callbacks=[watch])
 
 
+@pytest.mark.core
 def test_logs_of_dropped_gradients(strategy, tmp_path):
     """Epochs have them if gradients can be dropped, as in one process."""
     board = keras.callbacks.TensorBoard(tmp_path)
