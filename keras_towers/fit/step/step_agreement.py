@@ -17,6 +17,7 @@ from keras_towers.fit.data.same_data import (
     different_numbers,
 )
 from keras_towers.fit.step.constants import Constants
+from keras_towers.fit.weights.tower_variables import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
@@ -118,6 +119,32 @@ class StepAgreement:
             equal = self._compare([_END, batches, 0], Constants().approximate)
             return tf.reduce_all(equal.exact)
 
+    def take_over(
+        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+    ) -> tf.Tensor:
+        """Assign rank 0's values to variables, unless they are the same.
+
+        Args:
+            variables: of each variable, the handles of its copies on K towers,
+                or its only handle.
+            devices: the K towers' devices.
+        """
+        values = [read_handle(handles[0]) for handles in variables]
+        equal = are_equal(
+            self._transport, _digest_of(values), [], next_key("gradients")
+        )
+
+        def send() -> tf.Tensor:
+            key = next_key("broadcast")
+            received = self._transport.broadcast(values, key)
+            for handles, value in zip(variables, received, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
+                copy_first(handles, devices[: len(handles)])
+            return tf.ones((), tf.int64)
+
+        same = tf.reduce_all(equal.exact)
+        return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
+
     def _compare(
         self,
         exact: Sequence[Any],
@@ -177,6 +204,13 @@ def _digest_of_sizes(batch: Any) -> int:
     leaves = tf.nest.flatten(batch)
     sizes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
     return zlib.crc32(" ".join(sizes).encode())
+
+
+def _digest_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return a digest of values: two 32-bit numbers."""
+    rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+    digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+    return tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
 
 
 class Equal(NamedTuple):

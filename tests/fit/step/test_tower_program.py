@@ -5,9 +5,12 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
-from keras_towers.fit.step.divided_batch import DividedBatch, layouts_of
 from keras_towers.fit.step.step_order import StepOrder
-from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.step.tower_program import (
+    DividedBatch,
+    TowerProgram,
+    layouts_of,
+)
 from keras_towers.partition import partition_graph
 from keras_towers.transport import SingleProcess
 
@@ -35,13 +38,10 @@ def traced(program, devices):
         batch = batches.split(x, TOWERS)
         divided = DividedBatch(batch, SPEC, LAYOUTS, batch)
         common, parts = divided.values_of(program.inputs, True)
-        ready, alone = (
-            TowerProgram(program, "called", devices[0]),
-            SingleProcess(),
-        )
-        return ready.add_to_graph(
-            common, parts, devices[:TOWERS], alone, StepOrder(alone), None
-        )
+        alone, towers = SingleProcess(), devices[:TOWERS]
+        order = StepOrder(alone)
+        ready = TowerProgram(program, "called", towers, alone, order)
+        return ready.add_to_graph(common, parts, None)
 
     return run.get_concrete_function(SPEC).graph
 
