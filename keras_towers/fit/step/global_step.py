@@ -19,7 +19,6 @@ from keras_towers.fit.context import marks, thread_state
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
-from keras_towers.fit.data.rank_data import gather_batch
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.graph_function import CallMode
@@ -163,7 +162,7 @@ class GlobalStep:
         with contextlib.ExitStack() as stack:
             if transport.size > 1:
                 if not is_whole or config.batches == "each":
-                    whole = gather_batch(whole, transport)
+                    whole = data_lib.gather_batch(whole, transport)
                 if self._eager_seed is not None:
                     # Between steps, ranks may draw different numbers of values.
                     seed = self._eager_seed + next(self._eager_steps)
