@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
-from keras_towers.fit.context import marks, thread_state
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
-from keras_towers.fit.step import step_costs
+from keras_towers.fit.step import marks, step_costs
 from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.step_order import StepOrder
