@@ -208,15 +208,6 @@ def rows_if(batch: Any, condition: Any) -> Any:
     return tf.nest.map_structure(rows_if_of_leaf, batch)
 
 
-def _joined(*leaves: Any) -> Any:
-    """Join the rows of the towers' tensors; take tensors without rows once."""
-    if not has_rows(leaves[0]):
-        return leaves[0]
-    if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(leaves))
-    return tf.concat(leaves, 0)
-
-
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     """Group every ``towers`` consecutive batches into a ``TowerBatch``."""
     if towers == 1:
@@ -321,7 +312,16 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     if is_whole(batch):
         return batch
     pieces = as_tower_batch(config, batch, RowCheck()).pieces
-    return tf.nest.map_structure(_joined, *pieces)
+
+    def joined(*leaves: Any) -> Any:
+        """Join the rows of the towers' tensors; take others once."""
+        if not has_rows(leaves[0]):
+            return leaves[0]
+        if isinstance(leaves[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(leaves))
+        return tf.concat(leaves, 0)
+
+    return tf.nest.map_structure(joined, *pieces)
 
 
 def gather_batch(batch: Any, transport: Transport) -> Any:

@@ -347,8 +347,20 @@ def _run(
         with strategy.scope():
             return strategy._calls.run_call(call)
     trains = kind in contract.TRAINING
-    if strategy is None and trains:
-        _warn_of_thread(kind, model)
+    block = thread_state.block_of_other_thread()
+    if strategy is None and trains and block is not None:
+        thread = threading.current_thread().name
+        if first_time(("entered elsewhere", *block)):
+            logger.warning(
+                "%s of model %r runs on one device: the block of %s was "
+                "entered in thread %r and applies only there, but this is "
+                "thread %r. Enter it in the thread that calls %s.",
+                kind,
+                model.name,
+                *block,
+                thread,
+                kind,
+            )
     # This may be a nested call, such as evaluate in a callback.
     outer = thread_state.trains_on_one_device
     with outer.holding(None if outer.get() is None else trains):
@@ -365,22 +377,6 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
         return original(model)
     with patches.shadowed(model, {"_distribute_strategy": None}):
         return original(model)
-
-
-def _warn_of_thread(kind: str, model: Any) -> None:
-    block = thread_state.block_of_other_thread()
-    if block is None or not first_time(("entered elsewhere", *block)):
-        return
-    logger.warning(
-        "%s of model %r runs on one device: the block of %s was entered in "
-        "thread %r and applies only there, but this is thread %r. Enter it in "
-        "the thread that calls %s.",
-        kind,
-        model.name,
-        *block,
-        threading.current_thread().name,
-        kind,
-    )
 
 
 def _is_shown(inner: Callable[[str], bool], filename: str) -> bool:

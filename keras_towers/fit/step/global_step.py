@@ -251,8 +251,19 @@ class GlobalStep:
         local_step = to_local_step(program) if self._has_workers else None
         if local_step is not None:
             program = local_step.program
-            if len(local_step.parts) < len(program.updates):
-                _warn_of_local_rows(model.name, config)
+            has_all = len(local_step.parts) == len(program.updates)
+            new = ("own rows", model.name, config.name)
+            if not has_all and config.peers.rank == 0 and first_time(new):
+                logger.warning(
+                    "the gradients of model %r need values of the whole batch, "
+                    "such as the statistics of a BatchNormalization or the "
+                    "number of masked entries, and each worker with %s "
+                    "computes them from its own part only: the weights will "
+                    "differ from the weights on one device. HorovodStrategy "
+                    "and MultiWorkerTowerStrategy give equal weights.",
+                    model.name,
+                    config.name,
+                )
         all_parts = config.num_replicas * self.micro_batches
         step_costs.record_costs(
             config, call.kind, model.name, program, all_parts
@@ -430,7 +441,11 @@ class GlobalStep:
             the batch of the processes that compute the step together.
         """
         config, local_sgd = self.config, self.update.local_sgd
-        here = _examples_in(batch)
+        counts = data_lib.counts_of(batch)
+        if all(isinstance(count, int) for count in counts):
+            here = sum(counts)
+        else:
+            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if batch.is_counted:
             of_all = batch
         elif self.config.runs_alone(kind):
@@ -443,28 +458,6 @@ class GlobalStep:
         if local_sgd is not None and kind in TRAINING:
             local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
-
-
-def _examples_in(batch: data_lib.TowerBatch) -> Any:
-    """Return the number of examples of the towers of this process."""
-    counts = data_lib.counts_of(batch)
-    if all(isinstance(count, int) for count in counts):
-        return sum(counts)
-    return tf.add_n([tf.cast(count, tf.int64) for count in counts])
-
-
-def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
-    strategy, chief = config.name, config.peers.rank == 0
-    if chief and first_time(("own rows", model, strategy)):
-        logger.warning(
-            "the gradients of model %r need values of the whole batch, such "
-            "as the statistics of a BatchNormalization or the number of masked "
-            "entries, and each worker with %s computes them from its own part "
-            "only: the weights will differ from the weights on one device. "
-            "HorovodStrategy and MultiWorkerTowerStrategy give equal weights.",
-            model,
-            strategy,
-        )
 
 
 def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:

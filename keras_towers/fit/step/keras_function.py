@@ -114,7 +114,16 @@ class KerasFunction(TowerFunction):
         if not self._fits_memory:
             self._steps += 1
             return self._run_once(again())
-        rows = max(self._rows_of(batch) for batch in batches)
+        # The largest number of rows that a tower gets of one of them.
+        rows = max(
+            int(count)
+            for batch in batches
+            for count in data_lib.counts_of(
+                data_lib.as_tower_batch(
+                    self._step.config, batch, data_lib.RowCheck()
+                )
+            )
+        )
         if not is_first and rows <= self._largest:
             return self._run_once(again())
         result = self._run_in_memory(again, rows)
@@ -205,13 +214,6 @@ class KerasFunction(TowerFunction):
         before = getattr(self._model, self._name)
         self._function = make_by_keras(self._model, self._name, anew=True)
         setattr(self._model, self._name, before)
-
-    def _rows_of(self, batch: Any) -> int:
-        """Return the largest number of rows that a tower gets of a batch."""
-        pieces = data_lib.as_tower_batch(
-            self._step.config, batch, data_lib.RowCheck()
-        )
-        return max(int(count) for count in data_lib.counts_of(pieces))
 
 
 def make_by_keras(model: keras.Model, name: str, anew: bool) -> Any:

@@ -84,11 +84,14 @@ class StepAgreement:
             if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
                 raise self.mismatch_error()
             return []
+        leaves = tf.nest.flatten(batch)
+        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+        shapes_digest = zlib.crc32(" ".join(shapes).encode())
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
             equal = self._compare(
-                [digest, constants.digest, _digest_of_sizes(batch)],
+                [digest, constants.digest, shapes_digest],
                 constants.approximate,
                 data,
                 key,
@@ -130,9 +133,11 @@ class StepAgreement:
             devices: the K towers' devices.
         """
         values = [read_handle(handles[0]) for handles in variables]
-        equal = are_equal(
-            self._transport, _digest_of(values), [], next_key("gradients")
-        )
+        rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+        digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+        digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
+        key = next_key("gradients")
+        equal = are_equal(self._transport, digest, [], key)
 
         def send() -> tf.Tensor:
             key = next_key("broadcast")
@@ -198,19 +203,6 @@ class StepAgreement:
         ]
         numbered = [list(map(tuple, own)) for own in constants]
         return TowerError(rank_checks.describe_steps(odd, numbered))
-
-
-def _digest_of_sizes(batch: Any) -> int:
-    leaves = tf.nest.flatten(batch)
-    sizes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
-    return zlib.crc32(" ".join(sizes).encode())
-
-
-def _digest_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a digest of values: two 32-bit numbers."""
-    rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
-    digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
-    return tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
 
 
 class Equal(NamedTuple):

@@ -166,7 +166,8 @@ class StepOrder:
         row = row_of_rank(tf.cast(here, tf.int64), self._transport)
         (counts,) = sum_over_ranks(self._transport, [row])
         total = tf.reduce_sum(counts)
-        self.gate = [_end_of_data_if(total <= 0)]
+        # Without examples, read from data that has ended.
+        self.gate = [tf.cond(total <= 0, _end_data, lambda: 0)]
         start = tf.reduce_sum(counts[: self._transport.rank])
         return self._gate_batch(batch._replace(total=total, start=start))
 
@@ -213,8 +214,5 @@ def _true() -> tf.Variable:
     return compat.hidden_variable(_HOST, True)
 
 
-def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
-    def end():
-        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
-
-    return tf.cond(condition, end, lambda: 0)
+def _end_data() -> tf.Tensor:
+    return next(iter(tf.data.Dataset.from_tensors(0).take(0)))

@@ -123,21 +123,21 @@ class Trace:
 
     def update_infos(self) -> dict[str, UpdateInfo]:
         """Return facts about each update, by the name of its marker."""
-        return {n: self._update_info(call) for n, call in self.updates.items()}
+        infos = {}
+        for name, call in self.updates.items():
+            sparse, index = [], 0
+            for gradient in call.grads:
+                if isinstance(gradient, tf.IndexedSlices):
+                    sparse.append((index, index + 1))
+                index += len(_components(gradient))
+            infos[name] = UpdateInfo(sparse, self._used_by(call))
+        return infos
 
     @property
     def _captured(self) -> Sequence[Any]:
         """The tensors inside the graph for its captures."""
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
-
-    def _update_info(self, call: UpdateCall) -> UpdateInfo:
-        sparse, index = [], 0
-        for gradient in call.grads:
-            if isinstance(gradient, tf.IndexedSlices):
-                sparse.append((index, index + 1))
-            index += len(_components(gradient))
-        return UpdateInfo(sparse, self._used_by(call))
 
     def _used_by(self, call: UpdateCall) -> list[Any] | None:
         """Return the captures that an update may use; None: any of them."""
@@ -239,7 +239,9 @@ def trace(
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
-            updates[_add_update_marker(call)] = call
+            given = [t for grad in call.grads for t in _components(grad)]
+            marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
+            updates[marker.name] = call
 
         tracing = thread_state.ActiveStep(
             training=kind in TRAINING,
@@ -261,13 +263,6 @@ def trace(
         )
     captures = [outside for outside, _ in graph.captures]
     return Trace(graph, captures, updates, graph.structured_outputs)
-
-
-def _add_update_marker(call: UpdateCall) -> str:
-    """Add an operation that marks an update; return its name."""
-    given = [t for gradient in call.grads for t in _components(gradient)]
-    operation = tf.raw_ops.IdentityN(input=given, name="update")[0].op
-    return operation.name
 
 
 def _components(gradient: Any) -> list[tf.Tensor]:
