@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -220,10 +220,8 @@ class GlobalStep:
     def _run_divided(
         self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
     ) -> Any:
-        config, model = self.config, call.model
-        xla, transport = bool(model.jit_compile), self._transport_of(call.kind)
-        traced = self._trace(step, divided, call.kind, xla)
-        captures = [_capture(tensor) for tensor in traced.captures]
+        config, transport = self.config, self._transport_of(call.kind)
+        traced = self._trace(step, divided, call)
         # The handles of variables that each tower has a copy of.
         handles = self.update.variables.handles()
         copies = {
@@ -234,58 +232,26 @@ class GlobalStep:
         # Each micro-batch of a tower would change these variables.
         changed = traced.written if self.micro_batches > 1 else ()
         copied_later = [copies.pop(k) for k in changed if k in copies]
-        first = len(divided.layouts)
-        layouts = [*divided.layouts, *[REPLICATED] * len(captures)]
-        for index in copies:
-            layouts[first + index] = MIRRORED
-        program = partition_graph(
-            traced.graph,
-            layouts,
-            traced.results,
-            traced.update_infos(),
-            ranks=transport.size > 1,
-            xla=xla,
-            gather_ratio=self._gather_ratio(transport),
-        )
-        self.has_gathered |= program.has_gathered
-        local_step = to_local_step(program) if self._has_workers else None
-        if local_step is not None:
-            program = local_step.program
-            has_all = len(local_step.parts) == len(program.updates)
-            new = ("own rows", model.name, config.name)
-            if not has_all and config.peers.rank == 0 and first_time(new):
-                logger.warning(
-                    "the gradients of model %r need values of the whole batch, "
-                    "such as the statistics of a BatchNormalization or the "
-                    "number of masked entries, and each worker with %s "
-                    "computes them from its own part only: the weights will "
-                    "differ from the weights on one device. HorovodStrategy "
-                    "and MultiWorkerTowerStrategy give equal weights.",
-                    model.name,
-                    config.name,
-                )
-        all_parts = config.num_replicas * self.micro_batches
-        step_costs.record_costs(
-            config, call.kind, model.name, program, all_parts
-        )
+        program, local_step = self._lay_out(traced, divided, copies, call)
         if transport.size > 1:
-            self._compare_with_ranks(traced, program, model, divided)
+            self._compare_with_ranks(traced, program, divided, call.model)
         common, parts = divided.values_of(
             program.inputs,
             transport.rank == 0,
             local_step,
             config.peers.rank == 0,
         )
-        common.update(
-            zip(program.inputs.of_graph[first:], captures, strict=True)
-        )
+        first = len(divided.layouts)
+        captured = program.inputs.of_graph[first:]
+        for tensor, value in zip(captured, traced.captures, strict=True):
+            common[tensor] = _capture(value)
         for index, tensor in program.inputs.copies.items():
             for k, part in enumerate(parts):
                 copy = copies[index - first][k // self.micro_batches]
                 part[tensor] = _capture(copy)
         ready = TowerProgram(
             program,
-            "xla" if xla else self._call_mode(),
+            "xla" if call.model.jit_compile else self._call_mode(),
             self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
@@ -294,17 +260,90 @@ class GlobalStep:
         results = ready.add_to_graph(common, parts, update)
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            log_without_xla(model, call.trains, why)
+            log_without_xla(call.model, call.trains, why)
         for handles_of_towers in copied_later:
             copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
+
+    def _trace(
+        self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
+    ) -> Trace:
+        """Trace a step as one device runs it, with the first tower's values."""
+        with contextlib.ExitStack() as view:
+            view.enter_context(self.update.variables.first_copies())
+
+            def build(optimizer: Any, weights: Sequence[Any]) -> None:
+                # Slots are created next to all copies of their weights.
+                view.close()
+                self.update.make_ready(optimizer, weights)
+                view.enter_context(self.update.variables.first_copies())
+
+            return trace(
+                step,
+                divided.spec,
+                call.kind,
+                build,
+                own_statistics=self.config.batch_norm == "tower",
+                xla=bool(call.model.jit_compile),
+            )
+
+    def _lay_out(
+        self,
+        traced: Trace,
+        divided: DividedBatch,
+        copies: Collection[int],
+        call: KerasCall,
+    ) -> tuple[Program, LocalStep | None]:
+        """Lay a step out over the towers, and record what it costs.
+
+        Args:
+            traced: the step on one device.
+            divided: its batch.
+            copies: the captures of which each tower has a copy.
+            call: the call of Keras's method that the step belongs to.
+        """
+        config, name = self.config, call.model.name
+        transport = self._transport_of(call.kind)
+        of_captures = [
+            MIRRORED if index in copies else REPLICATED
+            for index, _ in enumerate(traced.captures)
+        ]
+        program = partition_graph(
+            traced.graph,
+            [*divided.layouts, *of_captures],
+            traced.results,
+            traced.update_infos(),
+            ranks=transport.size > 1,
+            xla=bool(call.model.jit_compile),
+            gather_ratio=self._gather_ratio(transport),
+        )
+        self.has_gathered |= program.has_gathered
+        local_step = to_local_step(program) if self._has_workers else None
+        if local_step is not None:
+            program = local_step.program
+            has_all = len(local_step.parts) == len(program.updates)
+            new = ("own rows", name, config.name)
+            if not has_all and config.peers.rank == 0 and first_time(new):
+                logger.warning(
+                    "the gradients of model %r need values of the whole batch, "
+                    "such as the statistics of a BatchNormalization or the "
+                    "number of masked entries, and each worker with %s "
+                    "computes them from its own part only: the weights will "
+                    "differ from the weights on one device. HorovodStrategy "
+                    "and MultiWorkerTowerStrategy give equal weights.",
+                    name,
+                    config.name,
+                )
+        parts = config.num_replicas * self.micro_batches
+        step_costs.record_costs(config, call.kind, name, program, parts)
+        return program, local_step
 
     def _compare_with_ranks(
         self,
         traced: Trace,
         program: Program,
-        model: keras.Model,
         divided: DividedBatch,
+        model: keras.Model,
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
         exchanges = [
@@ -322,32 +361,6 @@ class GlobalStep:
             [copies.get(id(handle), [handle]) for handle in outside],
             self.config.devices,
         )
-
-    def _trace(
-        self,
-        step: Callable[[Any], Any],
-        divided: DividedBatch,
-        kind: str,
-        xla: bool,
-    ) -> Trace:
-        """Trace a step as one device runs it, with the first tower's values."""
-        with contextlib.ExitStack() as view:
-            view.enter_context(self.update.variables.first_copies())
-
-            def build(optimizer: Any, weights: Sequence[Any]) -> None:
-                # Slots are created next to all copies of their weights.
-                view.close()
-                self.update.make_ready(optimizer, weights)
-                view.enter_context(self.update.variables.first_copies())
-
-            return trace(
-                step,
-                divided.spec,
-                kind,
-                build,
-                own_statistics=self.config.batch_norm == "tower",
-                xla=xla,
-            )
 
     @property
     def _has_workers(self) -> bool:
