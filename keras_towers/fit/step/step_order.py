@@ -49,7 +49,8 @@ class StepOrder:
 
     def begin_epoch(self) -> None:
         """Note that the next step is the first one of an epoch."""
-        self._is_first.assign(True)
+        if self._transport.size > 1:
+            self._is_first.assign(True)
 
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Act in the first step of an epoch only; return the int64 result."""
