@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import secrets
+import sys
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.elastic_job import ElasticOptions, run_elastic
-from keras_towers.launching.job import (
-    Job,
-    allocated_hosts,
-    exec_as_rank,
-    rank_to_join,
-    run_cluster,
-    run_job,
-)
+from keras_towers.launching.job import Job, run_cluster, run_job
 from keras_towers.launching.script import Setup
-from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
+from keras_towers.rendezvous import launchers, tf_config
+from keras_towers.rendezvous.hosts import (
+    allocation,
+    parse_hostfile,
+    parse_hosts,
+)
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
@@ -146,9 +145,8 @@ def run(
             "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
             "are for elastic jobs: give --min-np, too"
         )
-    plan = _make_plan(
-        processes, _slots(hosts, hostfile), tasks, elastic, min_np
-    )
+    slots = _slots(hosts, hostfile)
+    plan = _make_plan(processes or min_np, slots, tasks, elastic)
     _check_script(script, module)
     _check_strategy(strategy, no_strategy, towers, seed, plan)
     setup = Setup(
@@ -161,7 +159,7 @@ def run(
     job = Job(
         command=setup.command(script, *(arguments or [])),
         ranks=plan.ranks,
-        hosts=plan.hosts or {"localhost": plan.processes or 0},
+        hosts=plan.hosts or {"localhost": plan.ranks},
         interface=network_interface,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
@@ -176,8 +174,8 @@ def run(
             raise TowerError(
                 f"--output is not for {plan.member}, which has its own"
             )
-        exec_as_rank(job)
-    if strategy and plan.processes != 1:
+        _exec_as_rank(job)
+    if strategy and plan.has_several:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
@@ -198,31 +196,34 @@ def run(
     raise typer.Exit(code)
 
 
+def _exec_as_rank(job: Job) -> NoReturn:
+    """Run a job's command instead of this program, as a rank."""
+    environment = {**os.environ, **job.environment()}
+    if job.interface:
+        environment["HOROVOD_GLOO_IFACE"] = job.interface
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(job.command[0], job.command, environment)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The processes that a command starts, or the one that it becomes.
 
     Attributes:
-        processes: their number; None for an elastic job without a given number.
+        ranks: their number to begin with; 0 if none is given.
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
-        min_ranks: their smallest number in an elastic job, if given.
         tasks: the number of tasks of TensorFlow's runtime, by role; empty: the
             processes are ranks.
         member: the rank or task that another launcher made of this process.
     """
 
-    processes: int | None
+    ranks: int
     hosts: dict[str, int] | None = None
     elastic: bool = False
-    min_ranks: int | None = None
     tasks: dict[str, int] = dataclasses.field(default_factory=dict)
     member: ClusterEnvironment | Cluster | None = None
-
-    @property
-    def ranks(self) -> int:
-        """The number of processes to begin with; 0 if none is given."""
-        return self.processes or self.min_ranks or 0
 
     @property
     def has_servers(self) -> bool:
@@ -232,11 +233,11 @@ class Plan:
     @property
     def has_several(self) -> bool:
         """Whether there may be several processes that train."""
-        return bool(self.elastic or self.member or self.processes != 1)
+        return bool(self.elastic or self.member or self.ranks != 1)
 
     def suggested(self, servers: int | None) -> str | None:
         """Return the suitable strategy; None for a single process."""
-        if not self.elastic and (self.processes or 1) == 1:
+        if not self.elastic and self.ranks <= 1:
             return None
         if self.has_servers:
             return "sync-replicas"
@@ -246,40 +247,68 @@ class Plan:
 
 
 def _make_plan(
-    processes: int | None,
+    ranks: int | None,
     hosts: dict[str, int] | None,
     tasks: dict[str, int],
     elastic: bool,
-    min_ranks: int | None,
 ) -> Plan:
     """Decide which processes the command starts."""
     if tasks:
         return Plan(sum(tasks.values()), tasks=tasks)
     if elastic:
         _refuse_other_launcher("an elastic job")
-        return Plan(processes, hosts, elastic=True, min_ranks=min_ranks)
+        return Plan(ranks or 0, hosts, elastic=True)
     if hosts is None:
-        rank = rank_to_join(processes)
-        task = tf_config.from_environment() if rank and not processes else None
+        rank = _rank_to_join(ranks)
+        task = tf_config.from_environment() if rank and not ranks else None
         if task:
             roles = {"worker": task.size, "ps": len(task.ps)}
             return Plan(task.size, tasks=roles, member=task)
         if rank:
-            return Plan(rank.size, member=rank)
-        hosts = allocated_hosts(processes)
-    if processes is None:
+            return Plan(rank.size or 0, member=rank)
+        hosts = _allocated_hosts(ranks)
+    if ranks is None:
         if hosts is None:
             raise TowerError("give the number of processes: -np N")
-        processes = sum(hosts.values())
-    return Plan(processes, hosts)
+        ranks = sum(hosts.values())
+    return Plan(ranks, hosts)
+
+
+def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:
+    """The rank of another launcher's job that this process joins, if any.
+
+    If the user gives another number of processes than the launcher has started,
+    each of these starts a separate job instead.
+    """
+    member = launchers.detect_foreign()
+    return member if member and ranks in (None, member.size) else None
 
 
 def _refuse_other_launcher(job: str) -> None:
-    if rank_to_join(None):
+    if _rank_to_join(None):
         raise TowerError(
             "another launcher started this process as one of several, each of "
             f"which would start {job}: start it once, without that launcher"
         )
+
+
+def _allocated_hosts(ranks: int | None) -> dict[str, int] | None:
+    """The hosts that a cluster manager has allocated; None if it has not.
+
+    If the user gives a number of processes and the allocation is one host, all
+    run there, however few tasks the manager was asked for.
+    """
+    found = allocation()
+    if found is None or (ranks and len(found[1]) == 1):
+        return None
+    manager, hosts = found
+    if ranks is None:
+        typer.echo(
+            f"keras-towers run: {sum(hosts.values())} processes on "
+            f"{', '.join(hosts)}, as {manager} says",
+            err=True,
+        )
+    return hosts
 
 
 def _slots(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:

@@ -98,7 +98,7 @@ BYTEPS: Engine = Engine(
     strategy="byteps",
     strategy_class="BytePSStrategy",
     module="byteps.tensorflow",
-    transport="byteps_transport:BytePSTransport",
+    transport="byteps_strategy:BytePSTransport",
     recipe="byteps_recipe:BytePS",
     servers="byteps_servers:Servers",
 )
@@ -108,7 +108,7 @@ HOROVOD: Engine = Engine(
     strategy="horovod",
     strategy_class="HorovodStrategy",
     module="horovod.tensorflow",
-    transport="horovod_transport:HorovodTransport",
+    transport="horovod_strategy:HorovodTransport",
     recipe="horovod_recipe:Horovod",
 )
 RUNTIME: Engine = Engine(

@@ -517,7 +517,7 @@ class ElasticDriver:
             sharing = max(position, self.hosts.local_slots)
             variables.update(_gpu_share(position - 1, sharing))
         try:
-            self.workers[key] = RankProcess.start(
+            self.workers[key] = RankProcess(
                 self._run,
                 str(number),
                 number,

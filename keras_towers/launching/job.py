@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import queue
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import supervision
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, check_reachable
-from keras_towers.rendezvous import launchers, rank_environment, tf_config
-from keras_towers.rendezvous.hosts import allocation, fill_slots
-from keras_towers.rendezvous.launchers import ClusterEnvironment
+from keras_towers.rendezvous import rank_environment, tf_config
+from keras_towers.rendezvous.hosts import fill_slots
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
@@ -143,7 +140,7 @@ def run_job(job: Job) -> supervision.Outcome:
             variables = {**environment, **slot.environment}
             if servers:
                 variables |= servers.environment(slot)
-            RankProcess.start(
+            RankProcess(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
@@ -180,7 +177,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
             if serves:
                 # Workers need all of a GPU's memory.
                 variables["CUDA_VISIBLE_DEVICES"] = "-1"
-            RankProcess.start(
+            RankProcess(
                 run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,
@@ -223,42 +220,3 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
             for role, addresses in jobs.items()
             for index in range(len(addresses))
         ]
-
-
-def rank_to_join(processes: int | None) -> ClusterEnvironment | None:
-    """The rank of another launcher's job that this process joins, if any.
-
-    If the user gives another number of processes than the launcher has started,
-    each of these starts a separate job instead.
-    """
-    member = launchers.detect_foreign()
-    return member if member and processes in (None, member.size) else None
-
-
-def exec_as_rank(job: Job) -> NoReturn:
-    """Run a job's command instead of this program, as a rank."""
-    environment = {**os.environ, **job.environment()}
-    if job.interface:
-        environment["HOROVOD_GLOO_IFACE"] = job.interface
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(job.command[0], job.command, environment)
-
-
-def allocated_hosts(processes: int | None) -> dict[str, int] | None:
-    """The hosts that a cluster manager has allocated; None if it has not.
-
-    If the user gives a number of processes and the allocation is one host, all
-    run there, however few tasks the manager was asked for.
-    """
-    found = allocation()
-    if found is None or (processes and len(found[1]) == 1):
-        return None
-    manager, hosts = found
-    if processes is None:
-        print(
-            f"keras-towers run: {sum(hosts.values())} processes on "
-            f"{', '.join(hosts)}, as {manager} says",
-            file=sys.stderr,
-        )
-    return hosts

@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any
 
 from keras_towers import agent, commands, settings
 from keras_towers.errors import TowerError
@@ -36,36 +36,24 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 class RankProcess:
     """A process of a job; its agent ends it with all of its children.
 
-    Attributes:
+    Args:
+        job: the job, to whose processes it is added.
         name: the tag of its output; None: its output is not tagged.
         index: its rank, or another number that is unique in the job.
-        host: None if it runs on this machine.
+        environment: its variables.
+        command: its command; None: the job's.
+        host: where it runs.
+        local_size: how many processes share the cores of the host.
         serves: whether the job may end before it.
+
+    Attributes:
+        host: None if it runs on this machine.
         code: its exit code; None while it runs.
         stopped: whether the launcher has ended it.
     """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
-        name: str | None,
-        index: int,
-        host: str | None,
-        serves: bool,
-        login: contextlib.ExitStack,
-    ):
-        self.name, self.index, self.serves = name, index, serves
-        self.host = host
-        self.code: int | None = None
-        self.stopped: bool = False
-        self._process = process
-        self._login = login
-        self._taggers: dict[Any, Tagger] = {}
-        self._readers: list[threading.Thread] = []
-
-    @classmethod
-    def start(
-        cls,
         job: RunningJob,
         name: str | None,
         index: int,
@@ -75,39 +63,37 @@ class RankProcess:
         host: str = LOOPBACK,
         local_size: int = 1,
         serves: bool = False,
-    ) -> Self:
-        """Start a process of a job, and add it to the job's processes.
-
-        Args:
-            job: the job.
-            name: the tag of its output; None: its output is not tagged.
-            index: its rank, or another number that is unique in the job.
-            environment: its variables.
-            command: its command; None: the job's.
-            host: where it runs.
-            local_size: how many processes share the cores of the host.
-            serves: whether the job may end before it.
-        """
-        remote = None if is_local(host) else host
-        launch, console = _AGENT, job.console
-        if remote:
+    ):
+        self.name, self.index, self.serves = name, index, serves
+        self.host: str | None = None if is_local(host) else host
+        self.code: int | None = None
+        self.stopped: bool = False
+        self._login = contextlib.ExitStack()
+        self._taggers: dict[Any, Tagger] = {}
+        self._readers: list[threading.Thread] = []
+        console, launch = job.console, _AGENT
+        direct = name is None and console.folder is None and console.inherited
+        answers = self.host is not None and not direct
+        if self.host:
             if job.address == LOOPBACK:
                 raise TowerError(
                     "the job uses the loopback interface, because it started "
                     "on this machine only: start it with --network-interface"
                 )
             environment = {**exported(os.environ), **environment}
-            launch = ssh_command(remote, _AGENT)
-        direct = name is None and console.folder is None and console.inherited
-        login = contextlib.ExitStack()
-        if remote and not direct:
-            logins = job.logins[remote]
+            launch = ssh_command(self.host, _AGENT)
             # A login may take longer than this: signals are not handled while
             # this waits.
-            if logins.acquire(timeout=settings.SSH_CONNECT_S):
-                login.callback(logins.release)
-        with _stdin_copy(name is None and not remote) as read_from:
-            process = subprocess.Popen(
+            logins = job.logins[self.host]
+            if answers and logins.acquire(timeout=settings.SSH_CONNECT_S):
+                self._login.callback(logins.release)
+        # A single rank reads the launcher's stdin. It gets a copy, because the
+        # agent's own stdin is our pipe.
+        stdin: list[int] = []
+        if name is None and not self.host and sys.__stdin__ is not None:
+            stdin = [os.dup(sys.__stdin__.fileno())]
+        try:
+            self._process = subprocess.Popen(
                 launch,
                 stdin=subprocess.PIPE,
                 stdout=None if direct else subprocess.PIPE,
@@ -115,26 +101,30 @@ class RankProcess:
                 # Shields it from the terminal's Ctrl-C, which the launcher
                 # handles.
                 start_new_session=True,
-                pass_fds=read_from,
+                pass_fds=stdin,
             )
-        started = cls(process, name, index, remote, serves, login)
-        request = _request(
-            command or job.job.command,
-            environment,
-            local_size,
-            job.address,
-            remote,
-            read_from,
-            answers=bool(remote and not direct),
-        )
-        started._write(json.dumps(request).encode() + b"\n")
+        finally:
+            for copy in stdin:
+                os.close(copy)
+        order = {
+            "read_from": stdin,
+            "command": command or job.job.command,
+            "folder": os.getcwd(),
+            "environment": environment,
+            "local_size": local_size,
+            "rendezvous": job.address,
+            "grace_s": settings.GRACE_S,
+            # The pipe to an agent on this machine closes with the launcher.
+            "lost_s": settings.LOST_S if self.host else None,
+            "answers": answers,
+        }
+        self._write(json.dumps(order).encode() + b"\n")
         if not direct:
-            started._start_readers(console)
-        job.processes.append(started)
+            self._start_readers(console)
+        job.processes.append(self)
         threading.Thread(
-            target=started._wait, args=(job.events.put,), daemon=True
+            target=self._wait, args=(job.events.put,), daemon=True
         ).start()
-        return started
 
     def tail(self) -> str:
         """The end of the process's stderr."""
@@ -192,46 +182,6 @@ class RankProcess:
             self._process.stdin.close()
         self.code = code if code >= 0 else 128 - code
         on_end(self)
-
-
-def _request(
-    command: Sequence[str],
-    environment: dict[str, str],
-    local_size: int,
-    rendezvous: str,
-    host: str | None,
-    read_from: list[int],
-    answers: bool,
-) -> dict[str, Any]:
-    """What the agent on a host is asked to run."""
-    return {
-        "read_from": read_from,
-        "command": command,
-        "folder": os.getcwd(),
-        "environment": environment,
-        "local_size": local_size,
-        "rendezvous": rendezvous,
-        "grace_s": settings.GRACE_S,
-        # The pipe to an agent on this machine closes with the launcher.
-        "lost_s": settings.LOST_S if host else None,
-        "answers": answers,
-    }
-
-
-@contextlib.contextmanager
-def _stdin_copy(wanted: bool) -> Iterator[list[int]]:
-    """A copy of the launcher's stdin for a rank that need not share it.
-
-    It is passed separately, because the agent's own stdin is our pipe.
-    """
-    if not wanted or sys.__stdin__ is None:  # None: stdin is closed.
-        yield []
-        return
-    copy = os.dup(sys.__stdin__.fileno())
-    try:
-        yield [copy]
-    finally:
-        os.close(copy)
 
 
 def _pump(

@@ -20,7 +20,7 @@ from keras_towers.parameter_servers.remote_runtime import (
     RunningFunction,
     device_of,
 )
-from keras_towers.rendezvous import versions
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.named_resources import trace
@@ -174,7 +174,7 @@ def goodbyes_key(cluster: Cluster) -> str:
 def introduce(cluster: Cluster, server: int) -> None:
     """Register this process at a parameter server, and compare versions."""
     me = f"{cluster.role} {cluster.index}"
-    facts = versions.process_facts()
+    facts = rank_checks.process_facts()
     introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}
     rank = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
@@ -192,7 +192,7 @@ def introduce(cluster: Cluster, server: int) -> None:
             "also parameter servers, run the same script."
         ) from None
     other = first["name"]
-    versions.compare_facts(me, facts, other, first["facts"])
+    rank_checks.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:
         raise TowerError(
             f'{me} has a different "cluster" in TF_CONFIG than {other}: '

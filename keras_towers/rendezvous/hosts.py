@@ -179,29 +179,24 @@ NO_PLACEMENT: str = RankPlacement("", *[-1] * 6).encode()
 
 
 def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
-    """Assign a host and a slot to each rank."""
-    on_host: dict[str, list[int]] = collections.defaultdict(list)
-    for rank, host in enumerate(hosts):
-        on_host[host].append(rank)
-    # The ranks with the same local rank, of which each host has one at most.
-    cross_size: collections.Counter[int] = collections.Counter()
-    local_and_cross: dict[int, tuple[int, int]] = {}
-    for ranks in on_host.values():
-        for local, rank in enumerate(ranks):
-            local_and_cross[rank] = local, cross_size[local]
-            cross_size[local] += 1
+    """Place each rank on its host."""
+    sizes = collections.Counter(hosts)
+    seen: collections.Counter[str] = collections.Counter()
     placements = []
     for rank, host in enumerate(hosts):
-        local, cross = local_and_cross[rank]
+        local = seen[host]
+        seen[host] += 1
+        # The hosts that have a rank of this local rank.
+        crossing = [name for name, size in sizes.items() if size > local]
         placements.append(
             RankPlacement(
                 hostname=host,
                 rank=rank,
                 size=len(hosts),
                 local_rank=local,
-                local_size=len(on_host[host]),
-                cross_rank=cross,
-                cross_size=cross_size[local],
+                local_size=sizes[host],
+                cross_rank=crossing.index(host),
+                cross_size=len(crossing),
             )
         )
     return placements

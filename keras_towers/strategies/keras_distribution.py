@@ -26,11 +26,11 @@ from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.rendezvous import launchers
-from keras_towers.rendezvous.training_permission import check_permitted
+from keras_towers.rendezvous.rank_environment import check_permitted
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.contract import Batches
+    from keras_towers.fit.options import Batches
     from keras_towers.strategies.base import BaseStrategy
 
 logger: logging.Logger = logging.getLogger("keras_towers")

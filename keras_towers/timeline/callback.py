@@ -28,13 +28,15 @@ from keras_towers.fit.step import marks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.phases import Calls, find_steps, tower_phases
-from keras_towers.timeline.recording import (
+from keras_towers.timeline.phases import (
+    Calls,
     LoopClock,
     RankRecording,
     align_clocks,
+    find_steps,
     join_stamps,
     tower_names,
+    tower_phases,
 )
 
 logger: logging.Logger = logging.getLogger("keras_towers")

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import versions, watch
+from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.transport import Transport, messages, plain_values
 
 
@@ -142,10 +142,10 @@ class EngineTransport(Transport):
         """Compare the ranks' environments when this process first connects."""
         if EngineTransport._compared or self.size == 1:
             return
-        everyone = self.gather_objects(versions.process_facts(engine))
+        everyone = self.gather_objects(rank_checks.process_facts(engine))
         for rank, facts in enumerate(everyone):
             # Each rank that differs from rank 0 warns about it once.
-            versions.compare_facts(
+            rank_checks.compare_facts(
                 f"rank {self.rank}",
                 everyone[self.rank],
                 f"rank {rank}",

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.field import FIELD, app
+from keras_towers import doctor
 from keras_towers.bench import runner
-from keras_towers.bench.report import summarize
+from keras_towers.bench.comparison import summarize
 from keras_towers.bench.rows import Row, find_row
-from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, samples_of
 
@@ -39,7 +39,7 @@ def command(monkeypatch):
 
     monkeypatch.setattr(runner, "store", lambda model, *rest: model)
     monkeypatch.setattr(runner, "run_workers", workers)
-    monkeypatch.setattr(probe, "machine_facts", lambda timeout_s: FACTS)
+    monkeypatch.setattr(doctor, "machine_facts", lambda timeout_s: FACTS)
     monkeypatch.setattr(Row, "missing", "")
     return lambda *arguments: CliRunner().invoke(app, arguments)
 

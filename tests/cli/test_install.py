@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers.building.recipe import InstalledEngine, InstallError
-from keras_towers.cli import install as install_lib
+from keras_towers.cli import main
 from keras_towers.cli.main import app
 
 PARTS = {"Gloo": True, "MPI": True, "NCCL": 0}
@@ -37,8 +37,8 @@ def asked(monkeypatch, tmp_path):
         calls.append("install")
         return cached, LOADS
 
-    monkeypatch.setattr(install_lib, "build_wheel", pretend_to_build)
-    monkeypatch.setattr(install_lib, "install_wheel", install)
+    monkeypatch.setattr(main, "build_wheel", pretend_to_build)
+    monkeypatch.setattr(main, "install_wheel", install)
     return calls
 
 
@@ -68,6 +68,6 @@ def test_what_goes_wrong(monkeypatch, error, code, said):
     def fail(*ignored):
         raise error
 
-    monkeypatch.setattr(install_lib, "build_wheel", fail)
+    monkeypatch.setattr(main, "build_wheel", fail)
     found, output = invoke("horovod")
     assert found == code and said in output

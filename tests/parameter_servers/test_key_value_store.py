@@ -17,7 +17,7 @@ from keras_towers.parameter_servers.key_value_store import (
     value_of,
 )
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
-from keras_towers.rendezvous import versions
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.named_resources import Queue, trace
 
@@ -130,8 +130,8 @@ def test_waits_for_tasks_that_never_start_have_limits(here, monkeypatch):
 
 def test_other_versions_are_named(here, monkeypatch):
     lib.introduce(SERVER, 0)
-    other = {**versions.process_facts(), "TensorFlow": "1.15.0"}
-    monkeypatch.setattr(versions, "process_facts", lambda: other)
+    other = {**rank_checks.process_facts(), "TensorFlow": "1.15.0"}
+    monkeypatch.setattr(rank_checks, "process_facts", lambda: other)
     said = "worker 1 has TensorFlow 1.15.0, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
         lib.introduce(worker(1), 0)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.rendezvous import store, versions
+from keras_towers.rendezvous import rank_checks, store
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store_server import StoreServer
 
@@ -38,12 +38,12 @@ def test_what_may_differ_between_ranks(caplog, its, refused, said):
     its = {k: v for k, v in {**MINE, **its}.items() if v is not None}
     if refused:
         with pytest.raises(TowerError, match=said):
-            versions.compare_facts("a", MINE, "b", its)
+            rank_checks.compare_facts("a", MINE, "b", its)
         return
     with caplog.at_level(logging.WARNING, "keras_towers"):
-        versions.compare_facts("a", MINE, "b", its, warns=False)
+        rank_checks.compare_facts("a", MINE, "b", its, warns=False)
         assert not caplog.messages
-        versions.compare_facts("a", MINE, "b", its)
+        rank_checks.compare_facts("a", MINE, "b", its)
     assert len(caplog.messages) == (said is not None)
     assert said is None or said in caplog.text
 
@@ -59,8 +59,8 @@ def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
         monkeypatch.setenv("HOROVOD_RANK", str(rank))
         monkeypatch.setenv("HOROVOD_HOSTNAME", f"h{rank}")
         facts = {**MINE, **other}
-        monkeypatch.setattr(versions, "process_facts", lambda engine: facts)
-        versions.compare_with_first_rank("Horovod")
+        monkeypatch.setattr(rank_checks, "process_facts", lambda engine: facts)
+        rank_checks.compare_with_first_rank("Horovod")
         joined.append(rank)
 
     try:
@@ -82,9 +82,9 @@ def test_facts_of_this_process(monkeypatch, tmp_path):
     script.write_text("train()")
     monkeypatch.setattr(sys, "argv", [str(script)])
     digest = hashlib.sha256(b"train()").hexdigest()[:8]
-    found = versions.process_facts.__wrapped__("Horovod")
+    found = rank_checks.process_facts.__wrapped__("Horovod")
     assert found.keys() == MINE.keys()
     assert found["Python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert found["script"] == f"train.py ({digest})"
     monkeypatch.setattr(sys, "argv", ["-c"])
-    assert "script" not in versions.process_facts.__wrapped__("Horovod")
+    assert "script" not in rank_checks.process_facts.__wrapped__("Horovod")

@@ -66,7 +66,7 @@ class Servers:
         roles = {"scheduler": "scheduler"}
         roles |= {f"server {i}": "server" for i in range(number)}
         self.processes: list[RankProcess] = [
-            RankProcess.start(
+            RankProcess(
                 run, name, index, {**variables, dmlc.ROLE: role}, _SERVE
             )
             for index, (name, role) in enumerate(roles.items())

@@ -158,13 +158,6 @@ def move_reducer_outward(optimizer: Any) -> None:
         _attach(optimizer, reducer)
 
 
-def reset_accumulation(optimizer: Any) -> None:
-    """Discard the gradients that a distributed optimizer has accumulated."""
-    reducer = reducer_of(optimizer)
-    if reducer is not None and reducer.accumulator is not None:
-        reducer.accumulator.reset()
-
-
 def _apply(
     optimizer: Any,
     original: Callable[..., None],

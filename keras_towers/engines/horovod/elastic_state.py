@@ -37,7 +37,7 @@ import tensorflow as tf
 from keras_towers.backup import FitPosition, ResumingCallback
 from keras_towers.engines import HOROVOD
 from keras_towers.engines.dropin import tf_variable
-from keras_towers.engines.horovod.horovod_transport import HorovodTransport
+from keras_towers.engines.horovod.horovod_strategy import HorovodTransport
 from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.weights import model_state as state_lib

@@ -1,18 +1,227 @@
-"""One process per device, connected by Horovod."""
+"""One process per device, connected by Horovod.
+
+Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
+submitted a tensor of the name, whatever else is running, and small tensors that
+are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast and
+easy distributed deep learning in TensorFlow", 2018). So names must be the same
+on all ranks, and no name may be in flight twice.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from typing import Unpack
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, Unpack
 
+import tensorflow as tf
+
+from keras_towers import compat, settings
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
-from keras_towers.engines.horovod.horovod_transport import HorovodTransport
-from keras_towers.rendezvous import launchers
+from keras_towers.engines import HOROVOD
+from keras_towers.errors import TowerError
+from keras_towers.fit.options import RankKeywords, options_of
+from keras_towers.rendezvous import (
+    launchers,
+    meet,
+    rank_checks,
+    store,
+    tf_config,
+    watch,
+)
+from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import RankKeywords, options_of
+from keras_towers.transport import messages
+from keras_towers.transport.engine_transport import EngineTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+_connected = False
+
+
+def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
+    """Call Horovod's ``init``, however this process was started."""
+    global _connected
+    member = launchers.detect()
+    if not hvd.is_initialized():
+        # Built with MPI, Horovod itself finds ranks that mpirun has started.
+        if member and not (member.speaks_mpi and hvd.mpi_built()):
+            meet.join_job()
+        if not _connected:
+            rank_checks.compare_with_first_rank("Horovod")
+            meet.take_elastic_rank()
+        # Without a rendezvous, Horovod's C++ code would wait and then abort.
+        if not (hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)):
+            _check_alone(member)
+        with _watch_start():
+            hvd.init(*args, **kwargs)
+    _connected = True
+    # An elastic job may have shrunk to one rank, and a list of ranks may name
+    # only one.
+    may_be_one = args or kwargs.get("comm") or is_elastic()
+    if hvd.size() == 1 and member is None:
+        tf_config.refuse_unread("Horovod")
+    elif hvd.size() == 1 and not may_be_one:
+        _check_alone(member)
+
+
+@contextlib.contextmanager
+def _watch_start() -> Iterator[None]:
+    """Let the stall watch report waits for ranks that have not started."""
+    rank = launchers.number(os.environ, "HOROVOD_RANK")
+    size = launchers.number(os.environ, "HOROVOD_SIZE")
+    if rank is None or size is None:
+        yield
+        return
+    watch.start_watch(rank, size)
+    try:
+        watch.mark("the start of the job")
+        yield
+    finally:
+        watch.mark("")
+
+
+def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
+    """Raise an error if a launcher has started other processes, too."""
+    if member is None or member.is_single_process:
+        return
+    advice = (
+        "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
+        if member.horovod_reads_variables
+        else launchers.HOW_TO_TRAIN_ALONE
+    )
+    raise TowerError(
+        f"this process is {member}, but Horovod knows of no other, so that "
+        "each would train a model of its own: start the script with "
+        "`keras-towers run`, and do not call Horovod's own init() before. "
+        f"{advice}"
+    )
+
+
+class HorovodTransport(EngineTransport):
+    """Horovod as a ``keras_towers.transport.Transport``."""
+
+    name = "Horovod"
+    _attempts = 0
+
+    def __init__(self):
+        super().__init__(HOROVOD.import_module())
+        connect(self.engine)
+        watch.start_watch(self.rank, self.size)
+        if store.from_environment() is None and not is_elastic():
+            # Under MPI, and Horovod's own launcher.
+            self.compare_once("Horovod")
+
+    def disconnect(self) -> None:
+        """Leave the job; creating another ``HorovodTransport`` rejoins."""
+        watch.stop_watch()
+        HorovodTransport._attempts = 0
+        self.engine.shutdown()
+
+    def is_intact(self) -> bool:
+        """Try an all-reduce to find out whether all ranks are still connected.
+
+        If a rank is lost, Horovod stops on all remaining ranks, and the attempt
+        fails at once. Otherwise either all ranks had the same error, call this,
+        and the attempt succeeds; or the other ranks still train, and the
+        attempt waits in vain, for longer than Horovod takes to notice a loss.
+        """
+        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # A new name each time: an earlier attempt may still be waiting.
+        HorovodTransport._attempts += 1
+        key = f"kt.intact.{HorovodTransport._attempts}"
+
+        def attempt() -> None:
+            try:
+                self.all_reduce([tf.zeros(())], key)
+            except tf.errors.OpError:
+                answers.put(False)
+            else:
+                answers.put(True)
+
+        threading.Thread(target=attempt, daemon=True).start()
+        # The collective and the negotiation before it may each wait so long.
+        wait_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", 30))
+        try:
+            return answers.get(timeout=2 * wait_s + settings.INTACT_MARGIN_S)
+        except queue.Empty:
+            return True
+
+    @property
+    def sums_float16(self) -> bool:
+        # Gloo and MPI add float16 on the CPU, element by element. Ranks have to
+        # agree, so this depends on their build, and not on their GPUs.
+        return bool(self.engine.nccl_built())
+
+    def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
+        # Several eager operations would run in sequence, each in a cycle of
+        # Horovod's.
+        return len(tensors) == 1
+
+    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Horovod's operations do not say that they have side effects. Constant
+        # folding would run those of constants by itself, before the step and
+        # only on ranks that have constants: those without rows of a batch, for
+        # instance. So no value or size is known.
+        if tf.executing_eagerly():
+            return tensor
+        return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
+
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return [
+            self.engine.mpi_ops._allreduce(
+                tensor,
+                name=f"{key}.{index}",
+                op=self.engine.Sum,
+                ignore_name_scope=True,
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return _send_bits(tensor, self.engine.allgather, name=key)
+
+    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return _send_bits(tensor, self.engine.alltoall, name=key)
+
+    def _broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        return [
+            _send_bits(
+                tensor,
+                self.engine.broadcast,
+                root_rank=root,
+                name=f"{key}.{index}",
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+
+@functools.cache
+def _one() -> tf.Variable:
+    return compat.hidden_variable("CPU:0", 1)
+
+
+_SENT_AS_THEY_ARE = (
+    "bool int8 uint8 int16 uint16 int32 int64 float16 float32 float64"
+)
+
+
+def _send_bits(
+    tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
+) -> tf.Tensor:
+    """Send a tensor, as bytes if Horovod lacks its dtype."""
+    send = functools.partial(send, ignore_name_scope=True, **options)
+    if tensor.dtype.name in _SENT_AS_THEY_ARE.split():
+        return send(tensor)
+    return messages.tensor_of(send(messages.bytes_of(tensor)), tensor.dtype)
 
 
 class HorovodStrategy(BaseStrategy):

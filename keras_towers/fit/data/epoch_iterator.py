@@ -63,7 +63,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._end_data = end_data
         self.at_last_step: bool = False
         # Ranks with their own training data have their own validation data.
-        own = config.batches == "each" and (trains or together)
+        own = config.options.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
@@ -91,7 +91,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if not by_user:
             if trains:
                 self._check_enough()
-            compares = together or (ranks and config.batches == "split")
+            compares = together or (ranks and config.options.batches == "split")
             alone = self._has_own_batches and kind.startswith("predict")
             if compares and not alone:
                 self._agree_on_steps()

@@ -52,7 +52,7 @@ from keras_towers.fit.contract import METHODS
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.partition.rules.reductions import own_mean
+from keras_towers.partition.rules.control_flow import own_mean
 
 logger = logging.getLogger("keras_towers")
 

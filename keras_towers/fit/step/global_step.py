@@ -70,7 +70,7 @@ class GlobalStep:
         self.rows: data_lib.RowCheck = data_lib.RowCheck()
         self.config: TowerConfig = config or update.config
         self.update = update
-        number = self.config.micro_batches
+        number = self.config.options.micro_batches
         self.micro_batches: int = 1 if number == "auto" else number
         self.on_trace: Callable[[Any], None] = lambda graph: None
         self.examples: int | None = None
@@ -100,7 +100,7 @@ class GlobalStep:
     def _shares_batches(self) -> bool:
         """Whether all ranks have to read the same batches."""
         config = self.config
-        return config.transport.size > 1 and config.batches == "split"
+        return config.transport.size > 1 and config.options.batches == "split"
 
     def _check_first(self, batch: Any) -> tf.Tensor:
         """Check that the first batch of an epoch is the same on all ranks."""
@@ -161,7 +161,7 @@ class GlobalStep:
         whole = data_lib.as_one_batch(config, batch)
         with contextlib.ExitStack() as stack:
             if transport.size > 1:
-                if not is_whole or config.batches == "each":
+                if not is_whole or config.options.batches == "each":
                     whole = data_lib.gather_batch(whole, transport)
                 if self._eager_seed is not None:
                     # Between steps, ranks may draw different numbers of values.
@@ -213,7 +213,9 @@ class GlobalStep:
     def _sees_global_batch(self) -> bool:
         """Whether Keras passes the batch of one device to a step."""
         config = self.config
-        rank_batches = config.batches == "each" and config.transport.size > 1
+        rank_batches = (
+            config.options.batches == "each" and config.transport.size > 1
+        )
         local_sgd = self.update.local_sgd is not None
         return not (rank_batches or local_sgd or config.others is not None)
 
@@ -283,7 +285,7 @@ class GlobalStep:
                 divided.spec,
                 call.kind,
                 build,
-                own_statistics=self.config.batch_norm == "tower",
+                own_statistics=self.config.options.batch_norm == "tower",
                 xla=bool(call.model.jit_compile),
             )
 
@@ -366,7 +368,7 @@ class GlobalStep:
     def _has_workers(self) -> bool:
         """Whether several workers each compute a part of the batch."""
         others = self.config.others
-        split = self.config.batches == "split"
+        split = self.config.options.batches == "split"
         return split and others is not None and others.size > 1
 
     def _gather_ratio(self, transport: Transport) -> float | None:
@@ -381,7 +383,7 @@ class GlobalStep:
             return max(rows, _MIN_GATHERED_ROWS) if on_host else None
         # Every rank computes the gradient.
         few = examples is not None and examples <= _MAX_GATHERED_BATCH
-        is_lossless = config.compression in (None, "none")
+        is_lossless = config.options.compression in (None, "none")
         one_device = on_host or config.num_towers == 1
         if not (few and is_lossless and one_device):
             return None

@@ -1,5 +1,6 @@
-"""Where a strategy of several processes cannot be."""
+"""Where a strategy of several processes cannot be; keys of collectives."""
 
+import hashlib
 import json
 from types import SimpleNamespace
 
@@ -8,8 +9,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.engines.byteps import byteps_process
-from keras_towers.engines.horovod import horovod_transport
+from keras_towers.engines.byteps import byteps_strategy
+from keras_towers.engines.horovod import horovod_strategy
+from keras_towers.engines.runtime import multi_worker
+from keras_towers.engines.runtime.multi_worker import instance_key
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.strategies import base
@@ -84,17 +87,34 @@ def test_engines_that_would_train_separately_are_refused(
 ):
     """Strategies and drop-ins connect by these functions."""
     # Other tests may have connected this process before.
-    monkeypatch.setattr(byteps_process, "_connected", False)
+    monkeypatch.setattr(byteps_strategy, "_connected", False)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)
     said = f"{role} 0 at b:1, one of the tasks {tasks},.*{words}"
     with pytest.raises(TowerError, match=said):
-        horovod_transport.connect(alone)
+        horovod_strategy.connect(alone)
     with pytest.raises(TowerError, match=said):
-        byteps_process.connect(alone)
+        byteps_strategy.connect(alone)
 
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
     place("chief", 0, chief=["a:1"], evaluator=["b:1"])
     tf_config.refuse_unread("Horovod")
+
+
+def test_keys_depend_on_the_name_only():
+    names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
+    numbers = [instance_key(*name) for name in names]
+    assert numbers == [instance_key(*name) for name in names]
+    assert len(set(numbers)) == 3
+    assert all(0 <= number < 2**31 for number in numbers)
+
+
+def test_two_collectives_with_one_number_are_refused(monkeypatch):
+    same = SimpleNamespace(digest=lambda: b"same")
+    monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
+    monkeypatch.setattr(multi_worker, "_names", {})
+    assert instance_key("a") == instance_key("a")
+    with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
+        instance_key("b")

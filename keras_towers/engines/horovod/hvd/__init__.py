@@ -36,6 +36,7 @@ from keras_towers.engines.horovod.hvd.distributed_gradients import (
     load_model as load_model,
 )
 from keras_towers.engines.horovod.hvd.operations import (
+    SyncBatchNormalization as SyncBatchNormalization,
     allgather as allgather,
     allgather_object as allgather_object,
     allreduce as allreduce,
@@ -52,9 +53,6 @@ from keras_towers.engines.horovod.hvd.operations import (
     join as join,
     reducescatter as reducescatter,
     shutdown as shutdown,
-)
-from keras_towers.engines.horovod.hvd.sync_batch_norm import (
-    SyncBatchNormalization as SyncBatchNormalization,
 )
 
 

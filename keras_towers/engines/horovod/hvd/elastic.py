@@ -29,7 +29,7 @@ from horovod.common.exceptions import (
 )
 from horovod.tensorflow import rank as rank
 
-from keras_towers.engines.dropin.distributed_optimizer import reset_accumulation
+from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
     ObjectState as ObjectState,
@@ -90,8 +90,10 @@ class TensorFlowKerasState(ModelState):
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""
         super().sync()
-        for optimizer in self._optimizers():
-            reset_accumulation(optimizer)
+        reducers = filter(None, map(reducer_of, self._optimizers()))
+        for reducer in reducers:
+            if reducer.accumulator:
+                reducer.accumulator.reset()
 
 
 class KerasState(TensorFlowKerasState):

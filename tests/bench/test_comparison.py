@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from keras_towers.bench.report import COLUMNS, print_tables, summarize
+from keras_towers.bench.comparison import COLUMNS, print_tables, summarize
 from keras_towers.bench.rows import ROWS, find_row
 from tests.bench.shared import samples_of
 

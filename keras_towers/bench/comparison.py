@@ -1,35 +1,96 @@
-"""``keras-towers bench``: compare with plain Keras and TensorFlow."""
+"""``keras-towers bench``: which rows are compared, and their tables."""
 
 from __future__ import annotations
 
 import json
 import pkgutil
+import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
+from keras_towers import doctor
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.report import explain, print_tables, summarize
 from keras_towers.bench.rows import Row, Runs, find_row
-from keras_towers.bench.runner import Setting, measure_all, plan_cells
-from keras_towers.doctor import probe
+from keras_towers.bench.runner import (
+    Cell,
+    Sample,
+    Setting,
+    measure_all,
+    plan_cells,
+)
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
 
 
-class Device(StrEnum):
-    """Where to run."""
+@dataclass(frozen=True)
+class Column:
+    """A column of the table, and its explanation below."""
 
-    AUTO = "auto"
-    CPU = "cpu"
-    GPU = "gpu"
+    title: str
+    legend: str
+    form: str = "{:.2f}"
+    # Whether the range over all repeats is shown.
+    ranges: bool = False
 
 
+COLUMNS = {
+    "examples_per_s": Column(
+        "examples\n/s", "of the global batch, by the median step.", "{:.0f}"
+    ),
+    "efficiency": Column(
+        "effi-\nciency",
+        "throughput relative to n times one device of the same backend; empty "
+        "if devices share cores.",
+        "{:.0%}",
+    ),
+    "step_ms": Column(
+        "ms",
+        "milliseconds from the start of one batch to the start of the next: "
+        "median over a run, mean over its processes, median over all repeats.",
+    ),
+    "to_plain": Column(
+        "÷ plain",
+        "time relative to one device in the same repeat; below it the "
+        "smallest and largest of all repeats.",
+        ranges=True,
+    ),
+    "to_stock": Column(
+        "÷ best\nstock",
+        "time relative to the fastest of TensorFlow's own (*) in the same "
+        "repeat.",
+        ranges=True,
+    ),
+    "cost_ms": Column(
+        "above\ncompute",
+        "milliseconds above the compute row of the same repeat, whose "
+        "processes train at the same time without exchanging anything.",
+        ranges=True,
+    ),
+    "first_step_s": Column(
+        "first\nstep",
+        "seconds from the call of fit to the end of its first batch, in a new "
+        "process, including tracing and compilation.",
+        "{:.1f} s",
+    ),
+    "epoch_cost_s": Column(
+        "epoch", "overhead of fit per epoch, besides the steps.", "{:.2f} s"
+    ),
+    "memory_mb": Column(
+        "memory",
+        "growth of the resident memory at its peak, from before the model is "
+        "built, in all processes together.",
+        "{:.0f} MB",
+    ),
+}
 _SHOWN_COLUMNS = (
     "step_ms",
     "to_plain",
@@ -39,6 +100,14 @@ _SHOWN_COLUMNS = (
     "epoch_cost_s",
     "memory_mb",
 )
+
+
+class Device(StrEnum):
+    """Where to run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    GPU = "gpu"
 
 
 Names: TypeAlias = Annotated[str, typer.Option(metavar="NAMES")]
@@ -130,7 +199,7 @@ def compare(
     }
     kinds = [runs for runs, counts in numbers.items() if counts]
     chosen, skipped = _choose_rows(rows, strategies, kinds)
-    facts = probe.machine_facts(setting.timeout_s)
+    facts = doctor.machine_facts(setting.timeout_s)
     setting, available = _resolve(setting, numbers, facts)
     console = Console()
     cells = plan_cells(chosen, sources, numbers, repeats)
@@ -141,8 +210,8 @@ def compare(
     results = summarize(chosen, found.samples, setting.batch, available)
     print_tables(results, chosen, found.titles, columns, console)
     for name, why in skipped.items():
-        explain(console, f"skipped: {name}: {why}")
-    explain(console, probe.describe_machine(facts))
+        _explain(console, f"skipped: {name}: {why}")
+    _explain(console, doctor.describe_machine(facts))
     if json_path:
         document = {
             "machine": facts,
@@ -245,3 +314,168 @@ def _parse_numbers(option: str, text: str | None, least: int) -> list[int]:
             f"{option} takes whole numbers from {least}, not '{text}'"
         )
     return counts
+
+
+@dataclass(frozen=True)
+class Result:
+    """All repeats of a row.
+
+    Attributes:
+        model: the name of its model.
+        replicas: its number of replicas.
+        row: its name.
+        figures: a value for each repeat that did not fail, by column.
+        error: why a repeat failed; empty if none did.
+    """
+
+    model: str
+    replicas: int
+    row: str
+    figures: dict[str, list[float]]
+    error: str
+
+
+def summarize(
+    rows: Mapping[str, Row], samples: Sequence[Sample], batch: int, devices: int
+) -> list[Result]:
+    """Combine all repeats into one result per row, in the order of samples.
+
+    Args:
+        rows: the rows, by name.
+        samples: the measurements.
+        batch: examples in a global batch.
+        devices: the number of devices of the machine.
+    """
+    step_ms = {s.cell: s.result["step_ms"] for s in samples if not s.error}
+    repeats: dict[str, list[Sample]] = {}
+    for sample in samples:
+        repeats.setdefault(sample.cell.title, []).append(sample)
+    results = []
+    for group in repeats.values():
+        cell = group[0].cell
+        figures: dict[str, list[float]] = {}
+        for sample in group:
+            if sample.error:
+                continue
+            found = _compute_figures(sample, rows, step_ms, batch, devices)
+            for name, figure in found.items():
+                if figure is not None:
+                    figures.setdefault(name, []).append(figure)
+        error = next((sample.error for sample in group if sample.error), "")
+        results.append(
+            Result(cell.model, cell.replicas, cell.row, figures, error)
+        )
+    return results
+
+
+def _compute_figures(
+    sample: Sample,
+    rows: Mapping[str, Row],
+    step_ms: Mapping[Cell, float],
+    batch: int,
+    devices: int,
+) -> dict[str, float | None]:
+    """Return the columns of one run, relative to rows of the same repeat."""
+    cell, result = sample.cell, sample.result
+    row, ms = rows[cell.row], step_ms[cell]
+    plain = step_ms.get(replace(cell, row=row.plain, replicas=1))
+    compute = step_ms.get(replace(cell, row=row.compute))
+    stock_cells = (replace(cell, row=name) for name in rows if rows[name].stock)
+    stock = [step_ms[other] for other in stock_cells if other in step_ms]
+    # Efficiency is meaningless if devices share cores.
+    has_own_devices = 1 < cell.replicas <= devices
+    return {
+        "examples_per_s": 1e3 * batch / ms,
+        "efficiency": plain / ms / cell.replicas
+        if plain and has_own_devices
+        else None,
+        "step_ms": ms,
+        "to_plain": plain and ms / plain,
+        "to_stock": ms / min(stock) if stock else None,
+        "cost_ms": None if row.alone or not compute else ms - compute,
+        "first_step_s": result["first_step_s"],
+        "epoch_cost_s": result["epoch_cost_s"],
+        "memory_mb": result["memory_mb"],
+    }
+
+
+def print_tables(
+    results: Sequence[Result],
+    rows: Mapping[str, Row],
+    titles: Mapping[str, str],
+    names: Sequence[str],
+    console: Console,
+) -> None:
+    """Print a table for each model, with explanations and failures.
+
+    Args:
+        results: what to show.
+        rows: the rows, by name.
+        titles: the titles of the models.
+        names: the columns; columns without figures are left out.
+        console: where to print.
+    """
+    columns = {
+        name: COLUMNS[name]
+        for name in names
+        if any(name in result.figures for result in results)
+    }
+    for model, title in titles.items():
+        of_model = [result for result in results if result.model == model]
+        if of_model:
+            console.print(_table(title, of_model, rows, columns))
+    for column in columns.values():
+        title = column.title.replace("\n", " ")
+        _explain(console, f"{title}: {column.legend}")
+    for name in dict.fromkeys(result.row for result in results):
+        if rows[name].note:
+            _explain(console, f"{name}: {rows[name].note}.")
+    for result in results:
+        if result.error:
+            where = f"{result.model}, {result.replicas} replicas"
+            row = f"[red]failed:[/] {where}, {result.row}"
+            console.print(row, highlight=False)
+            _explain(console, result.error)
+
+
+def _explain(console: Console, text: str) -> None:
+    """Print a line below a table."""
+    console.print(text, style="dim", highlight=False, markup=False)
+
+
+def _table(
+    title: str,
+    results: Sequence[Result],
+    rows: Mapping[str, Row],
+    columns: Mapping[str, Column],
+) -> Table:
+    """Create a table with a section for each number of replicas."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
+    for column in columns.values():
+        table.add_column(column.title, justify="right", overflow="fold")
+    for replicas, group in groupby(results, lambda result: result.replicas):
+        for result in group:
+            name = f"{result.row} *" if rows[result.row].stock else result.row
+            if result.error:
+                name += " [red]failed[/]"
+            cells = (
+                _format(result.figures.get(key), column)
+                for key, column in columns.items()
+            )
+            table.add_row(str(replicas), name, *cells)
+        table.add_section()
+    return table
+
+
+def _format(figures: Sequence[float] | None, column: Column) -> str:
+    """Format a median and, if repeats are compared, their range."""
+    if not figures:
+        return "–"
+    median = column.form.format(statistics.median(figures))
+    low, high = min(figures), max(figures)
+    if not column.ranges or low == high:
+        return median
+    low_high = f"{column.form.format(low)}–{column.form.format(high)}"
+    return f"{median}\n[dim]{low_high}[/]"

@@ -1,16 +1,19 @@
-"""``keras-towers doctor`` on machines in different states of health."""
+"""``keras-towers doctor``: the state of machines, and its self-test."""
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from keras_towers import compat
+from keras_towers import commands, compat
+from keras_towers import doctor as doctor_lib
+from keras_towers.bench import runner
 from keras_towers.building.recipe import InstalledEngine
-from keras_towers.cli import doctor as cli
 from keras_towers.cli.main import app
-from keras_towers.doctor import probe
-from keras_towers.doctor.checks import Finding, Status
+from keras_towers.commands import CommandResult
+from keras_towers.doctor import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
+from tests.bench.shared import RANK
 
 FACTS = {
     "tensorflow": "2.21.0",
@@ -35,7 +38,7 @@ def doctor(monkeypatch):
 
     def run(*arguments, horovod=HOROVOD, byteps=BYTEPS, **facts):
         state = facts if "error" in facts else {**FACTS, **facts}
-        monkeypatch.setattr(probe, "tensorflow_state", lambda: state)
+        monkeypatch.setattr(doctor_lib, "tensorflow_state", lambda: state)
         monkeypatch.setattr(Horovod, "find_installed", lambda recipe: horovod)
         monkeypatch.setattr(BytePS, "find_installed", lambda recipe: byteps)
         wide = CliRunner(env={"COLUMNS": "200"})
@@ -87,10 +90,43 @@ def test_the_self_test_runs_only_where_all_works(
 ):
     state = Status.OK if passed else Status.BAD
     advice = "" if passed else "[a] traceback"
-    finding = Finding("Self-test", "it", "as one process", state, advice)
+    finding = Finding("it", "as one process", state, advice)
 
-    monkeypatch.setattr(cli, "run_self_test", lambda console: [finding])
+    monkeypatch.setattr(doctor_lib, "run_self_test", lambda console: [finding])
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
     assert output.count("Self-test") == 1
+
+
+# Rows with real workers are in `tests/bench/test_real_workers.py`, too.
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["horovod", "sync-replicas", "multi-worker"])
+def test_two_processes_train_as_one(name):
+    findings = doctor_lib.run_self_test(Console(), [name])
+    assert [finding.name for finding in findings] == ["plain", name]
+    for finding in findings:
+        assert finding.state is Status.OK, finding.advice
+
+
+def test_a_strategy_with_other_losses_fails(monkeypatch):
+    losses = {"plain": [2.0, 1.0], "horovod": [2.0, 1.1]}
+    monkeypatch.setattr(runner, "store", lambda *_: "a model")
+    monkeypatch.setattr(
+        runner,
+        "run_workers",
+        lambda row, *_: [RANK | {"losses": losses[row.name]}],
+    )
+    plain, horovod = doctor_lib.run_self_test(Console(), ["horovod"])
+    assert (plain.state, horovod.state) == (Status.OK, Status.BAD)
+    assert "loss differs from step 2 on" in horovod.advice
+
+
+def test_a_self_test_that_fails_says_why(monkeypatch):
+    ended = CommandResult(None, "", "")
+    monkeypatch.setattr(commands, "run_command", lambda *_, **__: ended)
+    (finding,) = doctor_lib.run_self_test(Console(), ["horovod"], timeout_s=1)
+    assert finding.state is Status.BAD
+    assert finding.name == "plain"
+    assert "has not ended after 1 s" in finding.advice

@@ -1,0 +1,377 @@
+"""``keras-towers doctor``: what is installed, and what to do next.
+
+A separate process, ``python -m keras_towers.doctor``, imports TensorFlow and
+Keras and reports their state as JSON: an import that crashes does not crash the
+doctor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from keras_towers import __version__, _imports, settings
+from keras_towers.bench.rows import ROWS, Runs
+from keras_towers.bench.runner import Setting, measure_all, plan_cells
+from keras_towers.building.recipe import InstalledEngine, Recipe
+from keras_towers.commands import NoAnswer, ask_python
+from keras_towers.engines import ENGINES
+from keras_towers.errors import TowerError
+from keras_towers.system import cpu, usable_cores
+
+_INSTALL_TENSORFLOW = (
+    "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
+    "GPUs (in a checkout: pip install '.[cpu]')"
+)
+# The strategies of the self-test, if they are installed.
+_TESTED = ("multi-worker", "sync-replicas", "horovod")
+
+
+class Status(Enum):
+    """The severity of a finding, from the most severe on, and its mark."""
+
+    BAD = "[red]✗[/]"
+    # May not work; the advice says what to do.
+    WARNING = "[yellow]![/]"
+    # Something optional is missing.
+    NOTE = "[dim]–[/]"
+    OK = "[green]✓[/]"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of a table, and advice, if any."""
+
+    name: str
+    value: str
+    state: Status = Status.OK
+    advice: str = ""
+
+
+def doctor(
+    self_test: Annotated[bool, typer.Option("--self-test")] = False,
+) -> None:
+    """Show whether what is installed works, and what to do next.
+
+    The exit code is 1 if something required does not work or the self-test
+    fails.
+
+    Args:
+        self_test: Also train in two processes, over TensorFlow, parameter
+            servers and Horovod, and compare the losses with one process's (one
+            to three minutes).
+    """
+    console = Console(highlight=False)
+    with console.status("checking"):
+        groups = check_all()
+    for title, group in groups.items():
+        _show(console, title, group)
+    findings = [finding for group in groups.values() for finding in group]
+    if self_test:
+        why = "not run: see the problems above"
+        tested = (
+            [Finding("two processes", why, Status.NOTE)]
+            if _is_bad(findings)
+            else run_self_test(console)
+        )
+        if tested is None:
+            raise typer.Exit(130)
+        _show(console, "Self-test", tested)
+        findings += tested
+    # The most severe problems first.
+    ranked = (f for state in Status for f in findings if f.state is state)
+    advice = dict.fromkeys(f.advice for f in ranked if f.advice)
+    if advice:
+        console.print("What to do next", style="bold")
+        for line in advice:
+            console.print(f"  - {line}", markup=False, soft_wrap=True)
+    else:
+        console.print("No problems found.")
+    if _is_bad(findings):
+        raise typer.Exit(1)
+
+
+def _is_bad(findings: Sequence[Finding]) -> bool:
+    return any(finding.state is Status.BAD for finding in findings)
+
+
+def _show(console: Console, title: str, findings: Sequence[Finding]) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=1)
+    # A fixed width, so that the columns of all tables line up.
+    table.add_column(width=22)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        table.add_row(finding.state.value, finding.name, finding.value)
+    console.print(title, style="bold")
+    console.print(table)
+    console.print()
+
+
+def check_all() -> dict[str, list[Finding]]:
+    """Run all checks that need no training; the findings by their titles."""
+    recipes: list[Recipe] = [
+        engine.load(engine.recipe)()
+        for engine in ENGINES.values()
+        if engine.recipe
+    ]
+    # Each check starts a process that imports TensorFlow.
+    with ThreadPoolExecutor(2) as pool:
+        facts_later = pool.submit(tensorflow_state)
+        installed = pool.map(lambda recipe: recipe.find_installed(), recipes)
+        facts = facts_later.result()
+        engines = [
+            Finding(recipe.title, *_engine(recipe, engine, facts))
+            for recipe, engine in zip(recipes, installed, strict=True)
+        ]
+    tower = Finding("TowerStrategy", "in this package")
+    if facts.keys() & {"error", "keras_error", "compat_error"}:
+        tower = Finding("TowerStrategy", "see the problems above", Status.NOTE)
+    return {
+        "Versions": [*_versions(facts)],
+        "Devices": [*_devices(facts)],
+        "Engines": [tower, *engines],
+    }
+
+
+def _versions(facts: dict[str, Any]) -> Iterator[Finding]:
+    """Check whether Python, TensorFlow and Keras are compatible."""
+    # pip has already compared Python's version with the requirement.
+    yield Finding("Python", platform.python_version())
+    yield Finding("keras-towers", __version__)
+    for name, packages in facts.get("packages", {}).items():
+        if len(packages) > 1:
+            yield _side_by_side(name, packages)
+    backend = facts.get("backend", "tensorflow")
+    if backend != "tensorflow":
+        advice = "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json)."
+        yield Finding("Keras's backend", backend, Status.BAD, advice)
+    if "error" in facts:
+        value = f"does not import: {facts['error']}"
+        advice = f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}."
+        yield Finding("TensorFlow", value, Status.BAD, advice)
+        return
+    yield _library("TensorFlow", facts)
+    if "keras_error" not in facts:
+        yield _library("Keras", facts)
+    elif backend == "tensorflow":
+        value = f"does not import: {facts['keras_error']}"
+        advice = "Install Keras 3: pip install --upgrade keras."
+        yield Finding("Keras", value, Status.BAD, advice)
+    if "compat_error" in facts:
+        value = "does not work with these versions"
+        yield Finding("keras_towers", value, Status.BAD, facts["compat_error"])
+
+
+def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
+    """Report packages that contain the same module."""
+    names = list(packages)
+    kept = name.lower() if name.lower() in names else names[0]
+    advice = (
+        f"{' and '.join(names)} overwrite each other's files. Keep one of "
+        f"them, here {kept}, which other packages may require: pip uninstall "
+        f"-y {' '.join(names)}; pip install {kept}=={packages[kept]}."
+    )
+    value = ", ".join(f"{item} {packages[item]}" for item in packages)
+    return Finding(f"{name}, twice", value, Status.WARNING, advice)
+
+
+def _library(name: str, facts: dict[str, Any]) -> Finding:
+    """Compare a library's version with the tested ones."""
+    version = facts[name.lower()]
+    packages = ", ".join(facts.get("packages", {}).get(name, ()))
+    shown = f"{version} ({packages})" if packages else version
+    tested = facts.get("tested_versions", {})
+    first, last = tested.get(name, (version, version))
+    if _minor(first) <= _minor(version) <= _minor(last):
+        return Finding(name, shown)
+    advice = f"{name} {version} is untested; {first} to {last} are tested."
+    return Finding(name, shown, Status.WARNING, advice)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
+    """Check which devices are available for training."""
+    yield Finding("CPU cores", str(usable_cores()))
+    if "gpus" not in facts:
+        return
+    gpus = facts["gpus"]
+    if gpus:
+        kinds = {name: gpus.count(name) for name in gpus}
+        value = ", ".join(f"{n} x {name}" for name, n in kinds.items())
+        yield Finding("GPUs", value)
+    elif Path("/dev/nvidia0").exists():
+        value = "present, but not visible to TensorFlow"
+        advice = (
+            "To train on the GPU: pip uninstall tensorflow-cpu; pip install "
+            "'keras-towers[gpu]'; then check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES."
+        )
+        yield Finding("GPUs", value, Status.WARNING, advice)
+    else:
+        yield Finding("GPUs", "none", Status.NOTE)
+    if facts["built_with_cuda"]:
+        yield Finding("NCCL", "in TensorFlow")
+    else:
+        value = "not in this TensorFlow (built for CPUs)"
+        yield Finding("NCCL", value, Status.NOTE)
+
+
+def _engine(
+    recipe: Recipe, engine: InstalledEngine | None, facts: dict[str, Any]
+) -> tuple[str, Status, str]:
+    """Return the value, the severity and the advice of an engine."""
+    name, install = recipe.title, f"keras-towers install {recipe.name}"
+    again = f"{install} --rebuild" if recipe.for_one_cpu else install
+    if engine is None:
+        return "not installed", Status.NOTE, f"{recipe.purpose}: {install}."
+    running, value = facts.get("tensorflow"), engine.version
+    if engine.tensorflow:
+        value += f" for TensorFlow {engine.tensorflow}"
+    if not engine.loads:
+        advice = f"Build {name} for this TensorFlow and this machine: {again}."
+        return f"{value}; does not load: {engine.error}", Status.BAD, advice
+    value += f"; built in: {engine.built_in}"
+    if running and engine.tensorflow and engine.tensorflow != running:
+        advice = f"Build {name} for TensorFlow {running}: {again}."
+        return value, Status.WARNING, advice
+    if facts.get("gpus") and not engine.parts.get("NCCL"):
+        advice = (
+            f"{name} was built without NCCL and {recipe.without_nccl}: "
+            f"{install} --with-nccl."
+        )
+        return value, Status.WARNING, advice
+    return value, Status.OK, ""
+
+
+def run_self_test(
+    console: Console, names: Sequence[str] = _TESTED, timeout_s: float = 180
+) -> list[Finding] | None:
+    """Train in one process and in several, and compare the losses.
+
+    Strategies that are not installed are left out. None: Ctrl-C ended it.
+    """
+    installed = [n for n in names if n in ROWS and not ROWS[n].missing]
+    rows = {name: ROWS[name] for name in ("plain", *installed)}
+    cells = plan_cells(
+        rows, ["small"], {Runs.ONE: [1], Runs.RANKS: [2]}, repeats=1
+    )
+    setting = Setting("cpu", 16, steps=1, timeout_s=timeout_s, exact=True)
+    try:
+        found = measure_all(cells, rows, setting, console)
+    except TowerError as error:
+        return [_tested("plain", str(error))]
+    if not found.complete:
+        return None
+    return [_tested(sample.cell.row, sample.error) for sample in found.samples]
+
+
+def _tested(name: str, error: str) -> Finding:
+    """Report the self-test's result for a strategy; no error means success."""
+    if not error:
+        return Finding(name, "same losses as one process")
+    advice = f"The self-test ({name}) failed: {error}"
+    return Finding(name, "failed", Status.BAD, advice)
+
+
+def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
+    """Run this module in a fresh process; return facts, or an ``"error"``."""
+    environment = {
+        "KERAS_BACKEND": "tensorflow",
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    module = ["-m", "keras_towers.doctor"]
+    try:
+        return ask_python(module, timeout_s, environment)
+    except NoAnswer as error:
+        return {"error": str(error)}
+
+
+def machine_facts(timeout_s: float) -> dict[str, Any]:
+    """Return the facts that put measurements in context, or raise an error."""
+    _imports.check_tensorflow()
+    state = tensorflow_state(timeout_s)
+    error = state.get("error") or state.get("keras_error")
+    if error:
+        raise TowerError(f"cannot start: {error}")
+    versions = {
+        name: next(iter(_imports.packages(name).values()), None)
+        for name in ("horovod", "torch", "jax")
+    }
+    return {
+        "tensorflow": state["tensorflow"],
+        "keras": state["keras"],
+        **versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": cpu().get("model name", platform.machine()),
+        "cores": usable_cores(),
+        "gpus": state["gpus"],
+    }
+
+
+def describe_machine(facts: dict[str, Any]) -> str:
+    """Describe the machine of a measurement, for a caption."""
+    versions = ", ".join(
+        f"{name} {facts[name.lower()]}"
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
+        if facts.get(name.lower())
+    )
+    devices = ", ".join(facts["gpus"]) or "no GPU"
+    cores = f"{facts['processor']}, {facts['cores']} cores"
+    return f"{cores}, {devices}; {versions}"
+
+
+def _collect_facts() -> dict[str, Any]:
+    """Import TensorFlow, Keras and this package; say what works, or why not."""
+    facts: dict[str, Any] = {
+        "packages": {
+            "TensorFlow": _imports.packages("tensorflow"),
+            "Keras": _imports.packages("keras"),
+        },
+        "backend": os.environ.get("KERAS_BACKEND", "tensorflow"),
+    }
+    failed = "error"
+    try:
+        import tensorflow as tf
+
+        get_details = tf.config.experimental.get_device_details
+        facts["tensorflow"] = tf.__version__
+        facts["built_with_cuda"] = tf.test.is_built_with_cuda()
+        facts["gpus"] = [
+            get_details(gpu).get("device_name", "GPU")
+            for gpu in tf.config.list_physical_devices("GPU")
+        ]
+        failed = "keras_error"
+        import keras
+
+        facts["keras"] = keras.__version__
+        facts["backend"] = keras.backend.backend()
+        failed = "compat_error"
+        from keras_towers import compat
+
+        facts["tested_versions"] = compat.TESTED_VERSIONS
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        facts[failed] = f"{type(error).__name__}: {lines[0]}"
+    return facts
+
+
+if __name__ == "__main__":
+    print(json.dumps(_collect_facts()))

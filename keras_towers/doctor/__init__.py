@@ -1,1 +1,0 @@
-"""Checks of what is installed, and of this machine."""
