@@ -21,7 +21,6 @@ from keras_towers.replicas.hogwild import (
     SHARED_STATE,
     HogwildUpdate,
 )
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     OneFitPerModel,
@@ -30,6 +29,7 @@ from keras_towers.replicas.replica_call import (
     add_summary_writer,
     refuse_eager,
 )
+from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
 from keras_towers.replicas.tower_steps import (
     ReplicaSteps,
     TowerSteps,

@@ -20,7 +20,6 @@ from keras_towers.fit.step.graph_function import (
     Uncompilable,
 )
 from keras_towers.fit.step.step_order import StepOrder, row_of_rank
-from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -38,6 +37,8 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     Update,
+    emit,
+    graph_of,
     needed_operations,
 )
 from keras_towers.reduction import sum_over_ranks
