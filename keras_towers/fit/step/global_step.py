@@ -22,6 +22,7 @@ from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
 from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_agreement import ComparedStep
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import (
     DividedBatch,
@@ -355,15 +356,15 @@ class GlobalStep:
         ]
         outside = traced.variables_outside(model)
         variables = [_describe_variable(_capture(t)) for t in outside]
-        copies = self.update.variables.handles()
-        self.order.compare(
+        compared = ComparedStep(
             [*exchanges, *traced.describe_gradients(), *variables],
             constants_of(traced),
             divided.spec,
             divided.fingerprint,
-            [copies.get(id(handle), [handle]) for handle in outside],
-            self.config.devices,
         )
+        copies = self.update.variables.handles()
+        others = [copies.get(id(handle), [handle]) for handle in outside]
+        self.order.compare(compared, others, self.config.devices)
 
     @property
     def _has_workers(self) -> bool:
