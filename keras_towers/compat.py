@@ -22,6 +22,9 @@ from keras_towers.errors import CompatibilityError
 TESTED_VERSIONS = {"TensorFlow": ("2.20", "2.21"), "Keras": ("3.14", "3.15")}
 """The first and the last version of each package that is known to work."""
 
+HOST = "CPU:0"
+"""The first CPU of this process."""
+
 TABLE: dict[str, set[str]] = {}
 """The names that are used of each object, by the object's path."""
 
@@ -452,7 +455,7 @@ def outside(device: str) -> Iterator[None]:
         yield
 
 
-def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
+def hidden_variable(value: Any, dtype: Any = None, device: str = HOST) -> Any:
     """Create a plain variable that no strategy sees."""
     with outside(device):
         return tf.Variable(value, dtype=dtype, trainable=False)

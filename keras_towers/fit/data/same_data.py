@@ -157,7 +157,7 @@ class SameBatches:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self._due = compat.hidden_variable("CPU:0", False)
+        self._due = compat.hidden_variable(False)
 
     def check_next_batch(self) -> None:
         """Check the next batch."""

@@ -60,7 +60,7 @@ class OutsideVariables:
     def __init__(self, transport: Transport, devices: Sequence[str]):
         self._transport = transport
         self._devices = devices
-        self._due = compat.hidden_variable("CPU:0", False)
+        self._due = compat.hidden_variable(False)
 
     def compare_in_next_step(self) -> None:
         """Compare the variables that the next step uses."""

@@ -444,4 +444,4 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
 
 @functools.cache
 def _variable_one() -> tf.Variable:
-    return compat.hidden_variable("CPU:0", 1, tf.int32)
+    return compat.hidden_variable(1, tf.int32)

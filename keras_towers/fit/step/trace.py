@@ -17,7 +17,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.fit.weights.tower_variables import copy_on_tower
+from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
 
@@ -136,7 +136,7 @@ class Trace:
                 return None
         for part in parts:
             used += [*part.variables, *part._trainable_variables]
-        copies = (copy_on_tower(getattr(v, "_value", v), 0) for v in used)
+        copies = (copy_on_tower(native(v), 0) for v in used)
         # A value that is on another rank has no handle here.
         handles = {id(getattr(copy, "handle", None)) for copy in copies}
         captures = zip(self._captured, self.captures, strict=True)
