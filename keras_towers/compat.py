@@ -10,7 +10,7 @@ import contextlib
 import dis
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -342,15 +342,10 @@ def graph_of_function(graph: Any, name: str) -> Any:
         return _graph_of_definition(function.definition)
 
 
-def add_functions(graph: Any, other: Any) -> None:
-    """Add the functions that operations of another graph call."""
-    for function in other._functions.values():
+def add_functions(graph: Any, functions: Iterable[Any]) -> None:
+    """Add functions, and the functions that they call, to a graph."""
+    for function in functions:
         graph._add_function_recursive(function)
-
-
-def add_function(graph: Any, function: Any) -> None:
-    """Add a function, and the functions that it calls, to a graph."""
-    graph._add_function_recursive(function)
 
 
 def type_of_variable(handle: Any) -> Any:
