@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
-    from keras_towers.strategies.async_tower import AsyncTowerStrategy
-    from keras_towers.strategies.distributed_parameter_server import (
+    from keras_towers.strategies.noop import NoOpStrategy
+    from keras_towers.strategies.parameter_server_strategies import (
         DistributedParameterServerStrategy,
         DistributedReplicatedStrategy,
-    )
-    from keras_towers.strategies.noop import NoOpStrategy
-    from keras_towers.strategies.parameter_server_tower import (
         ParameterServerTowerStrategy,
     )
-    from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
+    from keras_towers.strategies.replica_strategies import (
+        AsyncTowerStrategy,
+        SyncReplicasStrategy,
+    )
     from keras_towers.strategies.tower import TowerStrategy
     from keras_towers.timeline.callback import Timeline
     from keras_towers.towers import (
@@ -93,13 +93,12 @@ _NAMES_IN = {
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
-    "strategies.async_tower": "AsyncTowerStrategy",
-    "strategies.distributed_parameter_server": (
-        "DistributedParameterServerStrategy DistributedReplicatedStrategy"
-    ),
     "strategies.noop": "NoOpStrategy",
-    "strategies.parameter_server_tower": "ParameterServerTowerStrategy",
-    "strategies.sync_replicas": "SyncReplicasStrategy",
+    "strategies.parameter_server_strategies": (
+        "DistributedParameterServerStrategy DistributedReplicatedStrategy "
+        "ParameterServerTowerStrategy"
+    ),
+    "strategies.replica_strategies": "AsyncTowerStrategy SyncReplicasStrategy",
     "strategies.tower": "TowerStrategy",
     "timeline.callback": "Timeline",
     "towers": "CurrentTower current_tower run_on_each_tower",

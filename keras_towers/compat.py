@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
+import tensorflow as tf
+
 from keras_towers._imports import packages
 from keras_towers.errors import CompatibilityError
 
@@ -24,8 +26,11 @@ TABLE: dict[str, set[str]] = {}
 """The names that are used of each object, by the object's path."""
 
 
-def resolve(path: str, names: str = "") -> Any:
-    """Import ``package.module:Name.attribute``, and check ``names`` of it."""
+def private_name(path: str, names: str = "") -> Any:
+    """Import ``package.module:Name.attribute``, and check ``names`` of it.
+
+    The names of a class may also be attributes that its methods set.
+    """
     module_name, _, within = path.partition(":")
     try:
         value = importlib.import_module(module_name)
@@ -38,6 +43,14 @@ def resolve(path: str, names: str = "") -> Any:
             raise _missing(f"{path}{'.' if within else ':'}{name}")
     TABLE.setdefault(path, set()).update(names.split())
     return value
+
+
+def _tf(path: str, names: str = "") -> Any:
+    return private_name(f"tensorflow.python.{path}", names)
+
+
+def _keras(path: str, names: str = "") -> Any:
+    return private_name(f"keras.src.{path}", names)
 
 
 def _assigns(owner: Any, name: str) -> bool:
@@ -89,123 +102,230 @@ def _installed_versions() -> str:
     return ", ".join(named) or "neither TensorFlow nor Keras"
 
 
-_TF = "tensorflow.python"
-_KERAS = "keras.src"
-
 # TensorFlow: distributed values.
-_VALUES = f"{_TF}.distribute.values"
-Mirrored = resolve(f"{_VALUES}:Mirrored")
-MirroredVariable = resolve(f"{_VALUES}:MirroredVariable", "_get")
-SyncOnReadVariable = resolve(f"{_VALUES}:SyncOnReadVariable", "assign")
-DistributedVariable = resolve(
-    f"{_VALUES}:DistributedVariable",
+Mirrored = _tf("distribute.values:Mirrored")
+MirroredVariable = _tf("distribute.values:MirroredVariable", "_get")
+SyncOnReadVariable = _tf("distribute.values:SyncOnReadVariable", "assign")
+DistributedVariable = _tf(
+    "distribute.values:DistributedVariable",
     "_distributed_container _values _primary _distribute_strategy",
 )
-PerReplica = resolve(f"{_VALUES}:PerReplica")
-PerReplicaSpec = resolve(f"{_VALUES}:PerReplicaSpec", "_value_specs")
-select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
-current_replica_id = resolve(
-    f"{_TF}.distribute.values_util:get_current_replica_id_as_int"
-)
+PerReplica = _tf("distribute.values:PerReplica")
+PerReplicaSpec = _tf("distribute.values:PerReplicaSpec", "_value_specs")
+select_replica = _tf("distribute.distribute_utils:select_replica")
+current_replica_id = _tf("distribute.values_util:get_current_replica_id_as_int")
 
 # TensorFlow: the internals of MirroredStrategy.
-MirroredExtended = resolve(
-    f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
+MirroredExtended = _tf(
+    "distribute.mirrored_strategy:MirroredExtended",
     "_cross_device_ops _get_cross_device_ops _call_for_each_replica "
     "_create_variable _reduce_to _gather_to_implementation "
     "_experimental_distribute_dataset _distribute_datasets_from_function",
 )
-resolve(
-    f"{_TF}.distribute.cross_device_ops:ReductionToOneDevice",
+_tf(
+    "distribute.cross_device_ops:ReductionToOneDevice",
     "_num_between_graph_workers _gather_implementation",
 )
-_LIB = f"{_TF}.distribute.distribute_lib"
-_push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
-_pop_mode = resolve(f"{_LIB}:_pop_per_thread_mode")
-_default_mode = resolve(f"{_LIB}:_get_default_replica_mode")
+_push_mode = _tf("distribute.distribute_lib:_push_per_thread_mode")
+_pop_mode = _tf("distribute.distribute_lib:_pop_per_thread_mode")
+_default_mode = _tf("distribute.distribute_lib:_get_default_replica_mode")
 
 # TensorFlow: the batch size of a dataset.
-resolve(f"{_TF}.data.ops.batch_op:_BatchDataset", "_batch_size _input_dataset")
-_constant_value = resolve(f"{_TF}.framework.tensor_util:constant_value")
+_tf("data.ops.batch_op:_BatchDataset", "_batch_size _input_dataset")
+_constant_value = _tf("framework.tensor_util:constant_value")
 
 # TensorFlow: variables.
-_VARIABLES = f"{_TF}.ops.resource_variable_ops"
-BaseResourceVariable = resolve(
-    f"{_VARIABLES}:BaseResourceVariable", "handle _handle _unique_id"
+BaseResourceVariable = _tf(
+    "ops.resource_variable_ops:BaseResourceVariable",
+    "handle _handle _unique_id",
 )
 
 # TensorFlow: this process, and calls of functions.
-eager_context = resolve(f"{_TF}.eager.context:context")
-resolve(
-    f"{_TF}.eager.context:Context",
+eager_context = _tf("eager.context:context")
+_tf(
+    "eager.context:Context",
     "config configure_collective_ops enable_collective_ops "
     "check_collective_ops_peer_health abort_collective_ops "
     "ensure_initialized function_call_options get_compiler_ir "
     "_context_handle _collective_leader _seed _rng",
 )
-global_seed = resolve(f"{_TF}.eager.context:global_seed")
-is_op_determinism_enabled = resolve(
-    f"{_TF}.framework.config:is_op_determinism_enabled"
+global_seed = _tf("eager.context:global_seed")
+is_op_determinism_enabled = _tf("framework.config:is_op_determinism_enabled")
+CancellationManager = _tf(
+    "eager.cancellation:CancellationManager", "start_cancel"
 )
-CancellationManager = resolve(
-    f"{_TF}.eager.cancellation:CancellationManager", "start_cancel"
-)
-_execute_with_cancellation = resolve(
-    f"{_TF}.eager.execute:execute_with_cancellation"
-)
+_execute_with_cancellation = _tf("eager.execute:execute_with_cancellation")
 
 # TensorFlow: AutoGraph, which rewrites the functions that a user's tf.function
 # calls. This package is exempted, like Keras: rewriting takes seconds, and
 # changes nothing here.
-_autograph = resolve(
-    f"{_TF}.autograph.core.config", "CONVERSION_RULES DoNotConvert"
-)
+_autograph = _tf("autograph.core.config", "CONVERSION_RULES DoNotConvert")
 _autograph.CONVERSION_RULES = (
     _autograph.DoNotConvert(__name__.partition(".")[0]),
     *_autograph.CONVERSION_RULES,
 )
-_convert = resolve(f"{_TF}.autograph.impl.api:tf_convert")
-_conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
+_convert = _tf("autograph.impl.api:tf_convert")
+_conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimized.
-_FUNCTION = f"{_TF}.eager.polymorphic_function"
-Function = resolve(
-    f"{_FUNCTION}.polymorphic_function:Function",
+Function = _tf(
+    "eager.polymorphic_function.polymorphic_function:Function",
     "__call__ python_function _autograph",
 )
-function_module = resolve(f"{_FUNCTION}.atomic_function", "from_func_graph")
-resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
-call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
-get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
-resolve(
+function_module = _tf(
+    "eager.polymorphic_function.atomic_function", "from_func_graph"
+)
+_tf("eager.polymorphic_function.atomic_function:AtomicFunction", "call_flat")
+call_in_graph = _tf(
+    "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
+)
+get_default_graph = _tf("framework.ops:get_default_graph")
+private_name(
     "tensorflow:Graph",
     "get_operations _variable_creator_stack _thread_local "
     "experimental_acd_manager",
 )
-resolve("tensorflow:Operation", "_add_control_input")
-resolve("tensorflow.compat.v1", "reset_default_graph")
+private_name("tensorflow:Operation", "_add_control_input")
+private_name("tensorflow.compat.v1", "reset_default_graph")
 # A function of a model that tf.saved_model.load returns.
-LoadedFunction = resolve(
-    f"{_TF}.saved_model.load:_WrapperFunction", "_call_flat"
-)
-func_graph_from_py_func = resolve(
-    f"{_TF}.framework.func_graph:func_graph_from_py_func"
-)
-FuncGraph = resolve(
-    f"{_TF}.framework.func_graph:FuncGraph",
+LoadedFunction = _tf("saved_model.load:_WrapperFunction", "_call_flat")
+func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
+FuncGraph = _tf(
+    "framework.func_graph:FuncGraph",
     "_functions _get_function _add_function_recursive",
 )
-AutomaticControlDependencies = resolve(
-    f"{_TF}.framework.auto_control_deps:AutomaticControlDependencies",
+AutomaticControlDependencies = _tf(
+    "framework.auto_control_deps:AutomaticControlDependencies",
     "ops_which_must_run",
 )
-_handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
+_handle_data = _tf("ops.handle_data_util:create_handle_data")
 
-
-_Defun = resolve(f"{_TF}.framework.function:_DefinedFunction")
-_graph_of_definition = resolve(
-    f"{_TF}.framework.function_def_to_graph:function_def_to_graph"
+_Defun = _tf("framework.function:_DefinedFunction")
+_graph_of_definition = _tf(
+    "framework.function_def_to_graph:function_def_to_graph"
 )
+
+get_resource_handle_data = _tf("ops.handle_data_util:get_resource_handle_data")
+set_handle_data = _tf("ops.handle_data_util:set_handle_data")
+
+# Counts the draws without an explicit seed in each graph.
+draws_of_graphs = _tf("framework.random_seed:_graph_to_seed_dict")
+
+resources_of = _tf(
+    "framework.auto_control_deps_utils:get_read_write_resource_inputs"
+)
+# The attribute that says which of an operation's inputs it does not write.
+READ_ONLY_INPUTS: str = _tf(
+    "framework.auto_control_deps_utils:READ_ONLY_RESOURCE_INPUTS_ATTR"
+)
+_run_independently = _tf(
+    "framework.auto_control_deps:AutomaticControlDependencies.run_independently"
+)
+op_definition = _tf("framework.op_def_registry:get")
+in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
+_XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
+
+# TensorFlow: datasets.
+private_name("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
+_tf("data.ops.map_op:_ParallelMapDataset", "_deterministic")
+_ParallelInterleaveDataset = _tf(
+    "data.ops.interleave_op:_ParallelInterleaveDataset"
+)
+_tf("data.ops.shuffle_op:_ShuffleDataset", "_seed _seed2")
+
+# Keras: models.
+TensorFlowTrainer = _keras(
+    "models.model:Trainer",
+    "__init__ fit evaluate predict train_on_batch test_on_batch "
+    "predict_on_batch train_step distribute_strategy _make_function "
+    "make_train_function make_test_function make_predict_function "
+    "_autoconvert_optionals _symbolic_build _maybe_symbolic_build "
+    "_get_metrics_result_or_logs _distribute_strategy _jit_compile "
+    "_initial_epoch _eval_epoch_iterator _loss_tracker "
+    "_compile_metrics _compile_loss",
+)
+BaseTrainer = _keras(
+    "trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
+)
+_keras("trainers.compile_utils:CompileLoss", "_user_loss_weights")
+trainer_module = _keras("backend.tensorflow.trainer", "TFEpochIterator")
+TFEpochIterator = _keras(
+    "backend.tensorflow.trainer:TFEpochIterator",
+    "_steps_seen _num_batches _distributed_dataset _get_iterator data_adapter",
+)
+traceback_utils = _keras("utils.traceback_utils", "include_frame")
+private_name(
+    "keras.callbacks:SwapEMAWeights",
+    "_tf_swap_variables _tf_finalize_ema_values",
+)
+private_name("keras.callbacks:TensorBoard", "_train_writer")
+CallbackList = private_name(
+    "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
+)
+load_h5_optimizer_weights = _keras(
+    "legacy.saving.legacy_h5_format:load_optimizer_weights_from_hdf5_group"
+)
+
+# Keras: data.
+ArrayDataAdapter = _keras(
+    "trainers.data_adapters.array_data_adapter:ArrayDataAdapter",
+    "_num_samples _batch_size _shuffle _inputs",
+)
+convert_to_sliceable = _keras(
+    "trainers.data_adapters.array_slicing:convert_to_sliceable"
+)
+GeneratorDataAdapter = _keras(
+    "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter",
+    "_first_batches",
+)
+py_dataset_module = _keras(
+    "trainers.data_adapters.py_dataset_adapter", "random"
+)
+
+# Keras: layers and losses.
+private_name(
+    "keras.layers:Layer",
+    "_flatten_layers _seed_generators _metrics "
+    "_tracker _layers _inbound_nodes _outbound_nodes",
+)
+private_name("keras.layers:BatchNormalization", "call _moments _reduction_axes")
+_keras("losses.losses:LossFunctionWrapper", "_fn_kwargs")
+loss_module = _keras(
+    "losses.loss",
+    "scale_loss_for_distribution unscale_loss_for_distribution",
+)
+# Keras: optimizers.
+BaseOptimizer = _keras(
+    "optimizers.base_optimizer:BaseOptimizer",
+    "__getattribute__ build apply apply_gradients scale_loss "
+    "finalize_variable_values _get_variable_index _backend_update_step "
+    "_variables _trainable_variables _iterations _learning_rate use_ema "
+    "gradient_accumulation_steps _accumulated_gradients "
+    "_model_variables_moving_average",
+)
+TFOptimizer = _keras(
+    "backend.tensorflow.optimizer:TFOptimizer",
+    "__init__ _all_reduce_sum_gradients assign_add assign_sub "
+    "_distribution_strategy",
+)
+private_name(
+    "keras.optimizers:Adam", "update_step _apply_weight_decay _use_weight_decay"
+)
+private_name("keras.optimizers:SGD", "update_step")
+private_name("keras.optimizers:RMSprop", "_momentums")
+
+# Keras: variables, draws and global state.
+KerasVariable = _keras(
+    "backend.tensorflow:Variable",
+    "_initialize _value assign assign_add assign_sub",
+)
+in_stateless_scope = _keras("backend.common.stateless_scope:in_stateless_scope")
+global_state = _keras("backend.common.global_state", "set_global_attribute")
+get_global_attribute = _keras(
+    "backend.common.global_state:get_global_attribute"
+)
+distribution_lib = _keras("backend.tensorflow.distribution_lib")
+private_name("keras.distribution:DataParallel", "_is_multi_process")
 
 
 def graph_of_function(graph: Any, name: str) -> Any:
@@ -230,148 +350,12 @@ def add_function(graph: Any, function: Any) -> None:
     graph._add_function_recursive(function)
 
 
-get_resource_handle_data = resolve(
-    f"{_TF}.ops.handle_data_util:get_resource_handle_data"
-)
-set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
-
-# Counts the draws without an explicit seed in each graph.
-draws_of_graphs = resolve(f"{_TF}.framework.random_seed:_graph_to_seed_dict")
-
-
 def type_of_variable(handle: Any) -> Any:
     """Return the type of the variable of an eager handle, if any."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     return data.shape_and_type[0].dtype
-
-
-resources_of = resolve(
-    f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
-)
-# The attribute that says which of an operation's inputs it does not write.
-READ_ONLY_INPUTS: str = resolve(
-    f"{_TF}.framework.auto_control_deps_utils:READ_ONLY_RESOURCE_INPUTS_ATTR"
-)
-_run_independently = resolve(
-    f"{_TF}.framework.auto_control_deps"
-    ":AutomaticControlDependencies.run_independently"
-)
-op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
-in_xla_context = resolve(
-    f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
-)
-_XlaContext = resolve(f"{_TF}.ops.control_flow_ops:XLAControlFlowContext")
-
-
-# TensorFlow: datasets.
-resolve("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
-resolve(f"{_TF}.data.ops.map_op:_ParallelMapDataset", "_deterministic")
-_GraphDef = resolve("tensorflow.compat.v1:GraphDef")
-_ExternalStatePolicy = resolve(
-    "tensorflow.data.experimental:ExternalStatePolicy"
-)
-_ParallelInterleaveDataset = resolve(
-    f"{_TF}.data.ops.interleave_op:_ParallelInterleaveDataset"
-)
-resolve(f"{_TF}.data.ops.shuffle_op:_ShuffleDataset", "_seed _seed2")
-
-# Keras: models.
-TensorFlowTrainer = resolve(
-    f"{_KERAS}.models.model:Trainer",
-    "__init__ fit evaluate predict train_on_batch test_on_batch "
-    "predict_on_batch train_step distribute_strategy _make_function "
-    "make_train_function make_test_function make_predict_function "
-    "_autoconvert_optionals _symbolic_build _maybe_symbolic_build "
-    "_get_metrics_result_or_logs _distribute_strategy _jit_compile "
-    "_initial_epoch _eval_epoch_iterator _loss_tracker "
-    "_compile_metrics _compile_loss",
-)
-BaseTrainer = resolve(
-    f"{_KERAS}.trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
-)
-resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
-trainer_module = resolve(
-    f"{_KERAS}.backend.tensorflow.trainer", "TFEpochIterator"
-)
-TFEpochIterator = resolve(
-    f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
-    "_steps_seen _num_batches _distributed_dataset _get_iterator data_adapter",
-)
-traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
-resolve(
-    "keras.callbacks:SwapEMAWeights",
-    "_tf_swap_variables _tf_finalize_ema_values",
-)
-resolve("keras.callbacks:TensorBoard", "_train_writer")
-CallbackList = resolve(
-    "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
-)
-load_h5_optimizer_weights = resolve(
-    f"{_KERAS}.legacy.saving.legacy_h5_format"
-    ":load_optimizer_weights_from_hdf5_group"
-)
-
-# Keras: data.
-_ADAPTERS = f"{_KERAS}.trainers.data_adapters"
-ArrayDataAdapter = resolve(
-    f"{_ADAPTERS}.array_data_adapter:ArrayDataAdapter",
-    "_num_samples _batch_size _shuffle _inputs",
-)
-convert_to_sliceable = resolve(
-    f"{_ADAPTERS}.array_slicing:convert_to_sliceable"
-)
-GeneratorDataAdapter = resolve(
-    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter", "_first_batches"
-)
-py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
-
-# Keras: layers and losses.
-resolve(
-    "keras.layers:Layer",
-    "_flatten_layers _seed_generators _metrics "
-    "_tracker _layers _inbound_nodes _outbound_nodes",
-)
-resolve("keras.layers:BatchNormalization", "call _moments _reduction_axes")
-resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper", "_fn_kwargs")
-loss_module = resolve(
-    f"{_KERAS}.losses.loss",
-    "scale_loss_for_distribution unscale_loss_for_distribution",
-)
-# Keras: optimizers.
-BaseOptimizer = resolve(
-    f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-    "__getattribute__ build apply apply_gradients scale_loss "
-    "finalize_variable_values _get_variable_index _backend_update_step "
-    "_variables _trainable_variables _iterations _learning_rate use_ema "
-    "gradient_accumulation_steps _accumulated_gradients "
-    "_model_variables_moving_average",
-)
-TFOptimizer = resolve(
-    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer",
-    "__init__ _all_reduce_sum_gradients assign_add assign_sub "
-    "_distribution_strategy",
-)
-resolve(
-    "keras.optimizers:Adam", "update_step _apply_weight_decay _use_weight_decay"
-)
-resolve("keras.optimizers:SGD", "update_step")
-resolve("keras.optimizers:RMSprop", "_momentums")
-
-# Keras: variables, draws and global state.
-KerasVariable = resolve(
-    f"{_KERAS}.backend.tensorflow:Variable",
-    "_initialize _value assign assign_add assign_sub",
-)
-in_stateless_scope = resolve(
-    f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
-)
-_GLOBAL = f"{_KERAS}.backend.common.global_state"
-global_state = resolve(_GLOBAL, "set_global_attribute")
-get_global_attribute = resolve(f"{_GLOBAL}:get_global_attribute")
-distribution_lib = resolve(f"{_KERAS}.backend.tensorflow.distribution_lib")
-resolve("keras.distribution:DataParallel", "_is_multi_process")
 
 
 def convert_call(function: Any) -> Any:
@@ -406,16 +390,14 @@ def interleaves_in_any_order(dataset: Any) -> bool:
     """Whether a dataset is a parallel ``interleave`` in no fixed order."""
     if not isinstance(dataset, _ParallelInterleaveDataset):
         return False
-    import tensorflow as tf
-
     # Only the graph contains this argument.
     try:
         text = dataset._as_serialized_graph(
-            external_state_policy=_ExternalStatePolicy.IGNORE
+            external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE
         ).numpy()
     except tf.errors.OpError:  # It contains arrays larger than 2 GB.
         return False
-    graph = _GraphDef.FromString(text)
+    graph = tf.compat.v1.GraphDef.FromString(text)
     functions = [function.node_def for function in graph.library.function]
     return any(
         node.attr["deterministic"].s == b"false"
@@ -445,13 +427,13 @@ def single_device_mode() -> Iterator[None]:
 
 
 def make_function_trace_again() -> None:
-    """Make the ``tf.function`` being traced for the first time trace again."""
-    import tensorflow as tf
+    """Make the ``tf.function`` being traced for the first time trace again.
 
-    # A function is traced again if it created a variable (the second time
-    # TensorFlow raises a ValueError). A variable without any dependencies,
-    # control dependencies included, is initialized separately, so the first
-    # trace never runs.
+    A function is traced again if it created a variable (the second time
+    TensorFlow raises a ValueError). A variable without any dependencies,
+    control dependencies included, is initialized separately, so the first
+    trace never runs.
+    """
     graph = get_default_graph()
     creators = graph._variable_creator_stack
     with single_device_mode(), tf.control_dependencies(None):
@@ -466,16 +448,12 @@ def make_function_trace_again() -> None:
 @contextlib.contextmanager
 def outside(device: str) -> Iterator[None]:
     """Create values on a device, outside of all graphs and strategies."""
-    import tensorflow as tf
-
     with tf.init_scope(), single_device_mode(), tf.device(device):
         yield
 
 
 def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
     """Create a plain variable that no strategy sees."""
-    import tensorflow as tf
-
     with outside(device):
         return tf.Variable(value, dtype=dtype, trainable=False)
 
@@ -483,8 +461,6 @@ def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
 @contextlib.contextmanager
 def global_seed_of(seed: int) -> Iterator[None]:
     """Set TensorFlow's global seed in a block; later draws go on as before."""
-    import tensorflow as tf
-
     context = eager_context()
     # It has no generator before a seed was set.
     before = context._seed, getattr(context, "_rng", None)
@@ -524,9 +500,7 @@ def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
     TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
     process.
     """
-    handle = resolve("tensorflow:raw_ops").VarHandleOp(
-        dtype=dtype, shape=shape, shared_name=name
-    )
+    handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
     handle._handle_data = _handle_data(shape, dtype)
     return BaseResourceVariable(
         trainable=False,

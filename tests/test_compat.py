@@ -26,7 +26,7 @@ pytestmark = pytest.mark.core
 )
 def test_a_missing_name_is_named_with_the_versions_that_work(path):
     with pytest.raises(kt.CompatibilityError) as error:
-        compat.resolve(path)
+        compat.private_name(path)
     # It may be keras-nightly.
     package = metadata.packages_distributions()["keras"][0]
     version = f"{package} {keras.__version__}"
@@ -37,7 +37,7 @@ def test_a_missing_name_is_named_with_the_versions_that_work(path):
 
 def test_an_attribute_that_no_method_sets_is_missing(monkeypatch):
     cls = "keras.optimizers:RMSprop"
-    monkeypatch.setattr(compat.resolve(cls), "build", lambda self: None)
+    monkeypatch.setattr(compat.private_name(cls), "build", lambda self: None)
     assert_refused(f"{cls}._momentums")
 
 
@@ -111,7 +111,9 @@ def test_every_private_name_that_a_class_overrides_is_in_the_table():
 
 
 def test_every_name_that_is_replaced_is_in_the_table():
-    owners = [(compat.resolve(p), n) for p, n in list(compat.TABLE.items())]
+    owners = [
+        (compat.private_name(p), n) for p, n in list(compat.TABLE.items())
+    ]
     for owner, name, _ in keras_patches._PATCHES:
         assert any(found is owner and name in n for found, n in owners), name
 

@@ -99,15 +99,10 @@ def test_the_self_test_runs_only_where_all_works(
     assert output.count("Self-test") == 1
 
 
+# Rows with real workers are in `tests/bench/test_real_workers.py`, too.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "horovod",
-        pytest.param("sync-replicas", marks=pytest.mark.long),
-        pytest.param("multi-worker", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["horovod", "sync-replicas", "multi-worker"])
 def test_two_processes_train_as_one(name):
     findings = doctor_lib.run_self_test(Console(), [name])
     assert [finding.name for finding in findings] == ["plain", name]

@@ -17,20 +17,14 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.reduction import CommunicationHook, CompressionName
+from keras_towers.fit.options import Options
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
@@ -38,15 +32,6 @@ if TYPE_CHECKING:
     from keras_towers.fit.calls.synchronous import TowerCalls
     from keras_towers.fit.update.weight_update import WeightUpdate
     from keras_towers.fit.weights.adoption import Adoption
-
-Batches: TypeAlias = Literal["split", "each"]
-"""Whether the global batch is split, or each tower draws a whole batch."""
-Extent: TypeAlias = Literal["tower", "global"]
-"""Whether statistics are computed from a tower's rows or the global batch."""
-MicroBatches: TypeAlias = int | Literal["auto"]
-"""The number of micro-batches of a tower; "auto": as its memory requires."""
-Updates: TypeAlias = Literal["once", "each", "sharded"]
-"""Whether one tower updates all weights, each tower its copy, or a share."""
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -61,25 +46,14 @@ TRAINING = ("fit", "train_on_batch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StepOptions:
-    """Options of a step; ``strategies.options.Options`` explains them."""
-
-    average: bool = True
-    batches: Batches = "split"
-    sync_every_epoch: bool = True
-    batch_norm: Extent = "global"
-    micro_batches: MicroBatches = 1
-    compression: CompressionName | CommunicationHook | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TowerConfig(StepOptions):
+class TowerConfig:
     """The towers of a strategy, and how batches are distributed to them.
 
     Attributes:
         strategy: the ``tf.distribute.Strategy`` itself.
         devices: one device for each tower of this process.
         transport: connects the processes within a step.
+        options: how batches are distributed, and gradients summed.
         others: connects all processes that train together, for strategies that
             exchange nothing within a step; None: ``transport`` does.
         gradient_factor: multiplies the gradients of this process before they
@@ -91,12 +65,13 @@ class TowerConfig(StepOptions):
     strategy: Strategy
     devices: Sequence[str]
     transport: Transport
+    options: Options
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
 
     def __post_init__(self) -> None:
-        if self.micro_batches == "auto" and self.peers.size > 1:
+        if self.options.micro_batches == "auto" and self.peers.size > 1:
             raise TowerError(
                 f'micro_batches="auto" is for one process, and {self.name} '
                 f"connects {self.peers.size}: each might choose a different "
@@ -130,13 +105,13 @@ class TowerConfig(StepOptions):
     @property
     def divides(self) -> bool:
         """Whether batches are divided, over towers or into micro-batches."""
-        return self.num_replicas > 1 or self.micro_batches != 1
+        return self.num_replicas > 1 or self.options.micro_batches != 1
 
     def runs_alone(self, kind: str) -> bool:
         """Whether a rank takes a method's steps without the other ranks."""
         # Ranks with their own data predict independently.
         predicts = kind.startswith("predict")
-        rank_batches = predicts and self.batches == "each"
+        rank_batches = predicts and self.options.batches == "each"
         return rank_batches or self.transport.size == 1
 
     @property

@@ -121,7 +121,11 @@ def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
         )
     # Of other kinds are errors that are not about rows, such as lost ranks.
     has_rows = isinstance(error, tf.errors.InvalidArgumentError)
-    if not has_rows or config.num_replicas == 1 or config.batches != "split":
+    if (
+        not has_rows
+        or config.num_replicas == 1
+        or config.options.batches != "split"
+    ):
         return ""
     return (
         f"each of the {config.num_replicas} towers had its part of the batch: "

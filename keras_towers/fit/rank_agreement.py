@@ -70,9 +70,9 @@ def check_call(
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
     names: tuple[str, ...] = _EPOCHS
-    if config.batches == "split":
+    if config.options.batches == "split":
         names += _FOR_SAME_DATA
-    if config.batches == "split" or not config.runs_alone(kind):
+    if config.options.batches == "split" or not config.runs_alone(kind):
         names += _STEPS
     settings = {
         name: describe_setting(arguments[name])

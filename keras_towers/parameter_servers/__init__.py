@@ -17,6 +17,6 @@ The modules, from the runtime up:
 ``worker_fit``         a ``fit`` of one worker, and its other calls
 =====================  =======================================================
 
-The strategies are in ``strategies/distributed_parameter_server.py`` and
+The strategies are in ``strategies/parameter_server_strategies.py`` and
 ``sync_replicas.py``.
 """

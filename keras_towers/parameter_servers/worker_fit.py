@@ -164,7 +164,7 @@ class WorkerFit(ReplicaCall):
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
         # Workers draw random numbers for the whole batch, and use their rows.
-        seeds = self.config.batches == "split"
+        seeds = self.config.options.batches == "split"
         self.session.variables.create_copies(self.model, seeds)
         optimizers = state_lib.collect(self.model).optimizers
         self.session.updates.check_optimizers(optimizers)
@@ -459,7 +459,7 @@ class WorkerCalls(OneFitPerModel):
             self._sessions[model] = Session(
                 self._peers,
                 next(self._numbers),
-                self._config.batches == "split",
+                self._config.options.batches == "split",
                 self._make_updates,
             )
         return self._sessions[model]

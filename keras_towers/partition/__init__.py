@@ -60,9 +60,8 @@ The objects that most functions take:
 
 * a ``Value``: a tensor of the trace, and its local and whole values;
 * a ``Node``: the traced operation that is being laid out;
-* a ``Partitioner``: adds operations to the program (as a ``Builder``), computes
-  sizes (as a ``SizeBuilder``), converts values to other layouts (as a
-  ``Converter``), and applies rules.
+* a ``Partitioner``: adds operations to the program (as a ``Builder``), converts
+  values to other layouts (as a ``Converter``), and applies rules.
 
 The docstring of ``rules`` lists the file of each operation's rule.
 """

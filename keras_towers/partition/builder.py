@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,18 +11,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.layouts import (
-    DataDependentUnit,
     NotDivided,
-    Sharded,
-    Unit,
     static,
 )
 from keras_towers.partition.program import Exchange, Operation, Tensor
-from keras_towers.partition.sizes import (
-    Size,
-    data_dependent_symbol,
-    symbol_name,
-)
 
 AttrValue = tf.compat.v1.AttrValue
 # The dtype of computed sizes.
@@ -241,87 +231,13 @@ class Builder:
         self.operations.append(operation)
         return results
 
-
-class SizeBuilder(Builder):
-    """Builds tensors of sizes, and keeps the units that they count.
-
-    Args:
-        unit: the unit of the batch: examples.
-        can_exchange: as in ``Builder``.
-
-    Attributes:
-        sizes: tensors of the global sizes that symbols stand for, by symbol.
-        units: the data-dependent units, by the symbols of their sizes.
-    """
-
-    def __init__(self, unit: Unit, can_exchange: bool = True):
-        super().__init__(can_exchange)
-        self.unit = unit
-        self.sizes: dict[str, Tensor] = {}
-        self.units: dict[str, DataDependentUnit] = {}
-        self._unit_by_key: dict[Any, DataDependentUnit] = {}
-        self._unit_numbers = itertools.count()
-        self._fractions: dict[Any, Tensor] = {}
-
-    # ---- units ---------------------------------------------------------------
-
-    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
-        """Return the unit of rows that a tower has because of its data.
-
-        Args:
-            key: identifies the unit: equal keys yield the same unit.
-            count: the number of units of each tower.
-        """
-        if key not in self._unit_by_key:
-            size = data_dependent_symbol(f"found{next(self._unit_numbers)}")
-            unit = DataDependentUnit(size, count, self)
-            self._unit_by_key[key] = self.units[symbol_name(size)] = unit
-        return self._unit_by_key[key]
-
-    def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
-        """Have another key identify a unit, unless the key is in use."""
-        self._unit_by_key.setdefault(key, unit)
-
-    def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
-        """Whether a unit is counted outside of the functions that it calls."""
-        return unit is self.unit or unit in self.units.values()
-
-    def unit_fraction(
-        self, unit: Unit | DataDependentUnit, dtype: Any
-    ) -> Tensor:
-        """Return the fraction of all units that each tower has."""
-        key = unit, dtype
-        if key not in self._fractions:
-            counts = [
-                self.cast(count, tf.float64)
-                for count in (unit.count, unit.total)
-            ]
-            fraction = self.op("RealDiv", counts, ())
-            self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
-        return self._fractions[key]
-
-    def find_rows(self, axis: int, size: Any) -> Sharded | None:
-        """Return the layout of an axis whose size is a multiple of a unit's."""
-        for unit in (self.unit, *self.units.values()):
-            layout = Sharded(axis, unit)
-            rows = layout.rows_per_unit_in(size)
-            if rows:
-                return dataclasses.replace(layout, rows=rows)
-        return None
-
     # ---- sizes ---------------------------------------------------------------
 
     def scaled_size(self, number: int, tensor: Tensor) -> Tensor:
         """Return ``number * tensor``."""
-        return tensor if number == 1 else self.size_product(tensor, number)
-
-    def local_rows(self, layout: Sharded) -> Tensor:
-        """Return the local size of the axis of a layout."""
-        return self.scaled_size(layout.rows_per_unit, layout.unit.count)
-
-    def size_product(self, a: Tensor, b: Tensor | int) -> Tensor:
-        """Return the product of two sizes."""
-        return self.compute_size("Mul", a, b)
+        return (
+            tensor if number == 1 else self.compute_size("Mul", tensor, number)
+        )
 
     def compute_size(self, type_: str, *sizes: Tensor | int) -> Tensor:
         """Compute a size from sizes.
@@ -347,23 +263,6 @@ class SizeBuilder(Builder):
     def shape_vector(self, tensor: Tensor) -> Tensor:
         """Return the local shape of a tensor, as a vector."""
         return self.op("Shape", [tensor], is_repeated=True, out_type=SIZE_DTYPE)
-
-    def global_size(self, size: Any) -> Tensor | None:
-        """Return the tensor of a global size; None: it is not available."""
-        if isinstance(size, (int, np.integer)):
-            return self.constant(int(size), SIZE_DTYPE)
-        if not isinstance(size, Size):
-            return None
-        factors: list[Tensor] = []
-        for symbol, power in size.powers:
-            unit = self.units.get(symbol)
-            factor = self.sizes.get(symbol) if unit is None else unit.total
-            if factor is None:
-                return None
-            factors += [factor] * power
-        return self.scaled_size(
-            size.number, functools.reduce(self.size_product, factors)
-        )
 
     def size_vector(
         self, entries: Sequence[Tensor | int], dtype: Any

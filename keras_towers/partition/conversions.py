@@ -6,17 +6,20 @@ A conversion is an exchange, a slice, or a partial sum.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE, SizeBuilder
+from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    DataDependentUnit,
     Elements,
     Layout,
     ListOf,
@@ -29,7 +32,12 @@ from keras_towers.partition.layouts import (
     required,
 )
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.sizes import (
+    UNKNOWN,
+    Size,
+    data_dependent_symbol,
+    symbol_name,
+)
 
 
 class CannotGather(Exception):
@@ -55,16 +63,21 @@ class Options:
     lists: bool = True
 
 
-class Converter(SizeBuilder):
+class Converter(Builder):
     """Converts values to layouts, each value once per layout.
+
+    It keeps the units that rows are counted in, and the sizes that symbols
+    stand for.
 
     Args:
         unit: the unit of the batch: examples.
         is_first: a tensor: whether a tower is the first.
         options: the options of the layout.
-        can_exchange: as in ``Builder``.
+        around: for the body of a function, the converter of its caller.
 
     Attributes:
+        sizes: tensors of the global sizes that symbols stand for, by symbol.
+        units: the data-dependent units, by the symbols of their sizes.
         has_gathered: whether rows are gathered because of ``gather_ratio``.
     """
 
@@ -73,14 +86,113 @@ class Converter(SizeBuilder):
         unit: Unit,
         is_first: Tensor,
         options: Options,
-        can_exchange: bool = True,
+        around: Converter | None = None,
     ):
-        super().__init__(unit, can_exchange)
+        super().__init__(can_exchange=around is None)
+        self.unit = unit
         self.is_first = is_first
         self.options = options
         self.has_gathered = False
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
+        self._fractions: dict[Any, Tensor] = {}
+        self.sizes: dict[str, Tensor] = {}
+        self.units: dict[str, DataDependentUnit] = {}
+        self._unit_by_key: dict[Any, DataDependentUnit] = {}
+        self._unit_numbers = itertools.count()
+        if around is not None:
+            self.sizes = around.sizes
+            # The counts of units that a function finds are its own tensors.
+            self.units = dict(around.units)
+            self._unit_by_key = dict(around._unit_by_key)
+            self._unit_numbers = around._unit_numbers
+
+    # ---- units ---------------------------------------------------------------
+
+    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
+        """Return the unit of rows that a tower has because of its data.
+
+        Args:
+            key: identifies the unit: equal keys yield the same unit.
+            count: the number of units of each tower.
+        """
+        if key not in self._unit_by_key:
+            size = data_dependent_symbol(f"found{next(self._unit_numbers)}")
+            unit = DataDependentUnit(size, count, self)
+            self._unit_by_key[key] = self.units[symbol_name(size)] = unit
+        return self._unit_by_key[key]
+
+    def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
+        """Have another key identify a unit, unless the key is in use."""
+        self._unit_by_key.setdefault(key, unit)
+
+    def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
+        """Whether a unit is counted outside of the functions that it calls."""
+        return unit is self.unit or unit in self.units.values()
+
+    def unit_fraction(
+        self, unit: Unit | DataDependentUnit, dtype: Any
+    ) -> Tensor:
+        """Return the fraction of all units that each tower has."""
+        key = unit, dtype
+        if key not in self._fractions:
+            counts = [
+                self.cast(count, tf.float64)
+                for count in (unit.count, unit.total)
+            ]
+            fraction = self.op("RealDiv", counts, ())
+            self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
+        return self._fractions[key]
+
+    def find_rows(self, axis: int, size: Any) -> Sharded | None:
+        """Return the layout of an axis whose size is a multiple of a unit's."""
+        for unit in (self.unit, *self.units.values()):
+            layout = Sharded(axis, unit)
+            rows = layout.rows_per_unit_in(size)
+            if rows:
+                return dataclasses.replace(layout, rows=rows)
+        return None
+
+    def local_rows(self, layout: Sharded) -> Tensor:
+        """Return the local size of the axis of a layout."""
+        return self.scaled_size(layout.rows_per_unit, layout.unit.count)
+
+    def global_size(self, size: Any) -> Tensor | None:
+        """Return the tensor of a global size; None: it is not available."""
+        if isinstance(size, (int, np.integer)):
+            return self.constant(int(size), SIZE_DTYPE)
+        if not isinstance(size, Size):
+            return None
+        factors: list[Tensor] = []
+        for symbol, power in size.powers:
+            unit = self.units.get(symbol)
+            factor = self.sizes.get(symbol) if unit is None else unit.total
+            if factor is None:
+                return None
+            factors += [factor] * power
+        product = functools.partial(self.compute_size, "Mul")
+        return self.scaled_size(size.number, functools.reduce(product, factors))
+
+    def known_tensor(self, entries: Any, dtype: tf.DType) -> Tensor | None:
+        """Return a tensor of known entries; None: it cannot be computed.
+
+        Args:
+            entries: an array of ints, bools, ``Size`` and ``UNKNOWN``.
+            dtype: the dtype of the tensor.
+        """
+        flat = list(np.ravel(entries))
+        if not any(
+            isinstance(entry, Size) or entry is UNKNOWN for entry in flat
+        ):
+            return self.constant(entries, dtype)
+        sizes = [self.global_size(entry) for entry in flat]
+        if np.ndim(entries) > 1 or any(size is None for size in sizes):
+            return None
+        if not np.ndim(entries):
+            return self.cast(required(sizes[0]), dtype)
+        return self.size_vector([*map(required, sizes)], dtype)
+
+    # ---- conversions ---------------------------------------------------------
 
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value, adding an exchange if it is needed."""

@@ -13,7 +13,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.called_functions import has_control_flow_v1
 from keras_towers.partition.conversions import CannotGather, Options
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
@@ -39,6 +38,7 @@ from keras_towers.partition.program import (
     delay_operations,
     prune,
 )
+from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.sizes import (
     EXAMPLES,

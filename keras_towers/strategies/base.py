@@ -6,7 +6,6 @@ TensorFlow calls ``TowerExtended`` for reductions and data outside of ``fit``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -25,14 +24,13 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
-    Batches,
     KerasStrategy,
-    StepOptions,
     TowerConfig,
     words_for_another,
 )
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.hooks import keras_patches
+from keras_towers.fit.options import Batches, Options
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
@@ -41,7 +39,6 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.rank_environment import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.options import Options
 from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport, next_key
 
@@ -80,30 +77,25 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     ):
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
         tf_config.read_config()
-        self._options = options or Options()
-        self._mode = modes.choose(
-            devices, self._options.mode, self._options.packer
-        )
+        options = options or Options()
+        self._mode = modes.choose(devices, options)
         transport = transport or SingleProcess()
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
             self, TowerExtended(self, devices, transport)
         )
         peers = others or transport
-        if not self._options.average:
+        if not options.average:
             gradient_factor *= len(devices) * peers.size
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
+            options=options,
             others=others,
             gradient_factor=gradient_factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and peers.size == 1,
-            **{
-                field.name: getattr(self._options, field.name)
-                for field in dataclasses.fields(StepOptions)
-            },
         )
         if peers.size > 1:
             permit_training()
@@ -116,9 +108,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
         if update is None:
-            update = modes.create_update(
-                self._config, self._options, self._mode
-            )
+            update = modes.create_update(self._config, self._mode)
         self._update = update
         self._calls = calls or TowerCalls(update)
 
@@ -170,17 +160,17 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     @property
     def average(self) -> bool:
         """Whether gradients are averaged over replicas, as on one device."""
-        return self._config.average
+        return self._config.options.average
 
     @property
     def batches(self) -> Batches:
         """Whether the global batch is split, or each tower draws one."""
-        return self._config.batches
+        return self._config.options.batches
 
     @property
     def sync_every_epoch(self) -> bool:
         """Whether all towers are synchronized at the end of each epoch."""
-        return self._config.sync_every_epoch
+        return self._config.options.sync_every_epoch
 
     @property
     def updates(self) -> str:
@@ -241,6 +231,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def _description_lines(self) -> list[str]:
         """The lines of ``describe`` after the first."""
         config, update = self._config, self._update
+        options = config.options
         sums, *state = modes.describe_mode(config, update, self._mode)
         gradients = "those of one device"
         if not self.average:
@@ -251,22 +242,22 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
-        if config.batch_norm == "tower":
+        if options.batch_norm == "tower":
             lines.append(
                 'batch_norm="tower" changes results: BatchNormalization has '
                 "statistics of each tower's own rows"
             )
-        if config.micro_batches == "auto":
+        if options.micro_batches == "auto":
             lines.append(
                 "each tower processes its rows in as few parts as memory allows"
             )
-        elif config.micro_batches > 1:
+        elif options.micro_batches > 1:
             lines.append(
-                f"each tower processes its rows in {config.micro_batches} "
+                f"each tower processes its rows in {options.micro_batches} "
                 "parts, one after another"
             )
         if config.transport.size > 1:
-            lines += modes.describe_rank_options(self._options)
+            lines += modes.describe_rank_options(options)
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "

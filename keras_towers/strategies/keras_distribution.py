@@ -30,7 +30,7 @@ from keras_towers.rendezvous.rank_environment import check_permitted
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.contract import Batches
+    from keras_towers.fit.options import Batches
     from keras_towers.strategies.base import BaseStrategy
 
 logger: logging.Logger = logging.getLogger("keras_towers")

@@ -6,29 +6,16 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.options import ModeName, Options
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
-from keras_towers.reduction import (
-    CommunicationHook,
-    CompressionName,
-    communication_hooks,
-)
-from keras_towers.transport import Transport
-
-if TYPE_CHECKING:
-    from keras_towers.strategies.options import Options
+from keras_towers.reduction import CommunicationHook, communication_hooks
 
 logger: logging.Logger = logging.getLogger("keras_towers")
-
-ModeName: TypeAlias = Literal[
-    "nccl", "collective", "hierarchical", "gpu", "cpu"
-]
-"""How gradients are summed over the towers of a process."""
-
 
 MODES: dict[ModeName, Callable[[Sequence[str]], reduction.Reduction]] = {
     "nccl": lambda devices: reduction.nccl_all_reduce,
@@ -62,12 +49,9 @@ class Mode:
     reduce: reduction.Reduction
 
 
-def choose(
-    devices: Sequence[str],
-    wanted: ModeName | None,
-    packer: reduction.GradientPacker | bool | None = None,
-) -> Mode:
+def choose(devices: Sequence[str], options: Options) -> Mode:
     """Choose the reduction for devices; warn if it is not the wanted one."""
+    wanted, packer = options.mode, options.packer
     on_host = devices_lib.all_on_host(devices)
     name: ModeName = "cpu" if on_host else "gpu"
     obstacle = _obstacle(wanted or "nccl", devices)
@@ -98,16 +82,14 @@ def choose(
     return Mode(name, reason, reduce)
 
 
-def create_update(
-    config: TowerConfig, options: Options, mode: Mode
-) -> WeightUpdate:
+def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients."""
-    reduce = mode.reduce
+    options, reduce = config.options, mode.reduce
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
     rounds = None
     if transport.size > 1:
-        hook = _choose_hook(options.compression, transport, config.devices)
+        hook = _choose_hook(config)
         over_ranks = functools.partial(
             reduction.sum_over_ranks, transport, hook=hook
         )
@@ -142,16 +124,14 @@ def create_update(
     return kind(config, reduce, rounds)
 
 
-def _choose_hook(
-    compression: CompressionName | CommunicationHook | None,
-    transport: Transport,
-    devices: Sequence[str],
-) -> CommunicationHook:
+def _choose_hook(config: TowerConfig) -> CommunicationHook:
     """Return the communication hook that ``compression`` asks for."""
     from keras_towers.reduction import shared_memory
 
-    on_host = devices_lib.all_on_host(devices)
-    if compression is None and on_host and shared_memory.available(transport):
+    compression = config.options.compression
+    on_host = devices_lib.all_on_host(config.devices)
+    shares = shared_memory.available(config.transport)
+    if compression is None and on_host and shares:
         return shared_memory.SharedMemoryAllReduce()
     return communication_hooks.hook_for(compression)
 

@@ -12,9 +12,9 @@ from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find_row
 from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit.processes import Process, wait_until
+from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.slow
-long = pytest.mark.long
 LIMIT_S = 240
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
 FIELD = (sys.executable, "-m", "benchmarks.field")
@@ -46,7 +46,7 @@ def path(tmp_path):
             "--models small --processes 2 --timeout 150 "
             "--strategies horovod,multi-worker",
             ["compute", "horovod", "multi-worker", "plain"],
-            marks=long,
+            marks=pytest.mark.long,
         ),
         # What it plans, counts and draws is shown with faked processes.
         pytest.param(
@@ -54,7 +54,7 @@ def path(tmp_path):
             "--models mine:build --towers 2 --timeout 150 "
             "--strategies tower,stock-loop",
             ["compute", "plain", "stock-loop", "tower"],
-            marks=long,
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -106,9 +106,7 @@ def running(words):
     return any(all(word in line for word in words) for line in lines)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=long), signal.SIGTERM]
-)
+@pytest.mark.parametrize("number", sample_of([signal.SIGINT, signal.SIGTERM]))
 def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.
     steps = str(20_000 + os.getpid() % 1000)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.errors import TowerError
 from keras_towers.replicas.replica_call import TrainFunction
-from keras_towers.strategies import distributed_parameter_server
+from keras_towers.strategies import parameter_server_strategies
 from tests.exactness import models as m
 from tests.kit.compare import assert_same_model
 from tests.kit.leaving import Boom
@@ -24,7 +24,7 @@ def strategy(job, monkeypatch):
     def make(name="SyncReplicasStrategy", **kwargs):
         connection = job(1).connect(0)
         monkeypatch.setattr(
-            distributed_parameter_server, "take_role", lambda *_: connection
+            parameter_server_strategies, "take_role", lambda *_: connection
         )
         return getattr(kt, name)(cluster=connection.cluster, **kwargs)
 
@@ -76,6 +76,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
         fit(model, callbacks=[watch])
 
 
+@pytest.mark.core
 def test_logs_of_dropped_gradients(strategy, tmp_path):
     """Epochs have them if gradients can be dropped, as in one process."""
     board = keras.callbacks.TensorBoard(tmp_path)

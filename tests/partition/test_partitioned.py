@@ -165,6 +165,18 @@ def test_a_mean_and_its_variance_take_one_exchange(of):
     assert not computed_once(program)
 
 
+def test_an_order_of_axes_that_is_known_is_a_constant():
+    """XLA compiles a transpose only by a constant order."""
+
+    def function(x):
+        rank = tf.raw_ops.Rank(input=x)
+        return tf.reduce_sum(tf.transpose(x, tf.range(rank)[::-1]), 0)
+
+    program = check_divided(function, sharded(-1, 3))
+    (transpose,) = (o for o in program.operations if o.type == "Transpose")
+    assert transpose.inputs[1].operation.type == "Const"
+
+
 def test_channels_may_be_a_multiple_of_examples():
     def function(x):
         y = tf.reshape(x, [5, 10])

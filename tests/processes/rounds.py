@@ -114,7 +114,6 @@ def rounds_of_one_step_are_those_of_one_process():
     s.assert_as_one_process(
         s.model(),
         lambda m: s.fit(m, s.X[rows], s.Y[rows], batch_size=BATCH, epochs=2),
-        s.eager() if s.RANK == 0 else None,
         strategy=s.Strategy(sync_every=1),
     )
 
@@ -150,7 +149,6 @@ def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
         s.assert_as_one_process(
             s.model(),
             functools.partial(act, name=name),
-            s.eager() if s.RANK == 0 else None,
             strategy=s.Strategy(sync_every=1),
         )
 

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -35,7 +36,7 @@ def train(mine, **options):
 
 @check
 def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
-    def trained(mine):
+    def act(mine):
         never = {"monitor": "val_loss", "min_delta": 9.0}
         callbacks = [
             keras.callbacks.ReduceLROnPlateau(**never, factor=0.5, patience=0),
@@ -49,18 +50,12 @@ def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
         history = train(
             mine, epochs=5, validation_data=(s.X, s.Y), callbacks=callbacks
         )
+        assert len(history.epoch) == 3
         return float(mine.optimizer.learning_rate), history.history["val_loss"]
 
-    mine, alone = s.model(), s.eager()
-    with s.Strategy(), s.Messages() as messages:
-        rate, losses = trained(mine)
+    with s.Messages() as messages:
+        s.assert_as_one_process(s.model(), act)
     assert not messages.have("not be those of one device")
-    if s.RANK == 0:
-        wanted, expected = trained(alone)
-        assert rate == wanted, (rate, wanted)
-        assert_close(losses, expected)
-        assert len(losses) == 3
-    s.assert_same_model(mine, alone)
 
 
 @check
@@ -76,14 +71,13 @@ def the_chief_stops_all_after_the_same_step():
         def stop(model, stops=stops):
             model.stop_training = stops == s.RANK
 
-        mine, alone, strategy = s.model(), s.eager(), s.Strategy()
-        options = {"epochs": 3, "callbacks": [s.Does(**{event: stop})]}
-        with strategy:
-            history = train(mine, **options)
-        assert len(history.epoch) == epochs
-        if s.RANK == 0:
-            train(alone, **options)
-        s.assert_same_model(mine, alone)
+        def act(model, event=event, epochs=epochs, stop=stop):
+            callbacks = [s.Does(**{event: stop})]
+            history = train(model, epochs=3, callbacks=callbacks)
+            assert len(history.epoch) == epochs
+
+        mine = s.model()
+        s.assert_as_one_process(mine, act, tolerance=None)
         assert_ordinary(mine)
 
 
@@ -100,13 +94,13 @@ def workers_begin_an_epoch_with_what_the_chiefs_callbacks_have_written():
         if s.RANK > 0:
             model.set_weights([w * 0 for w in model.get_weights()])
 
-    mine, alone = s.model(), s.eager()
     halves = s.Does(on_epoch_begin=halve, on_epoch_end=halve)
-    with s.Strategy():
-        train(mine, epochs=3, callbacks=[halves, s.Does(on_epoch_end=forget)])
-    if s.RANK == 0:
-        train(alone, epochs=3, callbacks=[halves])
-    s.assert_same_model(mine, alone)
+    forgets = s.Does(on_epoch_end=forget)
+    s.assert_as_one_process(
+        s.model(),
+        lambda it: train(it, epochs=3, callbacks=[halves, forgets]),
+        tolerance=None,
+    )
 
 
 @check
@@ -197,18 +191,18 @@ def sums_over_the_batch_are_of_all_workers():
             optimizer=keras.optimizers.SGD(0.01),
         )
 
-    x, y, options = s.X[:33], s.Y[:33], {"batch_size": 16, "epochs": 2}
-    mine = summed()
+    mine, alone = summed(), summed()
     # All take the chief's.
     mine.layers[-1].seed_generator.state.assign([7 + s.RANK, 0])
-    with s.Messages() as messages, s.Strategy():
-        s.fit(mine, x, y, **options)
-    assert not messages.have("from its own part only")
-    alone = summed()
     alone.layers[-1].seed_generator.state.assign([7, 0])
-    if s.RANK == 0:
-        s.fit(alone, x, y, **options)
-    s.assert_same_model(mine, alone)
+    with s.Messages() as messages:
+        s.assert_as_one_process(
+            mine,
+            lambda it: s.fit(it, s.X[:33], s.Y[:33], batch_size=16, epochs=2),
+            alone,
+            tolerance=None,
+        )
+    assert not messages.have("from its own part only")
 
 
 @rare_check
@@ -261,13 +255,13 @@ def workers_with_data_of_their_own_draw_masks_of_their_own():
 @rare_check
 def gradients_that_are_not_scaled_are_summed():
     workers = len(s.gather(None))
-    mine = s.model(optimizer=keras.optimizers.SGD(0.01))
-    alone = s.eager(optimizer=keras.optimizers.SGD(0.01 * workers))
-    with kt.DistributedReplicatedStrategy(scale_gradient=False):
-        train(mine)
-    if s.RANK == 0:
-        train(alone)
-    s.assert_same_model(mine, alone)
+    s.assert_as_one_process(
+        s.model(optimizer=keras.optimizers.SGD(0.01)),
+        train,
+        s.eager(optimizer=keras.optimizers.SGD(0.01 * workers)),
+        strategy=kt.DistributedReplicatedStrategy(scale_gradient=False),
+        tolerance=None,
+    )
 
 
 @check
@@ -334,14 +328,19 @@ def trains_exactly_again_and_again():
 
 @check
 def workers_compute_several_gradients_of_an_update():
-    x, y = s.X[:48], s.Y[:48]
-    mine, alone = s.model(optimizer="adam"), s.eager(optimizer="adam")
+    def act(model, batch_size):
+        s.fit(model, s.X[:48], s.Y[:48], batch_size=batch_size, epochs=2)
+
     wanted = 2 * len(s.gather(None))
-    with kt.SyncReplicasStrategy(replicas_to_aggregate=wanted) as strategy:
-        s.fit(mine, x, y, batch_size=12, epochs=2)
-    if s.RANK == 0:
-        s.fit(alone, x, y, batch_size=24, epochs=2)
-    s.assert_same_model(mine, alone)
+    strategy = kt.SyncReplicasStrategy(replicas_to_aggregate=wanted)
+    s.assert_as_one_process(
+        s.model(optimizer="adam"),
+        functools.partial(act, batch_size=12),
+        s.eager(optimizer="adam"),
+        functools.partial(act, batch_size=24),
+        strategy,
+        tolerance=None,
+    )
     assert_counted(strategy, 4, 8)
 
 

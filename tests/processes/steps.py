@@ -102,20 +102,15 @@ class Effects(Stepping):
 
 @check
 def what_is_no_variable_is_done_by_rank_0():
-    made = []
+    calls = []
 
-    def make():
-        inner = m.mlp()
-        made.append(Effects(*inner.inputs, *inner.outputs))
-        made[-1].prepare()
-        made[-1].compile("sgd")
-        return made[-1]
+    def act(model):
+        # Batches of which a rank has fewer than the other, or none.
+        history = model.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False).history
+        calls.append(len(model.seen))
+        return history
 
-    # Batches of which a rank has fewer than the other, or none.
-    assert_exact(
-        make, lambda it: it.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False)
-    )
-    calls = [len(model.seen) for model in made]
+    assert_exact(Effects.made, act)
     # The reference is a rank's own.
     assert calls == ([8, 8] if RANK == 0 else [0]), calls
 
@@ -142,18 +137,11 @@ class Outside(Stepping):
 
 @check
 def variables_outside_of_a_model_are_those_of_rank_0():
-    def make():
-        inner = m.mlp()
-        model = Outside(*inner.inputs, *inner.outputs)
-        model.prepare()
-        model.compile("sgd")
-        return model
-
     def act(model):
         logs = model.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False).history
         return logs, model.train_on_batch(X[:5], Y[:5])
 
-    assert_exact(make, act)
+    assert_exact(Outside.made, act)
 
 
 class Taught(Stepping):
@@ -169,9 +157,7 @@ class Taught(Stepping):
 @rare_check
 def variables_outside_of_a_model_are_those_of_rank_0_on_each_tower():
     def taught(more):
-        inner = m.mlp()
-        mine = Taught(*inner.inputs, *inner.outputs)
-        mine.compile("sgd")
+        mine = Taught.made()
         with Strategy(towers=2, updates="sharded"):
             # Each tower has a copy of what is made here.
             teacher = mine.__dict__["teacher"] = m.mlp()
@@ -192,9 +178,7 @@ class Summarized(Stepping):
 
 @check
 def rank_0_alone_writes_summaries():
-    inner = m.mlp()
-    mine = Summarized(*inner.inputs, *inner.outputs)
-    mine.compile("sgd")
+    mine = Summarized.made()
     with tempfile.TemporaryDirectory() as folder:
         board = keras.callbacks.TensorBoard(folder, update_freq=1)
         with Strategy():
@@ -211,8 +195,7 @@ class Scaled(Stepping):
 
 @check
 def other_constants_are_refused_unless_they_are_rounded():
-    inner = m.mlp()
-    mine = Scaled(*inner.inputs, *inner.outputs)
+    mine = Scaled.made()
 
     def fit_with(factor, **options):
         mine.factor = factor

@@ -4,24 +4,18 @@ import psutil
 import pytest
 
 from tests.kit.processes import Launched, all_gone
+from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.slow
+HOROVOD = "HorovodStrategy"
 # The second is more than a busy machine needs to trace a step.
 STALL = ("--stall-warning", "5", "--stall-shutdown", "20")
 
 
-def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
+def run(folder, fault, how, number, *options):
     """Run a job, of which no process may be left."""
-    arguments = (
-        number,
-        "2",
-        *options,
-        "-m",
-        "tests.processes.faults",
-        fault,
-        how,
-    )
-    done = Launched(folder, *arguments).finish()
+    script = "-m", "tests.processes.faults", fault, how
+    done = Launched(folder, number, 2, *options, *script).finish()
     left = []
     for process in (folder / "processes").read_text().split():
         try:
@@ -34,23 +28,19 @@ def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
 
 
 @pytest.mark.parametrize(
-    "how,fault,reason",
-    [
-        pytest.param(
-            "HorovodStrategy", "SIGSTOP", "rank 1 has ", marks=pytest.mark.long
-        ),
-        pytest.param(
-            "HorovodStrategy",
-            "late",
-            "the start of the job: rank 1 has given no sign",
-            marks=pytest.mark.long,
-        ),
-        ("HorovodStrategy", "sleep", "rank 1 is still in step 2 of fit"),
-        ("dropin", "sleep", "in update 4: rank 1 is still in update 3"),
-    ],
+    "fault, how, reason",
+    sample_of(
+        [
+            ("SIGSTOP", HOROVOD, "rank 1 has "),
+            ("late", HOROVOD, "the start of the job: rank 1 has given no sign"),
+            ("sleep", HOROVOD, "rank 1 is still in step 2 of fit"),
+            ("sleep", "dropin", "in update 4: rank 1 is still in update 3"),
+        ],
+        4,
+    ),
 )
-def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
-    done = run(tmp_path, fault, *STALL, how=how)
+def test_a_rank_that_stands_still_is_named(tmp_path, fault, how, reason):
+    done = run(tmp_path, fault, how, "-np", *STALL)
     assert done.code == 75, done.err
     assert done.err.count(reason) >= 2  # A warning, and the end.
     assert "Ending the job" in done.err
@@ -58,24 +48,25 @@ def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
 
 @pytest.mark.long
 def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
-    done = run(tmp_path, "end", "--servers", "1", how="BytePSStrategy")
+    done = run(tmp_path, "end", "BytePSStrategy", "-np", "--servers", "1")
     assert done.code == 75, done.err
     assert "rank 1 has ended. Ending the job" in done.err
 
 
 @pytest.mark.parametrize(
-    "how,number",
-    [
-        ("HorovodStrategy", "-np"),
-        pytest.param(
-            "MultiWorkerTowerStrategy", "--workers", marks=pytest.mark.long
-        ),
-    ],
+    "how, number, tag",
+    sample_of(
+        [
+            (HOROVOD, "-np", "[0]"),
+            ("MultiWorkerTowerStrategy", "--workers", "[worker 0]"),
+        ]
+    ),
 )
-def test_an_error_on_one_rank_is_named_on_the_others(tmp_path, how, number):
-    done = run(tmp_path, "error", how=how, number=number)
+def test_an_error_on_one_rank_is_named_on_the_others(
+    tmp_path, how, number, tag
+):
+    done = run(tmp_path, "error", how, number)
     assert done.code == 1, done.err
-    tag = "[0]" if number == "-np" else "[worker 0]"
     named = [line for line in done.err.splitlines() if "failed first" in line]
     assert len(named) == 1 and named[0].startswith(tag), done.err
     assert "rank 1 failed first: InvalidArgumentError: a label" in named[0]

@@ -34,6 +34,8 @@ def trains(folder):
     return sys.executable, *module, folder, "HorovodStrategy"
 
 
+# How ranks meet, `tests/rendezvous/test_meet.py` shows.
+@pytest.mark.long
 def test_two_jobs_at_once_get_the_weights_of_one_process(tasks, tmp_path):
     jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
     for folder, environment in jobs.items():

@@ -1,5 +1,6 @@
 """Workers and parameter servers that stop, die, come back, or never start."""
 
+import itertools
 import json
 import re
 import signal
@@ -8,6 +9,7 @@ import pytest
 
 from tests.kit.compare import assert_close
 from tests.kit.processes import wait_until
+from tests.kit.sampling import sample_of
 from tests.processes import lost
 
 pytestmark = pytest.mark.slow
@@ -77,12 +79,9 @@ def assert_values_of_one_device(task, *fits, backup=None, **options):
 
 @pytest.mark.parametrize(
     "strategy, dies",
-    [
-        pytest.param(SYNC, "dies_after", marks=pytest.mark.long),
-        (SYNC, "dies_within"),
-        pytest.param(OTHER, "dies_after", marks=pytest.mark.long),
-        pytest.param(OTHER, "dies_within", marks=pytest.mark.long),
-    ],
+    sample_of(
+        itertools.product([SYNC, OTHER], ["dies_after", "dies_within"]), 4
+    ),
 )
 def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy, dies):
     """Within the second fit of the script, in the middle of an epoch."""
@@ -126,7 +125,6 @@ def test_an_asynchronous_worker_that_comes_back_goes_on_where_it_was(cluster):
 SERVER, CHIEF, WORKER = range(3)
 # By which of them is lost.
 OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 10}}
-LONG = pytest.mark.long
 STALLS = (
     "worker 0 has waited 10 s for the other workers: worker 1 can no "
     "longer be reached"
@@ -137,14 +135,16 @@ NO_SERVER = "can no longer be reached. Start all tasks"
 
 @pytest.mark.parametrize(
     "strategy, dies, witnesses, said",
-    [
-        (SYNC, WORKER, [CHIEF], STALLS),
-        pytest.param(SYNC, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
-        pytest.param(OTHER, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
-        pytest.param(SYNC, SERVER, [CHIEF, WORKER], NO_SERVER, marks=LONG),
-        # Of a server that is interrupted others show it.
-        pytest.param(CACHED, SERVER, [CHIEF, WORKER], NO_SERVER, marks=LONG),
-    ],
+    sample_of(
+        [
+            (SYNC, WORKER, [CHIEF], STALLS),
+            (SYNC, CHIEF, [SERVER, WORKER], NO_CHIEF),
+            (OTHER, CHIEF, [SERVER, WORKER], NO_CHIEF),
+            (SYNC, SERVER, [CHIEF, WORKER], NO_SERVER),
+            (CACHED, SERVER, [CHIEF, WORKER], NO_SERVER),
+        ],
+        5,
+    ),
 )
 def test_a_task_that_does_not_come_back_ends_all(
     cluster, strategy, dies, witnesses, said
@@ -195,10 +195,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
 
 @pytest.mark.parametrize(
     "number, victim, size",
-    [
-        (signal.SIGKILL, 0, 2),
-        pytest.param(signal.SIGSTOP, 1, 3, marks=pytest.mark.long),
-    ],
+    sample_of([(signal.SIGKILL, 0, 2), (signal.SIGSTOP, 1, 3)]),
 )
 def test_other_ranks_get_an_error_and_all_can_be_started_again(
     cluster, tmp_path, number, victim, size

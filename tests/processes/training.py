@@ -103,6 +103,10 @@ OTHER = "rank 1 has different examples"
 REMEDIES = "leave `shard` out", 'batches="each"'
 
 
+def generator_of(*batches):
+    yield from batches
+
+
 @check
 def other_data_is_refused_before_the_first_update():
     """Of each kind of data, in a graph and eagerly; what is whole trains."""
@@ -121,9 +125,9 @@ def other_data_is_refused_before_the_first_update():
         for data in shard, order, noise:
             with s.refused(OTHER, *REMEDIES):
                 s.fit(mine, data, None)
-        for act in mine.evaluate, mine.predict:
+        for method in mine.evaluate, mine.predict:
             with s.refused(OTHER, *REMEDIES):
-                act(shard, verbose=0)
+                method(shard, verbose=0)
         s.forget_seed()
         with s.refused("without a seed", *REMEDIES):
             s.fit(mine, whole.shuffle(s.COUNT).batch(s.COUNT), None)
@@ -135,12 +139,12 @@ def other_data_is_refused_before_the_first_update():
     mine = s.eager()
     x = s.X + s.RANK
     with s.Strategy():
-        for data in (x, s.Y), (s.X, s.Y + s.RANK), (x, s.Y):
+        for batch in (x, s.Y), (s.X, s.Y + s.RANK), (x, s.Y):
             with s.refused(OTHER):
-                s.fit(mine, (each for each in [data]), None, steps_per_epoch=1)
+                s.fit(mine, generator_of(batch), None, steps_per_epoch=1)
             with s.refused(OTHER):
-                s.fit(mine, *data)
-        s.fit(mine, (each for each in [(s.X, s.Y)]), None, steps_per_epoch=1)
+                s.fit(mine, *batch)
+        s.fit(mine, generator_of((s.X, s.Y)), None, steps_per_epoch=1)
         with s.refused(OTHER):
             mine.train_on_batch(x, s.Y)
 
@@ -208,9 +212,9 @@ def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
     with s.Strategy():
         with s.refused("rank 0: more, rank 1: 1", *REMEDIES):
             s.fit(s.model(), batches(3, 1), None)
-        for act in mine.fit, mine.evaluate, mine.predict:
+        for method in mine.fit, mine.evaluate, mine.predict:
             with s.refused(said):
-                act(batches(2, 3), verbose=0)
+                method(batches(2, 3), verbose=0)
         with s.refused(said):
             s.fit(mine, validation_data=batches(2, 4))
         with s.refused("rank 0: 2, rank 1: 3"):
@@ -274,10 +278,10 @@ def layers_with_other_settings_are_warned_of():
             keras.layers.Activation(name), keras.layers.Dropout(0.0, seed=seed)
         )
 
-    for names, is_told in (("relu", "relu"), False), (("relu", "tanh"), True):
+    for other, is_warned in ("relu", False), ("tanh", True):
         with s.Messages() as messages, s.Strategy():
-            s.fit(made(names[min(s.RANK, 1)], s.RANK))
-        assert messages.have(said) == (is_told and s.RANK == 0)
+            s.fit(made(other if s.RANK else "relu", s.RANK))
+        assert messages.have(said) == (is_warned and s.RANK == 0)
 
 
 class OnOneRank(keras.metrics.MeanAbsoluteError):
@@ -316,9 +320,7 @@ def any_method_starts_with_the_weights_of_rank_0():
         functools.partial(twice, lambda it: it.evaluate(x, y, 7, verbose=0)),
         functools.partial(twice, lambda it: it.predict(x, 7, verbose=0)),
     ):
-        s.assert_as_one_process(
-            s.eager(seed=s.RANK), act, s.eager() if s.RANK == 0 else None
-        )
+        s.assert_as_one_process(s.eager(seed=s.RANK), act)
 
 
 @check
@@ -359,12 +361,11 @@ def statistics_of_each_tower_are_averaged():
         mine.train_on_batch(s.X[:10], s.Y[:10])
     s.assert_equal_on_ranks([v.numpy().tolist() for v in mine.variables])
     # Rows 0-4 and 5-9 of every ten, on ranks 0 and 1.
-    means = [0.0, 0.0]
-    for start in [*range(0, s.COUNT, 10), 0]:
-        for rank in (0, 1):
-            rows = s.X[start + 5 * rank : start + 5 * rank + 5]
-            means[rank] = means[rank] * 0.5 + rows.mean(0) * 0.5
-    assert_close(normalised.moving_mean, np.mean(means, 0))
+    moving_mean = np.zeros((2, 4))
+    for first in [*range(0, s.COUNT, 10), 0]:
+        rows_of_ranks = s.X[first : first + 10].reshape(2, 5, 4)
+        moving_mean = 0.5 * moving_mean + 0.5 * rows_of_ranks.mean(1)
+    assert_close(normalised.moving_mean, moving_mean.mean(0))
 
 
 # Of each rank, which then has four batches or two.
@@ -392,10 +393,8 @@ OWN_COUNT = s.SHORT if s.RANK else s.COUNT
 @check
 def own_data_of_unequal_length():
     """Of a length that is known, or is not, and of what can be read once."""
-    own, both = (
-        tuple(np.concatenate([a[:n] for n in lengths]) for a in (s.X, s.Y))
-        for lengths in ((OWN_COUNT,), (s.COUNT, s.SHORT))
-    )
+    own = s.X[:OWN_COUNT], s.Y[:OWN_COUNT]
+    both = [np.concatenate([a[: s.COUNT], a[: s.SHORT]]) for a in (s.X, s.Y)]
     dataset, strategy = dataset_of(OWN_COUNT), s.Strategy(batches="each")
 
     def made(make, **options):
@@ -414,7 +413,7 @@ def own_data_of_unequal_length():
             functools.partial(fit, x=x, y=y, validation_data=own),
             made(s.eager),
             reference=functools.partial(
-                fit, x=together, y=None, validation_data=both
+                fit, x=together, y=None, validation_data=tuple(both)
             ),
             strategy=strategy,
         )

@@ -55,6 +55,7 @@ def test_every_batch_is_one_step():
         assert traced == 2 * [0, 1]
 
 
+@pytest.mark.core
 def test_a_step_that_changes_within_a_fit():
     layer = keras.layers.Dense(6)
     model, before = small(layer), []

@@ -40,6 +40,7 @@ from keras_towers.devices import share_machine
 from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
+from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import (
     launchers,
     rank_checks,
@@ -50,7 +51,6 @@ from keras_towers.rendezvous import (
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import RankKeywords, options_of
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 

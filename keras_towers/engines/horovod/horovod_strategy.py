@@ -26,6 +26,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.engines import HOROVOD
 from keras_towers.errors import TowerError
+from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import (
     launchers,
     meet,
@@ -36,7 +37,6 @@ from keras_towers.rendezvous import (
 )
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import RankKeywords, options_of
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 

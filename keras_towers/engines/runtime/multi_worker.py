@@ -26,14 +26,14 @@ from keras_towers.devices import share_machine
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.tensorflow_task import Task
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store, tf_config, watch
-from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import (
+from keras_towers.fit.options import (
     RankKeywords,
     check_seconds,
     options_of,
 )
+from keras_towers.rendezvous import store, tf_config, watch
+from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.strategies.base import BaseStrategy
 from keras_towers.transport import SingleProcess, Transport, messages
 from keras_towers.transport.engine_transport import EngineTransport
 

@@ -183,7 +183,7 @@ class TowerCall:
             setattr(model, name, made)
         if isinstance(made, KerasFunction):
             made.look_at_batches(
-                rows_may_differ=self.config.batches == "split"
+                rows_may_differ=self.config.options.batches == "split"
                 and iterator is not None
                 and iterator.has_unknown_rows(),
                 from_now=not self.kind.endswith("_on_batch"),
@@ -308,7 +308,7 @@ class TowerCall:
         if self.kind == "fit":
             self.adoption.sum_metrics(self.model)
             self.adoption.gather_slots()
-            if self.config.sync_every_epoch:
+            if self.config.options.sync_every_epoch:
                 self.adoption.broadcast(self.model)
         return self._original_method("_get_metrics_result_or_logs")(logs)
 

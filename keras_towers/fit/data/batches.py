@@ -281,12 +281,12 @@ def as_tower_batch(
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
     towers = config.num_towers
     if is_whole(batch):
-        if config.batches == "split":
+        if config.options.batches == "split":
             return split(
                 batch, config.num_replicas, config.first_tower, towers, rows
             )
         return split(batch, towers, rows=rows)._replace(total=(), start=())
-    is_own = config.batches == "each"
+    is_own = config.options.batches == "each"
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))

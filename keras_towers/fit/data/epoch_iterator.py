@@ -61,7 +61,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._between, self._order = between, order
         self.at_last_step: bool = False
         # Ranks with their own training data have their own validation data.
-        own = config.batches == "each" and (trains or together)
+        own = config.options.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
             local_rows = None
@@ -96,7 +96,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if not by_user:
             if trains:
                 self._check_enough(dataset)
-            compares = together or (ranks and config.batches == "split")
+            compares = together or (ranks and config.options.batches == "split")
             if compares and not (
                 self._has_own_batches and kind.startswith("predict")
             ):

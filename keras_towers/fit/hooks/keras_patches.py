@@ -44,7 +44,7 @@ from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.partition.rules.reductions import own_mean
+from keras_towers.partition.rules.control_flow import own_mean
 
 
 def installed() -> contextlib.AbstractContextManager[None]:

@@ -92,13 +92,16 @@ class GlobalStep:
         self.rows: data_lib.RowCheck = data_lib.RowCheck()
         self.config: TowerConfig = config or update.config
         self.update = update
-        number = self.config.micro_batches
+        number = self.config.options.micro_batches
         self.micro_batches: int = 1 if number == "auto" else number
         self.on_trace: Callable[[Any], None] = lambda graph: None
         self.examples: int | None = None
         self.has_gathered = False
         self.same: SameBatches | None = None
-        if self.config.transport.size > 1 and self.config.batches == "split":
+        if (
+            self.config.transport.size > 1
+            and self.config.options.batches == "split"
+        ):
             self.same = SameBatches(self.config.transport)
         self._outside: outside_lib.OutsideVariables | None = None
         if self.config.transport.size > 1:
@@ -195,7 +198,9 @@ class GlobalStep:
     def _sees_global_batch(self) -> bool:
         """Whether Keras passes the batch of one device to a step."""
         config = self.config
-        rank_batches = config.batches == "each" and config.transport.size > 1
+        rank_batches = (
+            config.options.batches == "each" and config.transport.size > 1
+        )
         local_sgd = self.update.local_sgd is not None
         return not (rank_batches or local_sgd or config.others is not None)
 
@@ -212,7 +217,7 @@ class GlobalStep:
         draws: contextlib.AbstractContextManager[None]
         draws = contextlib.nullcontext()
         if transport.size > 1:
-            if not is_whole or self.config.batches == "each":
+            if not is_whole or self.config.options.batches == "each":
                 whole = gather_batch(whole, transport)
             draws = self._eager_draws.step()
         variables = self.update.variables
@@ -337,7 +342,7 @@ class GlobalStep:
                 divided.whole,
                 step.kind,
                 build,
-                own_statistics=self.config.batch_norm == "tower",
+                own_statistics=self.config.options.batch_norm == "tower",
                 xla=xla,
             )
 
@@ -345,7 +350,7 @@ class GlobalStep:
     def _has_workers(self) -> bool:
         """Whether several workers each compute a part of the batch."""
         others = self.config.others
-        split = self.config.batches == "split"
+        split = self.config.options.batches == "split"
         return split and others is not None and others.size > 1
 
     def _gather_ratio(self, transport: Transport) -> float | None:
@@ -360,7 +365,7 @@ class GlobalStep:
             return max(rows, _MIN_GATHERED_ROWS) if on_host else None
         # Every rank computes the gradient.
         few = examples is not None and examples <= _MAX_GATHERED_BATCH
-        is_lossless = config.compression in (None, "none")
+        is_lossless = config.options.compression in (None, "none")
         one_device = on_host or config.num_towers == 1
         if not (few and is_lossless and one_device):
             return None

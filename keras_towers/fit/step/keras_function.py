@@ -53,7 +53,7 @@ class KerasFunction(TowerFunction):
         self._model = model
         self._name = name
         self._step = step
-        self._fits_memory = step.config.micro_batches == "auto"
+        self._fits_memory = step.config.options.micro_batches == "auto"
         self._looks = False
         self._examples = step.examples
         self._undivided: set[str] = set()
@@ -119,7 +119,7 @@ class KerasFunction(TowerFunction):
 
     def _see_rows(self, batches: Sequence[Any]) -> None:
         """Give every tower the parts that have a different number of rows."""
-        if self._step.config.batches != "split":
+        if self._step.config.options.batches != "split":
             return
         undivided: set[str] = set()
         for batch in batches:

@@ -107,7 +107,7 @@ def describe_steps(config: TowerConfig) -> list[str]:
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
-        if config.micro_batches != 1 and costs.held != 0:
+        if config.options.micro_batches != 1 and costs.held != 0:
             held = f"{_bytes(costs.held)} per example"
             lines.append(f"{name}: held for all micro-batches: {held}")
         lines += [f"{name}: {line}" for line in costs.once_summary]

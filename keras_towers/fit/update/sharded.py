@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -24,26 +24,23 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.step.step_order import done_by_all
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
-from keras_towers.fit.weights.remote_slots import RemoteSlots
 from keras_towers.fit.weights.tower_variables import (
     copy_on_tower,
     is_copied,
+    overwrite,
     update_on,
 )
-from keras_towers.reduction import (
-    Gradient,
-    Gradients,
-    Reduction,
-)
+from keras_towers.reduction import Gradient, Gradients, Reduction
 from keras_towers.transport import next_key
-from keras_towers.transport.messages import send_packed
+from keras_towers.transport.messages import buckets, send_packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _HOST = "CPU:0"
+# Ranks gather this many bytes at a time, which takes three times the memory.
+_GATHERED_BYTES = 64 * 2**20
 
 
 class UpdateSharded(WeightUpdate):
@@ -70,7 +67,9 @@ class UpdateSharded(WeightUpdate):
         super().__init__(config, reduction)
         self._over_ranks = over_ranks
         self._shares = UpdateShares(config)
-        self._slots = RemoteSlots(config.transport, self.variables)
+        # The slots that a single rank needs in steps. All are kept until the
+        # end, since ranks have to gather the same ones.
+        self._slots: IdentityDict[keras.Variable, _RemoteSlot] = IdentityDict()
         if config.transport.size > 1:
             self._shares_here = self._shares
         self.sums_at_weights = reduction is None
@@ -82,7 +81,9 @@ class UpdateSharded(WeightUpdate):
         self._shares.add(variables)
         super().make_ready(optimizer, variables)
         for part in optimizers_in(optimizer):
-            self._slots.use(part.variables)
+            for variable in part.variables:
+                if variable in self._slots:
+                    self._slots[variable].is_used = True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Put slots on the towers that update their weights."""
@@ -91,7 +92,12 @@ class UpdateSharded(WeightUpdate):
             if part.built:
                 self._shares.add(part._trainable_variables)
                 self._place_slots(part)
-        here = [s for s in self.variables.moved if self._slots.has_here(s)]
+        here = [
+            slot
+            for slot in self.variables.moved
+            if slot not in self._slots
+            or self._slots[slot].rank == self.config.transport.rank
+        ]
         if here:
             self.slot_bytes = [
                 sum(
@@ -103,33 +109,56 @@ class UpdateSharded(WeightUpdate):
             ]
 
     def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
-        of_rule: set[int] = set()
+        remote: set[int] = set()
         if self._shares_here is not None:
-            state_lib.check_known(optimizer)
-            of_rule = set(map(id, state_lib.rule_slots(optimizer)))
-        for slot, weight in state_lib.slots_of(optimizer):
+            remote = _slots_of_rule(optimizer)
+        for slot, weight in slots_of(optimizer):
             value = getattr(weight, "_value", weight)
             if value not in self._shares:
                 continue
             device = copy_on_tower(value).device
-            if id(slot) in of_rule:
-                self._slots.add(slot, self._shares.rank_of(value))
+            if id(slot) in remote:
                 device = self._shares.slot_device(value)
+                if slot not in self._slots:
+                    rank = self._shares.rank_of(value)
+                    self._slots[slot] = _RemoteSlot(slot, rank)
             back_to = copy_on_tower(value, 0).device
             self.variables.move(slot, device, back_to, empties=True)
 
     def drop_remote_slots(self) -> None:
-        self._slots.drop_remote_slots()
+        """Drop the values that other ranks need in steps."""
+        for slot in self._slots.values():
+            if slot.is_used and not slot.is_on_owner_only:
+                slot.is_on_owner_only = True
+                if slot.rank != self.config.transport.rank:
+                    slot.drop()
 
     def gather_slots(self) -> None:
-        self._slots.gather()
+        """Give all ranks the values of all slots. Collective."""
+        transport = self.config.transport
+        for rank in range(transport.size):
+            owned = [
+                slot
+                for slot in self._slots.values()
+                if slot.rank == rank and slot.is_on_owner_only
+            ]
+            for indices in buckets([s.held for s in owned], _GATHERED_BYTES):
+                slots = [owned[i] for i in indices]
+                values = transport.broadcast(
+                    [slot.sent() for slot in slots], next_key("slots"), rank
+                )
+                if rank != transport.rank:
+                    for slot, value in zip(slots, values, strict=True):
+                        slot.put_back(value)
+        for slot in self._slots.values():
+            slot.is_on_owner_only = False
 
     def restore(self, variable: keras.Variable) -> None:
-        self._slots.forget(variable)
+        self._forget(variable)
         super().restore(variable)
 
     def release(self) -> None:
-        lost = self._slots.forget_all()
+        lost = [slot for slot in [*self._slots] if self._forget(slot)]
         self._shares.clear()
         super().release()
         if lost:
@@ -137,8 +166,17 @@ class UpdateSharded(WeightUpdate):
                 "training failed while other ranks held %d of the "
                 "optimizer's variables, which have no value on this "
                 "rank: load them from a checkpoint, or compile the model again",
-                lost,
+                len(lost),
             )
+
+    def _forget(self, variable: keras.Variable) -> bool:
+        """Forget a slot variable; return whether its value is lost."""
+        slot = self._slots.pop(variable, None)
+        if slot is None or variable._value is not slot:
+            return False
+        slot.held = self.variables.pop_original(variable)
+        slot.is_lost = True
+        return True
 
     def apply_in_replica(self, call: UpdateCall) -> None:
         """Sum gradients over all towers; each tower updates its share."""
@@ -163,6 +201,131 @@ class UpdateSharded(WeightUpdate):
         towers = map(self._shares.tower_of, values)
         here = [sums[tower][i] for i, tower in enumerate(towers)]
         return [self._over_ranks(here) if self.sums_at_weights else here]
+
+
+def _slots_of_rule(optimizer: keras.optimizers.Optimizer) -> set[int]:
+    """Return the ids of the slots that only their weights' updates use.
+
+    Raises:
+        TowerError: a variable of the optimizer belongs to no known weight.
+    """
+    of_weights = {id(slot) for slot, _ in slots_of(optimizer)}
+    # Optimizers with any update rule may have these.
+    generic = {
+        id(slot)
+        for name in (
+            "_model_variables_moving_average",
+            "_accumulated_gradients",
+        )
+        for slot in getattr(optimizer, name, ())
+    }
+    numbers = {id(optimizer._iterations), id(optimizer._learning_rate)}
+    known = of_weights | generic | numbers
+    others = [v.path for v in optimizer.variables if id(v) not in known]
+    if others and not type(optimizer).__module__.startswith("keras."):
+        raise TowerError(
+            f"optimizer {type(optimizer).__name__} has the variable "
+            f"{others[0]!r}, which cannot be assigned to a weight, "
+            'so updates="sharded" cannot share it between ranks: keep '
+            "such variables in lists with one variable per weight, as "
+            "Keras's optimizers do, or leave updates out."
+        )
+    return of_weights - generic
+
+
+class OnAnotherRankError(TowerError, AttributeError):
+    """The value of a variable is on another rank."""
+
+
+class _RemoteSlot:
+    """A slot variable that only one rank needs in steps.
+
+    On the other ranks it replaces the variable's value while steps run. Reading
+    it there raises an error that says which rank has the value.
+
+    Attributes:
+        variable: the slot variable.
+        rank: the rank that needs it.
+        held: the ``tf.Variable`` that has the value, or had it.
+        is_used: whether steps use it. Before that, all ranks have rank 0's
+            value, which may be loaded from a file.
+        is_on_owner_only: whether only ``rank`` has the value.
+        is_lost: whether training has ended without the value.
+    """
+
+    def __init__(self, variable: keras.Variable, rank: int):
+        self.variable = variable
+        self.rank = rank
+        self.held = variable._value
+        if self.is_absent:
+            # The value was lost in an earlier block.
+            self.held = variable._value.held
+        self.is_used = self.is_on_owner_only = self.is_lost = False
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this process does not have the value."""
+        return isinstance(self.variable._value, _RemoteSlot)
+
+    def drop(self) -> None:
+        """Free the memory of the value, if it is here."""
+        if self.is_absent or not byte_size(self.variable):
+            return
+        with tf.init_scope():
+            self.held, self.variable._value = self.variable._value, self
+            overwrite(self.held, tf.zeros([0], self.held.dtype))
+
+    def put_back(self, value: Any) -> None:
+        """Give the slot variable a value again."""
+        if not self.is_absent:
+            self.held = self.variable._value
+        overwrite(self.held, value)
+        self.variable._value = self.held
+
+    def sent(self) -> tf.Tensor:
+        """Return the value for a broadcast; a placeholder if it is absent."""
+        with tf.device(_HOST):
+            if self.is_absent:
+                return tf.zeros(self.held.shape, self.held.dtype)
+            return tf.identity(self.variable._value.read_value())
+
+    def assign(self, value: Any, **kwargs: Any) -> Any:
+        """Accept a value, if training is over."""
+        if not self.is_lost:
+            self._refuse()
+        self.put_back(tf.cast(value, self.held.dtype))
+        return self.held
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "dtype", "name", "device", "_unique_id"):
+            return getattr(self.held, name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse()
+
+    def __tf_tensor__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        path = self.variable.path
+        if self.is_lost:
+            raise OnAnotherRankError(
+                f"optimizer variable {path!r} has no value: rank {self.rank} "
+                "had it when training ended with an error. Load the "
+                "optimizer's state from a checkpoint, or compile the model "
+                "again."
+            )
+        raise OnAnotherRankError(
+            f"optimizer variable {path!r} cannot be read or written between "
+            f'two steps: with updates="sharded" rank {self.rank} has it. All '
+            "ranks have it from the end of an epoch to the beginning of the "
+            "next one, after evaluate(), and when the strategy's block ends. "
+            'Save then (for Keras\'s callbacks: save_freq="epoch"), or leave '
+            "updates out."
+        )
 
 
 class UpdateShares:

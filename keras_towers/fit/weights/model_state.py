@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
 
 _NOT_USER_STATE = frozenset(
     ("_tracker", "_layers", "_inbound_nodes", "_outbound_nodes")
@@ -166,38 +165,3 @@ def lists_by_weight(
         and len(value) == number
         and all(s is None or isinstance(s, keras.Variable) for s in value)
     ]
-
-
-def rule_slots(
-    optimizer: keras.optimizers.Optimizer,
-) -> list[keras.Variable]:
-    """Return the slot variables used only by their weight's update."""
-    generic = {id(slot) for slot in _generic_slots(optimizer)}
-    return [s for s, _ in slots_of(optimizer) if id(s) not in generic]
-
-
-def check_known(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check that every variable of an optimizer belongs to a known weight."""
-    if type(optimizer).__module__.startswith("keras."):
-        return
-    known = {id(slot) for slot, _ in slots_of(optimizer)}
-    known |= {id(slot) for slot in _generic_slots(optimizer)}
-    known |= {id(optimizer._iterations), id(optimizer._learning_rate)}
-    for variable in optimizer.variables:
-        if id(variable) not in known:
-            raise TowerError(
-                f"optimizer {type(optimizer).__name__} has the variable "
-                f"{variable.path!r}, which cannot be assigned to a weight, "
-                'so updates="sharded" cannot share it between ranks: keep '
-                "such variables in lists with one variable per weight, as "
-                "Keras's optimizers do, or leave updates out."
-            )
-
-
-def _generic_slots(
-    optimizer: keras.optimizers.Optimizer,
-) -> list[keras.Variable]:
-    """Return the slots that optimizers with any update rule may have."""
-    names = ("_model_variables_moving_average", "_accumulated_gradients")
-    lists = (getattr(optimizer, name, ()) for name in names)
-    return [slot for slots in lists for slot in slots if slot is not None]

@@ -22,12 +22,11 @@ The file of an operation's rule, with some of TensorFlow's names:
 * ``ragged.py``: ragged rows: RaggedTensorToTensor
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
-* ``control_flow.py``: calls, branches and loops: PartitionedCall If Case While
+* ``control_flow.py``: calls and branches: PartitionedCall If Case
+* ``loops.py``: loops, also with one round for each example, as in
+  ``tf.map_fn``: While
 * ``lists.py``: lists of tensors in loops, and optionals: TensorListReserve
   TensorListSetItem TensorListStack OptionalFromValue
-
-``loops_over_rows.py`` registers no rules. ``control_flow.py`` calls it for
-loops with one round for each example, as in ``tf.map_fn``.
 """
 
 from keras_towers.partition.rules import (  # noqa: F401
@@ -37,6 +36,7 @@ from keras_towers.partition.rules import (  # noqa: F401
     elementwise,
     indexing,
     lists,
+    loops,
     ragged,
     reductions,
     row_numbers,

@@ -1,23 +1,21 @@
-"""Calls of functions, branches, and loops that every tower runs."""
+"""Calls of functions, and branches.
+
+The functions take the values of the surrounding program as inputs. No exchange
+is possible inside of them.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.called_functions import (
-    add_call,
-    add_loop,
-    bind_captures,
-    called_graph,
-    settle,
-    skip_identities,
-)
+from keras_towers import compat
+from keras_towers.partition.builder import Output
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -28,29 +26,179 @@ from keras_towers.partition.layouts import (
     common_facts,
     local_shape,
     require,
-    sizes_of,
+    required,
 )
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Function, Tensor
+from keras_towers.partition.program import (
+    Function,
+    Operation,
+    Tensor,
+    needed_operations,
+)
 from keras_towers.partition.registry import Node, rule
-from keras_towers.partition.rules.loops_over_rows import divide_rounds
-from keras_towers.partition.rules.reductions import lay_out_own_mean
-from keras_towers.partition.sizes import UNKNOWN
+
+# In the control flow of TensorFlow 1, an operation may have no result, and
+# loops are cycles of the graph.
+_CONTROL_FLOW_V1 = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "NextIteration", "Switch")
+)
+
+
+def has_control_flow_v1(graph: Any) -> bool:
+    """Whether a graph has loops or branches of TensorFlow 1.
+
+    They cannot be separated from their graph.
+    """
+    return any(o.type in _CONTROL_FLOW_V1 for o in graph.get_operations())
+
+
+def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
+    """Return the graph of a function that an operation calls.
+
+    Args:
+        node: the operation.
+        name: the name of the function.
+        num_extra: the number of first inputs that the function does not take.
+
+    Raises:
+        NotDivided: the function is unknown, or cannot be laid out.
+    """
+    graph = required(compat.graph_of_function(node.operation.graph, name))
+    require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
+    require(not has_control_flow_v1(graph))
+    return graph
+
+
+# ---- calls -------------------------------------------------------------------
+
+
+# The graphs of ``_mean_of_rows``, which nothing else calls.
+_OWN_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@tf.custom_gradient
+def own_mean(x: tf.Tensor) -> Any:
+    """Return for each row the mean of all rows of its tower.
+
+    On one device it is the mean of all rows. It is its own gradient, as the
+    operator is linear and self-adjoint.
+
+    Args:
+        x: the rows, along axis 0.
+    """
+    return _mean_of_rows(x), own_mean
+
+
+@tf.function(autograph=False)
+def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
+    _OWN_MEANS.add(compat.get_default_graph())
+    return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
+
+
+@rule("PartitionedCall", "StatefulPartitionedCall")
+def _own_mean(node: Node, *inputs: Value) -> Values:
+    """Compute ``own_mean`` on each tower, without an exchange."""
+    partitioner = node.partitioner
+    require(_function_of(node) in _OWN_MEANS)
+    (x,) = inputs
+    layout, rows = x.as_rows()
+    require(not layout.axis and layout.blocks == 1)
+    mean = partitioner.op("Mean", [rows, [0]], keep_dims=True)
+    shape = partitioner.shape_vector(rows)
+    # Without rows, the broadcast drops the mean, which is NaN.
+    means = partitioner.op("BroadcastTo", [mean, shape], rows.shape)
+    return [Value(layout, means, shape=x.shape)]
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
 def _inline_call(node: Node, *inputs: Value) -> Values:
-    partitioner = node.partitioner
-    has_name = node.type.endswith("PartitionedCall")
-    graph = called_graph(node, node.attr("f").name if has_name else node.type)
-    means = lay_out_own_mean(partitioner, graph, inputs)
-    if means is not None:
-        return [means]
+    outputs = node.partitioner.lay_out_function(_function_of(node), inputs)
     # A gradient may have added outputs to the graph after this call.
-    return partitioner.lay_out_function(graph, inputs)[: node.num_outputs]
+    return outputs[: node.num_outputs]
 
 
-def _require_towers_differ(values: Values) -> None:
+def _function_of(node: Node) -> Any:
+    """Return the graph of a called function."""
+    has_name = node.type.endswith("PartitionedCall")
+    return called_graph(node, node.attr("f").name if has_name else node.type)
+
+
+def bind_captures(
+    functions: Sequence[Function],
+) -> tuple[list[Function], list[Tensor]]:
+    """Turn captured tensors into inputs of functions.
+
+    Args:
+        functions: N functions, which may contain unused operations.
+
+    Returns:
+        The N functions, and the tensors that all of them take as last inputs.
+    """
+    captured = [needed_operations(f, _is_rematerialized) for f in functions]
+    captures = list(dict.fromkeys(t for _, others in captured for t in others))
+    closures = [
+        Function([*function.inputs, *captures], function.outputs, operations)
+        for function, (operations, _) in zip(functions, captured, strict=True)
+    ]
+    return closures, captures
+
+
+def _is_rematerialized(operation: Operation) -> bool:
+    """Whether a function repeats an operation, rather than take its output.
+
+    Single numbers are taken as inputs, unless they are constants: they are
+    derived from large tensors, and do not determine shapes.
+    """
+    is_number = operation.outputs[0].shape.rank == 0
+    return operation.is_repeated and (
+        operation.type == "Const" or not is_number
+    )
+
+
+def add_call(
+    node: Node,
+    inputs: Sequence[Tensor],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[Output],
+    functions: Mapping[str, Any],
+) -> list[Tensor]:
+    """Add an operation that calls functions; return its outputs.
+
+    Args:
+        node: the traced operation.
+        inputs: its inputs.
+        attributes: the attributes that name dtypes.
+        outputs: the dtypes and shapes of its outputs.
+        functions: the functions that it calls, by attribute.
+    """
+    partitioner = node.partitioner
+    same = ("parallel_iterations", "_lower_using_switch_merge")
+    traced = node.operation.node_def.attr
+    # The functions read variables, but write none.
+    reads = [k for k, t in enumerate(inputs) if t.dtype == tf.resource]
+    least = partitioner.order.record_use(node, inputs, True) if reads else 0
+    return partitioner.add(
+        node.type,
+        inputs,
+        {
+            **attributes,
+            **{key: traced[key] for key in same if key in traced},
+            compat.READ_ONLY_INPUTS: reads,
+            "output_shapes": [shape for _, shape in outputs],
+        },
+        outputs,
+        least=least,
+        functions=functions,
+        source=node.operation,
+    )
+
+
+# ---- values in functions -----------------------------------------------------
+
+
+def require_towers_differ(values: Values) -> None:
     """Refuse to divide work that would be the same on all towers.
 
     In a function it saves time, too: each loop lays out its body several times,
@@ -59,17 +207,7 @@ def _require_towers_differ(values: Values) -> None:
     require(not all(value.is_replicated for value in values))
 
 
-def _require_known_units(partitioner: Partitioner, values: Values) -> None:
-    """Refuse rows of a unit that only a function knows."""
-    for value in values:
-        layout = value.layout
-        while isinstance(layout, ListOf):
-            layout = layout.element
-        if isinstance(layout, Sharded):
-            require(partitioner.has_unit(layout.unit))
-
-
-def _captured_value(partitioner: Partitioner, value: Value) -> Value:
+def captured_value(partitioner: Partitioner, value: Value) -> Value:
     """Return a value of the surrounding program as a function sees it."""
     if not value.is_replicated:
         return dataclasses.replace(value, whole_from=None)
@@ -82,7 +220,7 @@ def _captured_value(partitioner: Partitioner, value: Value) -> Value:
     )
 
 
-def _join_values(a: Value, b: Value) -> Value:
+def join_values(a: Value, b: Value) -> Value:
     """Join two possible values, as at the end of a branch.
 
     The result has their layout, and the facts that both share.
@@ -95,7 +233,7 @@ def _join_values(a: Value, b: Value) -> Value:
     return common_facts(a, b, layouts[0] if layouts else REPLICATED)
 
 
-def _try_with_partial_sums(
+def try_with_partial_sums(
     node: Node, inputs: Values, lay_out: Callable[[Values], Values]
 ) -> Values:
     """Lay out a call, if possible without adding up partial sums first.
@@ -135,9 +273,9 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
         return partitioner.lay_out_function(graphs[taken], inputs)[
             : node.num_outputs
         ]
-    _require_towers_differ([index, *inputs])
+    require_towers_differ([index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
-    return _try_with_partial_sums(node, inputs, lay_out)
+    return try_with_partial_sums(node, inputs, lay_out)
 
 
 def _branch_names(node: Node) -> list[str]:
@@ -155,16 +293,16 @@ def _lay_out_branches(
     branches = [partitioner.for_function() for _ in graphs]
     outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
-        given = [_captured_value(partitioner, value) for value in inputs]
+        given = [captured_value(partitioner, value) for value in inputs]
         outputs = branch.lay_out_function(graph, given)
         outputs_of_branches.append(outputs[: node.num_outputs])
     results = [
-        functools.reduce(_join_values, values, values[0])
+        functools.reduce(join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
     # In a function, what is computed once could not be exchanged.
     if partitioner.can_exchange:
-        _require_towers_differ(results)
+        require_towers_differ(results)
     _require_known_units(partitioner, results)
     functions = []
     for branch, values in zip(branches, outputs_of_branches, strict=True):
@@ -194,109 +332,11 @@ def _lay_out_branches(
     return results
 
 
-# ---- loops -------------------------------------------------------------------
-
-
-@rule("While", "StatelessWhile")
-def _loop(node: Node, *inputs: Value) -> Values:
-    _require_towers_differ(inputs)
-    body = called_graph(node, node.attr("body").name)
-    condition = called_graph(node, node.attr("cond").name)
-    require(len(body.outputs) == len(inputs))
-    with contextlib.suppress(NotDivided):
-        return divide_rounds(node, body, condition, inputs)
-    lay_out = functools.partial(_lay_out_loop, node, body, condition)
-    return _try_with_partial_sums(node, inputs, lay_out)
-
-
-def _lay_out_loop(
-    node: Node, body: Any, condition: Any, inputs: Values
-) -> Values:
-    partitioner = node.partitioner
-    loop_vars = [
-        index
-        for index, tensor in enumerate(body.outputs)
-        if skip_identities(tensor) is not body.inputs[index]
-    ]
-    require(all(body.inputs[k].dtype != tf.resource for k in loop_vars))
-    before = len(partitioner.once)
-
-    def lay_out_round(states: Mapping[int, Value]) -> Any:
-        # Only the last pass counts.
-        del partitioner.once[before:]
-        round_, tensors, ends = _lay_out_round(
-            partitioner, body, inputs, states
-        )
-        after = {k: _join_values(states[k], ends[k]) for k in loop_vars}
-        return (round_, tensors, ends), after
-
-    (round_, tensors, ends), states = settle(
-        {k: _join_values(inputs[k], inputs[k]) for k in loop_vars},
-        lay_out_round,
-    )
-    if partitioner.can_exchange:
-        _require_towers_differ([*states.values()])
-    operands, outputs = [], []
-    for k, state in states.items():
-        operands.append(partitioner.to_layout(inputs[k], state.layout))
-        outputs.append(round_.to_layout(ends[k], state.layout))
-    new_body = Function(tensors, outputs, round_.operations)
-    test, tensors, (end,) = _lay_out_round(
-        partitioner, condition, inputs, states
-    )
-    continues = test.to_layout(end, REPLICATED)
-    new_condition = Function(tensors, [continues], test.operations)
-    results = list(inputs)
-    local_results = add_loop(node, operands, new_body, new_condition)
-    for k, tensor in zip(states, local_results, strict=False):
-        results[k] = dataclasses.replace(states[k], local=tensor)
-    return results
-
-
-def _lay_out_round(
-    partitioner: Partitioner,
-    graph: Any,
-    inputs: Values,
-    states: Mapping[int, Value],
-) -> tuple[Partitioner, list[Tensor], Values]:
-    """Lay out the body of a loop, or its condition.
-
-    Args:
-        partitioner: the partitioner of the loop.
-        graph: the function.
-        inputs: the inputs of the loop.
-        states: the loop variables at the start of any round.
-
-    Returns:
-        The partitioner of the function, its inputs that are loop variables,
-        and its outputs.
-    """
-    inner = partitioner.for_function()
-    values = []
-    tensors: list[Tensor] = []
-    for index, value in enumerate(inputs):
-        if index not in states:
-            values.append(_captured_value(partitioner, value))
-            continue
-        like, state = graph.inputs[index], states[index]
-        shape = local_shape(like.shape, state.layout)
-        tensors.append(Tensor(like.dtype, shape, on_towers=True))
-        values.append(_loop_variable(state, tensors[-1], like.shape))
-    return inner, tensors, inner.lay_out_function(graph, values)
-
-
-def _loop_variable(
-    state: Value, tensor: Tensor, shape: tf.TensorShape
-) -> Value:
-    """Return the value of a loop variable at the start of a round."""
-    sizes = state.shape
-    if shape.rank is not None:
-        sizes = tuple(
-            traced if size is UNKNOWN else size
-            for size, traced in zip(
-                sizes or (UNKNOWN,) * shape.rank, sizes_of(shape), strict=True
-            )
-        )
-    if state.layout == REPLICATED:
-        return dataclasses.replace(state, whole=tensor, shape=sizes)
-    return dataclasses.replace(state, local=tensor, shape=sizes)
+def _require_known_units(partitioner: Partitioner, values: Values) -> None:
+    """Refuse rows of a unit that only a function knows."""
+    for value in values:
+        layout = value.layout
+        while isinstance(layout, ListOf):
+            layout = layout.element
+        if isinstance(layout, Sharded):
+            require(partitioner.has_unit(layout.unit))

@@ -105,7 +105,7 @@ def _draw(
 
     # The first number may be in the middle of a group.
     begin = partitioner.op("Mul", [start, each], ())
-    length = partitioner.size_product(count, each)
+    length = partitioner.compute_size("Mul", count, each)
     more = partitioner.compute_size("AddV2", length, group)
     drawn = draw(
         partitioner.size_vector([more], shape.dtype),

@@ -98,11 +98,13 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
-        return [_declared_element_shape(node, required(inputs[0].elements))]
+        declared = required(required(inputs[0].elements).declared)
+        whole = partitioner.known_tensor(declared, node.output_dtype())
+        return [Value(REPLICATED, whole=required(whole))]
     if node.type == "TensorListLength" and is_row_per_element(element):
         length = required(inputs[0].elements).length
-        size = required(partitioner.global_size(length))
-        return [Value(REPLICATED, whole=partitioner.cast(size, tf.int32))]
+        whole = required(partitioner.known_tensor(length, tf.int32))
+        return [Value(REPLICATED, whole=whole)]
     require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
         # The sizes of elements that are not set are unknown.
@@ -187,16 +189,6 @@ def _element_shape_operand(
     is_full = elements is not None and elements.is_full
     require(may_hold_rows(size, layout) or (size is UNKNOWN and is_full))
     return partitioner.local_target(shape, sizes, layout)
-
-
-def _declared_element_shape(node: Node, elements: Elements) -> Value:
-    """Return the declared shape of the elements of a list on one device."""
-    partitioner = node.partitioner
-    declared = required(elements.declared)
-    whole = partitioner.element_shape(list(np.ravel(declared)))
-    if not np.ndim(declared):
-        whole = partitioner.vector_entry(whole, 0)
-    return Value(REPLICATED, whole=partitioner.cast(whole, node.output_dtype()))
 
 
 # ---- facts -------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.partition.division import Factors, NewAxis, along_axes
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -259,45 +257,3 @@ def _add_moments(
     )
     variances = partitioner.op("AddV2", [variances, deviations], means.shape)
     return of_mean, combine(variances, variance)
-
-
-# ---- means per tower ---------------------------------------------------------
-
-# The graphs of ``_mean_of_rows``, which nothing else calls.
-_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-@tf.custom_gradient
-def own_mean(x: tf.Tensor) -> Any:
-    """Return for each row the mean of all rows of its tower.
-
-    On one device it is the mean of all rows. It is its own gradient, as the
-    operator is linear and self-adjoint.
-
-    Args:
-        x: the rows, along axis 0.
-    """
-    return _mean_of_rows(x), own_mean
-
-
-@tf.function(autograph=False)
-def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
-    _MEANS.add(compat.get_default_graph())
-    return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
-
-
-def lay_out_own_mean(
-    partitioner: Partitioner, graph: Any, inputs: Values
-) -> Value | None:
-    """Lay out a call of ``own_mean``; None: it is none, or has no rows."""
-    if graph not in _MEANS:
-        return None
-    (x,) = inputs
-    layout, rows = x.sharded, x.local
-    if layout is None or rows is None or layout.axis or layout.blocks > 1:
-        return None
-    mean = partitioner.op("Mean", [rows, [0]], keep_dims=True)
-    shape = partitioner.shape_vector(rows)
-    # Without rows, the broadcast drops the mean, which is NaN.
-    means = partitioner.op("BroadcastTo", [mean, shape], rows.shape)
-    return Value(layout, means, shape=x.shape)

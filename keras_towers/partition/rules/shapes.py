@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.division import Factors, NewAxis, along_axes, divide
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -42,20 +40,18 @@ def _shape(node: Node, *values: Value) -> Values:
     require(not any(isinstance(value.layout, ListOf) for value in values))
     results = []
     for index, value in enumerate(values):
-        known: Any = value.sizes
-        dtype = node.output_dtype(index)
+        entries: Any = value.sizes
         if node.type == "Rank":
-            whole, known = partitioner.constant(value.rank, dtype), value.rank
+            entries = value.rank
         elif node.type == "Size":
-            one = partitioner.constant(1, SIZE_DTYPE)
+            entries = math.prod(entries)
+        known, dtype = np.array(entries, object), node.output_dtype(index)
+        whole = partitioner.known_tensor(known, dtype)
+        if whole is None:
             sizes = _global_sizes(partitioner, value)
-            product = functools.reduce(partitioner.size_product, sizes, one)
-            whole, known = partitioner.cast(product, dtype), math.prod(known)
-        else:
-            whole = partitioner.size_vector(
-                _global_sizes(partitioner, value), dtype
-            )
-        known = np.array(known, object)
+            whole = partitioner.size_vector(sizes, dtype)
+            if node.type == "Size":
+                whole = partitioner.op("Prod", [whole, [0]], (), True)
         results.append(Value(REPLICATED, whole=whole, known=known))
     return results
 

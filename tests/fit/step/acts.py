@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+from tests.exactness import models as m
+
 
 class Acts(keras.layers.Layer):
     """Does what a function does."""
@@ -36,6 +38,15 @@ Functional = type(keras.Model(_input, _input))
 
 class Stepping(Functional):
     """Trains by hand, then does more; each subclass something else."""
+
+    @classmethod
+    def made(cls, optimizer="sgd", **options):
+        """A compiled classifier that trains so."""
+        inner = m.mlp()
+        model = cls(*inner.inputs, *inner.outputs)
+        model.prepare()
+        model.compile(optimizer, **options)
+        return model
 
     def prepare(self):
         """Make what the step writes."""

@@ -69,12 +69,4 @@ class Writing(Stepping):
 
 def made(**options):
     """A function that builds and compiles a model, the same every time."""
-
-    def make():
-        inner = m.mlp()
-        model = Writing(*inner.inputs, *inner.outputs)
-        model.prepare()
-        model.compile(keras.optimizers.SGD(0.02), **options)
-        return model
-
-    return make
+    return lambda: Writing.made(keras.optimizers.SGD(0.02), **options)

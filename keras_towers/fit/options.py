@@ -14,29 +14,33 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from keras_towers.errors import TowerError, did_you_mean
-from keras_towers.fit.contract import (
-    Batches,
-    Extent,
-    MicroBatches,
-    StepOptions,
-    Updates,
-)
 from keras_towers.reduction import (
     CommunicationHook,
     CompressionName,
     GradientPacker,
 )
-from keras_towers.strategies.modes import ModeName
+
+Batches: TypeAlias = Literal["split", "each"]
+"""Whether the global batch is split, or each tower draws a whole batch."""
+Extent: TypeAlias = Literal["tower", "global"]
+"""Whether statistics are computed from a tower's rows or the global batch."""
+MicroBatches: TypeAlias = int | Literal["auto"]
+"""The number of micro-batches of a tower; "auto": as its memory requires."""
+ModeName: TypeAlias = Literal[
+    "nccl", "collective", "hierarchical", "gpu", "cpu"
+]
+"""How gradients are summed over the towers of a process."""
+Updates: TypeAlias = Literal["once", "each", "sharded"]
+"""Whether one tower updates all weights, each tower its copy, or a share."""
+Where: TypeAlias = Literal["cpu", "gpu"]
+"""Whether weights are held on the host, or spread over the towers."""
 
 # Of NumPy, too; and what messages call them.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 
-Where: TypeAlias = Literal["cpu", "gpu"]
-"""Whether weights are held on the host, or spread over the towers."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(StepOptions):
+class Options:
     """The options shared by several strategies.
 
     Each strategy accepts some of them as keyword arguments.
@@ -113,9 +117,15 @@ class Options(StepOptions):
         TowerError: a value is not allowed, or contradicts another.
     """
 
+    average: bool = True
+    batches: Batches = "split"
+    sync_every_epoch: bool = True
+    batch_norm: Extent = "global"
+    micro_batches: MicroBatches = 1
     mode: ModeName | None = None
     updates: Updates | None = None
     packer: GradientPacker | bool | None = None
+    compression: CompressionName | CommunicationHook | None = None
     sync_every: int | None = None
     outer_momentum: float = 0.0
     outer_learning_rate: float = 1.0

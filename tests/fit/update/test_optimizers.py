@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.update import update_rules
+from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.optimizers import as_one_device
 
 pytestmark = pytest.mark.core
@@ -103,13 +103,13 @@ def assert_as_keras(make, steps, **options):
 )
 def test_the_result_is_that_of_keras(make, dtype, fused, monkeypatch):
     repetitions = []
-    record = update_rules.RecordedOperations.repeat
+    record = optimizers.RecordedOperations.repeat
 
     def counted(self, inputs):
         repetitions.append(inputs)
         record(self, inputs)
 
-    monkeypatch.setattr(update_rules.RecordedOperations, "repeat", counted)
+    monkeypatch.setattr(optimizers.RecordedOperations, "repeat", counted)
     found, _ = assert_as_keras(make, gradients_for(SHAPES, dtype=dtype))
     assert sum(found[kind] for kind in FUSED) == fused * len(SHAPES)
     if make is scheduled:
@@ -188,7 +188,7 @@ def test_updates_that_draw_or_read_other_weights_are_not_shared(monkeypatch):
             noise = tf.random.uniform([]) * 0 + other
             super().assign_sub(variable, value * noise)
 
-    monkeypatch.setattr(update_rules, "repeats", lambda optimizer: True)
+    monkeypatch.setattr(optimizers, "repeats", lambda optimizer: True)
     gradients = gradients_for([(2,), (2,), (2,)])
     found, _ = assert_as_keras(lambda: Odd(0.1), gradients)
     assert found["RandomUniform"] == 3

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.fit import options as lib
 from keras_towers.strategies import modes
-from keras_towers.strategies import options as lib
 
 
 def test_keywords_are_the_fields_of_options():
