@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.fit.context import marks
+from keras_towers.fit.step import marks
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2
