@@ -273,12 +273,10 @@ def _choose_axis(
     for value, labels in pairs:
         sizes = zip(value.shape or (), labels, strict=True)
         for axis, (size, label) in enumerate(sizes):
-            if not isinstance(size, Size) or not factors.may_divide(label):
-                continue
-            layout = Sharded(axis, partitioner.unit)
-            rows = layout.rows_per_unit_in(size)
-            if rows:
-                return label, dataclasses.replace(layout, rows=rows)
+            if isinstance(size, Size) and factors.may_divide(label):
+                rows = partitioner.find_rows(axis, size)
+                if rows is not None:
+                    return label, rows
     return None
 
 

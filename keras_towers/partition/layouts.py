@@ -145,13 +145,6 @@ class Sharded:
         whole = isinstance(size, int) and not size % self.unit.size
         return size // self.unit.size if whole else None
 
-    def blocks_in(self, size: Any) -> int | None:
-        """Return the blocks in an axis; None: the size does not fit."""
-        count = self.rows_per_unit_in(size)
-        return (
-            None if count is None or count % self.rows else count // self.rows
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:

@@ -28,7 +28,10 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, notes, rule
 from keras_towers.partition.rules.ragged import repeat_rows
-from keras_towers.partition.rules.reductions import known_axes
+from keras_towers.partition.rules.reductions import (
+    known_axes,
+    reduce_over_towers,
+)
 from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
 
 # ---- local row numbers -------------------------------------------------------
@@ -339,27 +342,14 @@ def _segment_axes(
 
 @rule(*_EXTREMES)
 def _segment_extreme(
-    node: Node,
-    values: Value,
-    segments: Value,
-    count: Value,
+    node: Node, values: Value, segments: Value, count: Value
 ) -> Values:
-    """Reduce segments on each tower, then reduce the towers' results.
-
-    For a segment without rows a tower contributes the neutral element.
-    """
     partitioner = node.partitioner
-    shape = node.shapes[0]
     layout, _ = (segments if segments.sharded else values).as_rows()
-    require(layout.axis < segments.rank and shape.rank is not None)
+    require(layout.axis < segments.rank)
     rows = [partitioner.shard(value, layout) for value in (values, segments)]
-    operands = [*rows, partitioner.replicate(count)]
-    (extremes,) = node.copy(operands)
-    extremes = partitioner.op("ExpandDims", [extremes, 0], [1, *shape])
-    gathered = partitioner.exchange("gather", extremes)
-    kind = _EXTREMES[node.type]
-    whole = partitioner.op(kind, [gathered, [0]], shape, keep_dims=False)
-    return [Value(REPLICATED, whole=whole)]
+    (own,) = node.copy([*rows, partitioner.replicate(count)])
+    return [reduce_over_towers(partitioner, _EXTREMES[node.type], own)]
 
 
 @axes("Bincount", "DenseBincount")

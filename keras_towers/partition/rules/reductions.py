@@ -17,7 +17,6 @@ from keras_towers.partition.layouts import (
     Values,
     require,
     required,
-    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -74,18 +73,32 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
 
 @rule(*_EXTREMES)
 def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
-    """Reduce on each tower, then reduce the towers' results."""
     partitioner = node.partitioner
     reduced = known_axes(over, value.rank)
     layout, rows = value.as_rows()
-    require(layout.axis in reduced and partitioner.can_exchange)
+    require(layout.axis in reduced)
     along = partitioner.constant(reduced, node.dtype(1))
-    sizes = enumerate(value.sizes)
-    shape = static([1 if axis in reduced else size for axis, size in sizes])
-    (extreme,) = node.copy([rows, along], [shape], {"keep_dims": True})
-    extremes = partitioner.exchange("gather", extreme, layout.axis)
-    (whole,) = node.copy([extremes, along])
-    return [Value(REPLICATED, whole=whole)]
+    (own,) = node.copy([rows, along])
+    return [reduce_over_towers(partitioner, node.type, own)]
+
+
+def reduce_over_towers(
+    partitioner: Partitioner, kind: str, own: Tensor
+) -> Value:
+    """Reduce the results of all towers to one.
+
+    Without rows, a tower's own result is the neutral element.
+
+    Args:
+        partitioner: the partitioner of the program.
+        kind: the type of the reduction, such as ``Max``.
+        own: the result of each tower for its own rows.
+    """
+    require(own.shape.rank is not None)
+    own_row = partitioner.op("ExpandDims", [own, 0], [1, *own.shape])
+    results = partitioner.exchange("gather", own_row)
+    whole = partitioner.op(kind, [results, [0]], own.shape, keep_dims=False)
+    return Value(REPLICATED, whole=whole)
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")

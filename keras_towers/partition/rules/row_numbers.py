@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_towers.partition.folding import Span, spans
 from keras_towers.partition.layouts import (
     BelowLimit,
     RowNumbers,
@@ -24,7 +25,6 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.rules.reductions import known_ints
-from keras_towers.partition.slice_spans import Span, spans
 
 # Moves that leave out no row number, or all.
 _WHOLE_MOVES = (

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.partition.division import Factors, NewAxis, divide
+from keras_towers.partition.folding import Span, spans, split_sizes
 from keras_towers.partition.layouts import (
     Sharded,
     Value,
@@ -25,7 +26,6 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.sizes import UNKNOWN
-from keras_towers.partition.slice_spans import Span, spans, split_sizes
 
 
 def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
@@ -93,8 +93,9 @@ def _slice_blocks(
 
 def _with_blocks(layout: Sharded, size: Any) -> Sharded:
     """Return the layout of another size with blocks of the same size."""
-    blocks = required(layout.blocks_in(size) or None)
-    return dataclasses.replace(layout, blocks=blocks)
+    rows = layout.rows_per_unit_in(size)
+    require(rows and not rows % layout.rows)
+    return dataclasses.replace(layout, blocks=required(rows) // layout.rows)
 
 
 def _rows_ahead(layout: Sharded, begin: Any) -> int:
