@@ -23,7 +23,7 @@ from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.hooks import permanent_patches
+from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.rank_environment import check_permitted
@@ -196,7 +196,7 @@ def connect() -> None:
     """Connect ``keras.distribution`` to towers, after Keras's import."""
     global _connected
     if _connected is None:
-        _connected = permanent_patches.connect(
+        _connected = keras_patches.connect(
             _around_call, _set_distribution, _BACKEND
         )
 

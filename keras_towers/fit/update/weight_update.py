@@ -21,12 +21,12 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import marks
 from keras_towers.fit.contract import (
     TowerConfig,
     UpdateCall,
     check_equal_gradients,
 )
+from keras_towers.fit.step import marks
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.model_state import slots_of, trained_by
