@@ -9,11 +9,8 @@ The modules, from the runtime up:
 ``connection``         a worker's connection to servers and workers
 ``workers``            which workers train, have left, or are lost
 ``server_variables``   the copies of a model's variables on the servers
-``training_session``   the training of one model by all workers
-``worker_updates``     updates by the average of the workers' gradients, or
-                       by each worker itself
-``early_updates``      averages whose updates begin before all gradients have
-                       arrived
+``training_session``   the training of one model by all workers: how their
+                       gradients become the next weights
 ``worker_fit``         a ``fit`` of one worker, and its other calls
 =====================  =======================================================
 

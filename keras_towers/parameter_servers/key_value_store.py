@@ -67,15 +67,29 @@ class KeyValueStore:
         """Write a value."""
         _, write = _functions(self._device)
         text = tf.constant([json.dumps(value)])
-        with self._around():
-            request(write, self._device, _numbers([key]), text)
+        self._request(write, _numbers([key]), text)
 
     def _find(self, keys: Sequence[str]) -> list[Any]:
         """Read the values of keys in one request."""
         read, _ = _functions(self._device)
-        with self._around():
-            (found,) = request(read, self._device, _numbers(keys))
+        (found,) = self._request(read, _numbers(keys))
         return [json.loads(text) if text else None for text in found.numpy()]
+
+    def _request(self, function: Any, *arguments: tf.Tensor) -> list[Any]:
+        """Run a function that returns at once."""
+        try:
+            with self._around():
+                return RunningFunction(function, arguments).wait(
+                    settings.ANSWER_S
+                )
+        except TimeoutError:
+            spec = tf.DeviceSpec.from_string(self._device)
+            raise TowerError(
+                f"{spec.job} {spec.task} can be reached, but has not answered "
+                f"for {settings.ANSWER_S:g} s: its process was stopped, or its "
+                "machine hangs. Resume it, or start all tasks of the job "
+                "again, from a backup."
+            ) from None
 
     def read(self, key: str) -> tf.Tensor:
         """Read a value inside a function; ``value_of`` decodes it."""
@@ -95,20 +109,6 @@ def value_of(read: Any) -> Any:
     """Decode the result of ``KeyValueStore.read``; None if it has no value."""
     text = read.numpy()
     return json.loads(text) if text else None
-
-
-def request(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
-    """Run a function that returns at once, or raise a ``TowerError``."""
-    try:
-        return RunningFunction(function, arguments).wait(settings.ANSWER_S)
-    except TimeoutError:
-        spec = tf.DeviceSpec.from_string(device)
-        raise TowerError(
-            f"{spec.job} {spec.task} can be reached, but has not answered "
-            f"for {settings.ANSWER_S:g} s: its process was stopped, or its "
-            "machine hangs. Resume it, or start all tasks of the job again, "
-            "from a backup."
-        ) from None
 
 
 def _numbers(keys: Sequence[str]) -> tf.Tensor:

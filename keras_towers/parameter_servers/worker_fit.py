@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,13 +29,16 @@ from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.training_session import Session
-from keras_towers.parameter_servers.worker_updates import WorkerUpdates
+from keras_towers.parameter_servers.training_session import (
+    AveragedSession,
+    Session,
+)
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, seed_of_replica
 from keras_towers.replicas.replica_call import (
+    DroppedGradients,
     OneFitPerModel,
     ReplicaCall,
     TrainFunction,
@@ -73,14 +77,15 @@ class WorkerFit(ReplicaCall):
     def __init__(self, session: Session, *args: Any):
         super().__init__(*args)
         self.session = session
-        self.dropped = session.updates.dropped_gradients()
         self._workers = session.workers
         self._is_chief = session.rank == 0
-        self._begun = False
+        if self._is_chief and isinstance(session, AveragedSession):
+            self.dropped = DroppedGradients(
+                session.quorum, lambda: session.counts
+            )
         self._has_left = False
         # Whether no step follows, whatever callbacks say.
         self._is_over = False
-        self._steps_done = 0
         # Batches to skip: this worker had trained on them before it died.
         self._skipped = 0
         self._epoch_before: int | None = None
@@ -120,7 +125,7 @@ class WorkerFit(ReplicaCall):
             return super()._make_step_function(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
-        self.session.updates.begin_trace()
+        self.session.begin_trace()
         self.model.train_function = None
         super()._make_step_function("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
@@ -129,7 +134,7 @@ class WorkerFit(ReplicaCall):
     def _refuse_swaps(self, callbacks: list[Any]) -> None:
         """Refuse a swap of weights that other workers may update meanwhile."""
         swaps = keras.callbacks.SwapEMAWeights
-        if not self.session.updates.needs_all and any(
+        if not self.session.needs_all and any(
             isinstance(getattr(callback, "callback", callback), swaps)
             for callback in callbacks
         ):
@@ -141,15 +146,8 @@ class WorkerFit(ReplicaCall):
             )
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        session = self.session
-        with contextlib.ExitStack() as counted:
-            counted.enter_context(session.updates.trace_step())
-            result = super().run_step(step, batch)
-            saved = session.save_seeds(session.updates.steps_before())
-            with tf.control_dependencies([saved]):
-                counted.close()
-        session.variables.refuse_writes(compat.get_default_graph())
-        return result
+        run = functools.partial(super().run_step, step, batch)
+        return self.session.trace_step(run)
 
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
@@ -167,13 +165,13 @@ class WorkerFit(ReplicaCall):
         seeds = self.config.options.batches == "split"
         self.session.variables.create_copies(self.model, seeds)
         optimizers = state_lib.collect(self.model).optimizers
-        self.session.updates.check_optimizers(optimizers)
+        self.session.check_optimizers(optimizers)
 
     def _on_train_begin(self, logs: Any = None) -> None:
         """Start at the chief's epoch, after all callbacks have begun."""
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
-        self._begun = session.trains = True
+        session.trains = True
         session.connection.finished = False
         session.fits += 1
         self._epoch_before = model._initial_epoch
@@ -192,19 +190,17 @@ class WorkerFit(ReplicaCall):
             session.variables.download()
         if is_back:
             self._come_back()
-        if self._steps_done:
+        if self._workers.steps_done:
             # It reads them, so that all workers see the same order of data.
             epochs, self._skipped = self.epoch_iterator.skip_batches(
-                self._steps_done
+                self._workers.steps_done
             )
             epoch += epochs
             self._workers.publish(epoch=epoch - 1, epoch_steps=None)
         try:
-            if is_back and not self._has_left:
-                has_weights, _ = session.next_weights.read()
+            if not self._has_left:
+                has_weights, _ = session.read_weights()
                 self._has_left = not has_weights
-            elif not is_back:
-                session.updates.read_first_weights()
         except FitEnded:
             self._has_left = True
         # Keras begins with this epoch; with none if the fit has ended.
@@ -214,19 +210,19 @@ class WorkerFit(ReplicaCall):
 
     def _come_back(self) -> None:
         """Find the last step that this worker made before it died."""
-        workers, updates = self._workers, self.session.updates
+        workers, session = self._workers, self.session
         with contextlib.suppress(FitEnded):
             if workers.status(0).steps is None:
                 if not workers.own.left:
-                    self._steps_done = updates.come_back()
-                    if self._steps_done:
-                        self.session.restore_seeds(self._steps_done)
+                    workers.steps_done = session.come_back()
+                    if workers.steps_done:
+                        session.restore_seeds(workers.steps_done)
                     return
                 # It may have died before it left the updates.
-                updates.leave()
+                session.leave()
                 workers.wait_for_chief()
         self._has_left = True
-        self._steps_done = workers.status(0).steps or 0
+        workers.steps_done = workers.status(0).steps or 0
 
     def train(self, steps: Any, iterator: Any) -> Any:
         logs = None
@@ -235,7 +231,7 @@ class WorkerFit(ReplicaCall):
                 next(iterator)
                 self._skipped -= 1
                 continue
-            self.session.next_weights.prefetch()
+            self.session.prefetch_weights()
             try:
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
@@ -254,11 +250,10 @@ class WorkerFit(ReplicaCall):
     def _end_step(self) -> bool:
         """Read the new weights; return whether another step follows."""
         self._workers.beat()
-        self._steps_done += 1
-        self._workers.steps_done = self._steps_done
-        self.session.updates.after_step()
+        self._workers.steps_done += 1
+        self.session.after_step()
         try:
-            has_weights, stopped = self.session.next_weights.read()
+            has_weights, stopped = self.session.read_weights()
         except FitEnded:
             self._has_left = True
             return False
@@ -268,7 +263,7 @@ class WorkerFit(ReplicaCall):
 
     def _on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin with the weights that the chief's callbacks have left."""
-        if not self.session.updates.epochs_together:
+        if not self.session.epochs_together:
             return
         if not self._is_chief:
             self._workers.wait_for_chief(begun=epoch)
@@ -289,24 +284,25 @@ class WorkerFit(ReplicaCall):
         session = self.session
         self._on_batch_end(0)
         stops = bool(self.model.stop_training)
-        together = session.updates.epochs_together and not stops
+        together = session.epochs_together and not stops
         if self._is_chief and stops:
             session.stop(session.fits)
         if self._is_chief or together:
-            steps = self._steps_done if together else None
+            steps = self._workers.steps_done if together else None
             self._workers.publish(epoch=epoch, epoch_steps=steps)
         if together and not self._is_chief:
             self._workers.wait_for_chief(ended=epoch)
             self._workers.check_same_data()
-            self.model.stop_training = session.stopped()
+            self.model.stop_training = session.last_stopped() >= session.fits
 
     def _finalize(
         self, optimizer: Any, original: Callable[[Any], None], variables: Any
     ) -> None:
-        if self._begun:
+        begun = self.session.trains
+        if begun:
             self._leave(stops=bool(self.model.stop_training))
         original(variables)
-        if self._begun:
+        if begun:
             self.session.upload(self.session.variables.trained)
 
     def _leave(self, stops: bool = False) -> None:
@@ -314,18 +310,17 @@ class WorkerFit(ReplicaCall):
         if self._has_left:
             return
         self._has_left = True
-        session, updates = self.session, self.session.updates
-        session.next_weights.cancel()
+        session = self.session
         if stops and self._is_chief:
             session.stop(session.fits)
         self._workers.publish(left=True)
         with contextlib.suppress(FitEnded):
-            updates.leave(stops and self._is_chief)
+            session.leave(stops and self._is_chief)
         if self._is_chief:
-            self._workers.wait_for_others(updates.is_over)
+            self._workers.wait_for_others(session.is_over)
             # Stops workers that are late.
             session.stop(session.fits)
-            updates.finish()
+            session.finish()
             session.upload(session.variables.others)
             self._optimizers.close()
             session.variables.download()
@@ -337,30 +332,29 @@ class WorkerFit(ReplicaCall):
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
         """End the training after this block, whether it succeeds or fails."""
+        session = self.session
         try:
             yield
-            if self._begun:
+            if session.trains:
                 self._finish()
         except BaseException:
-            if self._begun:
-                self.session.connection.finished = False
+            if session.trains:
+                session.connection.finished = False
             raise
         finally:
-            if self._begun:
+            if session.trains:
+                session.trains = False
                 self.model._initial_epoch = self._epoch_before
-                self.session.trains = False
-                self.session.next_weights.cancel()
                 self._optimizers.close()
-                self.session.updates.clean_up()
-        if self._begun:
-            self.session.variables.download()
+                session.clean_up()
 
     def _finish(self) -> None:
         self._leave()
         if self._is_chief:
-            self._workers.publish(steps=self._steps_done)
+            self._workers.publish(steps=self._workers.steps_done)
         else:
             self._workers.wait_for_chief()
+        self.session.variables.download()
         self.session.connection.finished = True
 
 
@@ -398,7 +392,7 @@ class _ServerUpdate:
     config: Any
     _sums: Callable[..., list[list[Any]]]
 
-    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
         session = current_session.get()
         if session is None:
             raise TowerError(
@@ -409,7 +403,7 @@ class _ServerUpdate:
             )
         sums = self._sums(call, tower_grads)[0]
         sums = session.variables.send(call.variables, sums)
-        session.updates.push(dataclasses.replace(call, grads=sums))
+        session.push(dataclasses.replace(call, grads=sums))
 
 
 class MirroredServerUpdate(_ServerUpdate, WeightUpdate):
@@ -441,13 +435,13 @@ class WorkerCalls(OneFitPerModel):
         self,
         update: MirroredServerUpdate | CachedServerUpdate,
         peers: ServerPeers,
-        make_updates: Callable[[Session], WorkerUpdates],
+        make_session: Callable[[ServerPeers, int, bool], Session],
     ):
         super().__init__(update)
         # Runs evaluation and prediction.
         self._step_without_others = self._step.without_other_processes()
         self._peers = peers
-        self._make_updates = make_updates
+        self._make_session = make_session
         self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
         self._numbers = itertools.count(1)
         self._fits = itertools.count(1)
@@ -456,19 +450,17 @@ class WorkerCalls(OneFitPerModel):
     def _session_of(self, model: keras.Model) -> Session:
         """Return the session in which the workers train a model."""
         if model not in self._sessions:
-            self._sessions[model] = Session(
+            self._sessions[model] = self._make_session(
                 self._peers,
                 next(self._numbers),
                 self._config.options.batches == "split",
-                self._make_updates,
             )
         return self._sessions[model]
 
     def _fit(self, keras_call: KerasCall) -> Any:
         """Run a ``fit``; if it fails, publish the error to other workers."""
         session = self._session_of(keras_call.model)
-        spare = session.updates.spare
-        session.workers = Workers(self._peers, next(self._fits), spare)
+        session.workers = Workers(self._peers, next(self._fits), session.spare)
         try:
             with (
                 # Callbacks read from the servers, too.

@@ -2,9 +2,8 @@
 
 ===================  =========================================================
 ``named_resources``  queues and variables of TensorFlow's runtime, by name
-``quorum``           how many gradients an update averages
 ``accumulators``     averages of the gradients of one variable
-``replica_group``    what replicas share: step, tokens, arrivals
+``replica_group``    how many replicas there are, and the state they share
 ``averages``         updates by averaged gradients
 ``coordinator``      the thread that applies them
 ``replica_call``     calls of Keras's methods on replicas, here or on workers

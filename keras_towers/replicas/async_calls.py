@@ -12,16 +12,15 @@ import keras
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import FitStart, KerasCall
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_step import log_without_xla
+from keras_towers.fit.step.marks import recorder_of
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import (
     SHARED_STATE,
     HogwildUpdate,
 )
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     OneFitPerModel,
@@ -30,6 +29,7 @@ from keras_towers.replicas.replica_call import (
     add_summary_writer,
     refuse_eager,
 )
+from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
 from keras_towers.replicas.tower_steps import (
     ReplicaSteps,
     TowerSteps,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -20,17 +19,6 @@ from keras_towers.replicas.accumulators import (
 )
 from keras_towers.replicas.named_resources import after_writes_of, trace
 from keras_towers.replicas.replica_group import ReplicaGroup
-
-# Makes an update, increments the global step and hands out tokens. Takes the
-# number of gradients that have arrived, and the number of tokens for each queue
-# of the group. Returns how many gradients of each replica were averaged, or a
-# running function that will.
-Apply = Callable[[int, Sequence[int]], Any]
-
-
-def run_update(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
-    """Make an update; return how many gradients of each replica it averaged."""
-    return [int(number) for number in function(*inputs).numpy()]
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,14 +108,17 @@ class Averages:
         self._function = None
         return part
 
-    @contextlib.contextmanager
-    def step_of(self, replica: int) -> Iterator[None]:
-        """Trace the step of a replica in this block, and count its arrival."""
-        # In one function, so that a replica cannot die in between.
+    def begin_step(self) -> None:
+        """Prepare for the trace of a replica's step."""
         self._traced.clear()
         self._pushes.clear()
         self._begun.clear()
-        yield
+
+    def end_step(self, replica: int) -> None:
+        """Count the arrival of a replica, in the trace of its step.
+
+        In the same function, so that a replica cannot die in between.
+        """
         if not self._traced:
             refuse_without_update("whose gradients the replicas average")
         missing = [p for p in self._parts if p not in self._traced]
@@ -169,18 +160,17 @@ class Averages:
                 "MultiWorkerTowerStrategy."
             )
 
-    def updater(
-        self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = run_update
-    ) -> Apply:
-        """Return a function that makes an update; call in the main thread."""
-        function = self._update_function()
-        return lambda count, tokens: run(function, arguments(count, tokens))
+    def update_function(self) -> Any:
+        """Return the function that makes an update; call in the main thread.
 
-    def _update_function(self) -> Any:
+        It takes the number of gradients to wait for, increments the global
+        step, and returns how many gradients of each replica it has averaged.
+        """
         if self._function is not None:
             return self._function
+        early = self._group.early
 
-        def apply(count: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
+        def apply(count: tf.Tensor) -> tf.Tensor:
             complete = self._group.take_arrivals(count)
             # A replica that has arrived has pushed to every accumulator.
             with tf.control_dependencies([] if early else [complete]):
@@ -194,16 +184,11 @@ class Averages:
                 updated = after_writes_of(lambda: [*map(self._update, updates)])
             self._updated()
             with tf.control_dependencies([updated, complete]):
-                advanced = self._group.advance(tokens)
+                advanced = self._group.advance()
             with tf.control_dependencies([advanced]):
                 return tf.identity(complete)
 
-        queues, early = self._group.quorum.queues, self._group.early
-        self._function = trace(
-            apply,
-            tf.TensorSpec((), tf.int32),
-            tf.TensorSpec([queues], tf.int32),
-        )
+        self._function = trace(apply, tf.TensorSpec((), tf.int32))
         return self._function
 
     def begin_fit(self) -> None:
@@ -251,11 +236,6 @@ def refuse_new_step() -> NoReturn:
         "call make_train_function(force=True) before fit or after it, not in a "
         "callback."
     )
-
-
-def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
-    """Return the arguments of an update, as tensors."""
-    return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]
 
 
 def _check_equal(known: Sequence[str], new: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The thread that applies averages and hands out tokens."""
+"""The thread that counts arrivals and applies averages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.quorum import ReplicaCounts
-from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
+from keras_towers.replicas.replica_group import (
+    ReplicaCounts,
+    ReplicaEvent,
+    ReplicaGroup,
+)
 
 NAME = "keras_towers-coordinator"
 
@@ -22,53 +25,57 @@ class _Replica:
 
     Attributes:
         quota: how many gradients of an update it computes.
-        is_here: whether it trains.
         has_left: whether its data has ended.
         is_lost: whether it has died or stopped.
-        arrived: gradients for the next update.
-        ahead: gradients that were averaged before their arrival was counted.
-        used: gradients that entered an average.
-        dropped: gradients that came too late.
+        pushed: gradients whose arrival has been counted.
+        arrived: of these, gradients for the next update.
+        used: gradients that entered an average, maybe before their arrival was
+            counted.
     """
 
     quota: int
-    is_here: bool = False
     has_left: bool = False
     is_lost: bool = False
+    pushed: int = 0
     arrived: int = 0
-    ahead: int = 0
     used: int = 0
-    dropped: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Gradients that came too late."""
+        return max(0, self.pushed - self.arrived - self.used)
 
 
 class Coordinator(threading.Thread):
     """Counts arrivals; applies the average of R gradients.
 
-    With tokens per replica, a replica that has pushed a gradient gets a token
-    with the update that takes it. If that update has already been made, with or
-    without the gradient, the replica gets the token at once. The coordinator
-    does not wait for replicas whose data has ended, nor for lost replicas as
+    It does not wait for replicas whose data has ended, nor for lost replicas as
     long as there are backup replicas.
-
-    A restarted replica goes on after the last gradient that it had pushed: it
-    gets a token when it may push the next one.
     """
 
     def __init__(
         self,
         group: ReplicaGroup,
-        apply: Callable[[int, Sequence[int]], Any],
+        apply: Callable[[int], Any],
         on_failure: Callable[[BaseException], None],
         until_left: int | None = None,
         send: Callable[[ReplicaEvent], None] | None = None,
         limit_s: float | None = None,
     ):
-        """Create the thread; all replicas end when ``until_left`` have left."""
+        """Create the thread.
+
+        Args:
+            group: the replicas.
+            apply: applies the average of so many gradients; returns how many of
+                them each replica has computed.
+            on_failure: called with the error that ends the thread.
+            until_left: how many replicas may leave until all have to end.
+            send: sends an event to this thread from another one.
+            limit_s: how many seconds another thread waits for this one.
+        """
         super().__init__(name=NAME, daemon=True)
         self._group = group
         self._aggregate = group.quorum.aggregate
-        self._shared = group.quorum.shared
-        self._shared_tokens = group.quorum.most_of_one
         self._apply = apply
         self._on_failure = on_failure
         self._until_left = until_left
@@ -143,9 +150,7 @@ class Coordinator(threading.Thread):
             self._ended.set()
 
     def _begin(self) -> None:
-        if self._shared:
-            # Each replica gets one token when it enters.
-            self._give_tokens(0, self._shared_tokens - len(self._replicas))
+        """Called first in this thread."""
 
     def _end(self) -> None:
         # They hold the model.
@@ -153,58 +158,33 @@ class Coordinator(threading.Thread):
 
     def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
         replica = self._replicas[number]
-        if event in (ReplicaEvent.STARTED, ReplicaEvent.ENTERED):
-            self._enter(number, has_token=event is ReplicaEvent.STARTED)
+        if event is ReplicaEvent.ARRIVED:
+            replica.is_lost = False
+            replica.pushed += 1
+            replica.arrived += int(step >= self._step)
+        elif event is ReplicaEvent.RETURNED:
+            replica.is_lost = False
+            # It may have died before it could send an arrival.
+            replica.pushed = max(replica.pushed, replica.used)
         elif event is ReplicaEvent.LOST:
             replica.is_lost = not replica.has_left
         elif event is ReplicaEvent.LEFT:
-            replica.is_here = replica.is_lost = False
+            replica.is_lost = False
             replica.has_left = True
             if self.is_over:
-                for straggler, other in enumerate(self._replicas):
-                    if other.is_here:
-                        self._group.send_end(straggler)
-        elif event is ReplicaEvent.ARRIVED:
-            self._count_arrival(number, step)
+                self._end_others()
         arrived = sum(replica.arrived for replica in self._replicas)
-        enough = arrived >= self._needed()
-        if (
-            arrived
-            and (enough or event is ReplicaEvent.FLUSH)
-            and not self.is_over
-        ):
-            self._update(arrived)
+        enough = arrived >= self._needed() or event is ReplicaEvent.FLUSH
+        if arrived and enough and not self.is_over:
+            self._count_update(self._apply(arrived))
         if event in (ReplicaEvent.FLUSH, ReplicaEvent.SYNC):
             self._waited_for.popleft().set()
 
-    def _enter(self, number: int, has_token: bool) -> None:
-        replica = self._replicas[number]
-        replica.is_here = True
-        replica.is_lost = False
-        # It died before it could send the arrival of its gradients.
-        replica.ahead = 0
-        tokens = 1 if self._shared else replica.quota - replica.arrived
-        self._give_tokens(number, tokens - int(has_token))
-
-    def _give_tokens(self, number: int, tokens: int) -> None:
-        """Hand out tokens to a replica between two updates."""
-        if tokens > 0:
-            given = [0] * self._group.quorum.queues
-            given[0 if self._shared else number] = tokens
-            self._group.hand_out(given)
-
-    def _count_arrival(self, number: int, step: int) -> None:
-        replica = self._replicas[number]
-        replica.is_lost = False
-        if not replica.ahead and step >= self._step:
-            replica.arrived += 1
-            return
-        if replica.ahead:
-            replica.ahead -= 1
-        else:
-            replica.dropped += 1
-        if not self._shared:
-            self._give_tokens(number, 1)
+    def _end_others(self) -> None:
+        """End all replicas that have not left."""
+        for number, replica in enumerate(self._replicas):
+            if not replica.has_left:
+                self._group.send_end(number)
 
     def _needed(self) -> int:
         """How many gradients the next update waits for."""
@@ -217,18 +197,60 @@ class Coordinator(threading.Thread):
         total -= sum(replica.quota for replica in left)
         return max(1, min(self._aggregate, total))
 
-    def _update(self, arrived: int) -> None:
-        tokens = [self._shared_tokens]
-        if not self._shared:
-            tokens = [r.arrived if r.is_here else 0 for r in self._replicas]
-        averaged = self._apply(arrived, tokens)
+    def _count_update(self, averaged: Sequence[int]) -> None:
         self._step += 1
         for replica, used in zip(self._replicas, averaged, strict=True):
-            replica.used += used
-            replica.ahead += used - replica.arrived
-            if not self._shared:
-                # A replica that died may have pushed without an arrival; it
-                # sends no more arrivals than it has tokens.
-                unused = replica.quota - replica.arrived
-                replica.ahead = min(replica.ahead, unused)
+            replica.used += int(used)
             replica.arrived = 0
+
+
+class EarlyCoordinator(Coordinator):
+    """Begins each update before the gradients, one per replica, have arrived.
+
+    Every update needs a gradient of each replica that has not left. A replica
+    leaves before it pushes a gradient: the update that waits for it has changed
+    no weight, and can be canceled. Here ``apply`` returns a running function.
+    """
+
+    _running: Any = None
+
+    def check_failed(self) -> None:
+        """Raise the error of the running update, if it has failed."""
+        if self._running is not None and self._running.has_failed:
+            self._running.wait()
+
+    def _begin(self) -> None:
+        self._begin_update()
+
+    def _end(self) -> None:
+        self._cancel_update()
+        super()._end()
+
+    def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
+        if event is ReplicaEvent.UPDATED:
+            (averaged,) = self._running.wait()
+            self._count_update(averaged)
+            self._begin_update()
+        elif event is ReplicaEvent.LEFT:
+            self._replicas[number].has_left = True
+            self._cancel_update()
+            self._begin_update()
+        elif event is ReplicaEvent.STOPPED:
+            # The others may have begun a step that one device does not make.
+            self._cancel_update()
+            self._replicas[number].has_left = True
+            self._end_others()
+            for replica in self._replicas:
+                replica.has_left = True
+        elif event in (ReplicaEvent.FLUSH, ReplicaEvent.SYNC):
+            self._waited_for.popleft().set()
+
+    def _begin_update(self) -> None:
+        """Begin the next update, unless all replicas have left."""
+        here = sum(not replica.has_left for replica in self._replicas)
+        self._running = self._apply(here) if here else None
+
+    def _cancel_update(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None

@@ -48,17 +48,17 @@ def forget(name: str) -> list[tuple[tf.Tensor, str]]:
 
 
 class Queue:
-    """An unbounded queue of tuples of scalars, on one device."""
+    """An unbounded queue of integers, or of tuples of them, on one device."""
 
-    def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
+    def __init__(self, name: str, device: str, width: int = 1):
         self._device = device
-        self._dtypes = list(dtypes)
+        self._dtypes = [tf.int64] * width
         self._handle = make_handle(
             name,
             device,
             lambda: tf.raw_ops.FIFOQueueV2(
                 component_types=self._dtypes,
-                shapes=[[]] * len(self._dtypes),
+                shapes=[[]] * width,
                 shared_name=name,
             ),
         )
@@ -78,10 +78,7 @@ class Queue:
             )
 
     def _cast(self, values: Sequence[Any]) -> list[tf.Tensor]:
-        return [
-            tf.cast(value, dtype)
-            for value, dtype in zip(values, self._dtypes, strict=True)
-        ]
+        return [tf.cast(value, tf.int64) for value in values]
 
     def get(self) -> list[tf.Tensor]:
         """Remove and return the first element; wait if there is none."""
@@ -91,16 +88,32 @@ class Queue:
             )
         return [tf.ensure_shape(part, ()) for part in parts]
 
-    def wait_for(self, number: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
-        """Remove numbers until one is large enough, and return it.
+    def put_if_empty(self, value: tf.Tensor) -> tf.Operation | None:
+        """Add one element if there is none."""
+        with tf.device(self._device):
+            size = tf.raw_ops.QueueSizeV2(handle=self._handle)
+            missing = tf.cast(tf.equal(size, 0), tf.int32)
+            return self.put_many(tf.fill([missing], value))
+
+    def wait_for(
+        self, number: tf.Tensor, latest: Callable[[], tf.Tensor]
+    ) -> tf.Tensor:
+        """Wait for a number that is large enough, and return it.
 
         Args:
             number: the least that is large enough.
-            known: if it is large enough itself, nothing is removed.
+            latest: reads a number that only increases, after every element
+                that was removed: an element may be older than it.
         """
+
+        def remove_one(_: tf.Tensor) -> tf.Tensor:
+            (found,) = self.get()
+            with tf.control_dependencies([found]):
+                return tf.maximum(found, latest())
+
         with tf.device(self._device):
             (found,) = tf.while_loop(
-                lambda last: last < number, lambda last: self.get(), [known]
+                lambda last: last < number, remove_one, [latest()]
             )
             return tf.identity(found)
 
@@ -123,7 +136,7 @@ class Queues(dict[Any, Queue]):
 
     def __missing__(self, key: Any) -> Queue:
         name = f"{self._name}/{key}"
-        self[key] = Queue(name, self._device, [tf.int64])
+        self[key] = Queue(name, self._device)
         return self[key]
 
 

@@ -17,7 +17,7 @@ from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
 
 
 class DroppedGradients:

@@ -1,25 +1,121 @@
-"""The shared state of a model's replicas: step, tokens, arrivals."""
+"""A model's replicas: how many there are, and the state that they share."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 import tensorflow as tf
 
-from keras_towers.replicas.accumulators import Accumulator, GradientSpec
+from keras_towers.errors import TowerError
+from keras_towers.replicas.accumulators import (
+    MAX_GRADIENTS,
+    Accumulator,
+    GradientSpec,
+)
 from keras_towers.replicas.named_resources import (
     Queue,
+    Queues,
     TracedCalls,
     run_flat,
     variable,
 )
-from keras_towers.replicas.quorum import Quorum
+
+
+@dataclasses.dataclass(frozen=True)
+class Quorum:
+    """R gradients are averaged for an update, computed by T replicas.
+
+    Attributes:
+        replicas: T.
+        aggregate: R.
+        shared: whether all replicas take tokens from one queue.
+    """
+
+    replicas: int
+    aggregate: int
+    shared: bool
+
+    def __post_init__(self) -> None:
+        if self.aggregate < 1:
+            raise TowerError(
+                f"replicas_to_aggregate={self.aggregate} is not allowed: an "
+                "update averages at least 1 gradient."
+            )
+        if self.replicas * self.most_of_one > MAX_GRADIENTS:
+            tokens = "shared" if self.shared else "per_replica"
+            raise TowerError(
+                f"{self.replicas} replicas, with {self.aggregate} gradients in "
+                f"an update and tokens={tokens!r}, are too many: at most "
+                f"{MAX_GRADIENTS} gradients can be distinguished."
+            )
+
+    @property
+    def quotas(self) -> list[int]:
+        """How many gradients of an update each of T replicas computes."""
+        # 1 each if there are replicas to spare, else R in total.
+        if self.replicas >= self.aggregate:
+            return [1] * self.replicas
+        each, more = divmod(self.aggregate, self.replicas)
+        return [each + 1] * more + [each] * (self.replicas - more)
+
+    @property
+    def most_of_one(self) -> int:
+        """How many gradients of an update one replica computes, at most."""
+        if self.shared:
+            return max(self.aggregate, self.replicas)
+        return max(self.quotas)
+
+    @property
+    def each_once(self) -> bool:
+        """Whether every replica computes one gradient of each update."""
+        return not self.shared and self.replicas == self.aggregate
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether gradients can come too late."""
+        return self.shared or self.replicas > self.aggregate
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaCounts:
+    """Gradients of each of T replicas, since the beginning of a ``fit``.
+
+    Attributes:
+        updates: how many averages were applied: the global step.
+        used: gradients that entered an average, of each replica.
+        dropped: gradients that came too late and were dropped, of each replica.
+
+    Example:
+        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
+        ...     model.fit(x, y)
+        >>> print(strategy.counts)
+        94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
+    """
+
+    updates: int
+    used: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+    @classmethod
+    def none(cls, replicas: int) -> ReplicaCounts:
+        """The counts before the first ``fit``."""
+        return cls(0, (0,) * replicas, (0,) * replicas)
+
+    def __str__(self) -> str:
+        used = " ".join(map(str, self.used))
+        dropped = " ".join(map(str, self.dropped))
+        return (
+            f"{self.updates} updates; used by replica: {used}; "
+            f"dropped: {dropped}"
+        )
+
 
 END: int = 1 << 62
-"""The last token, for which no gradient is computed."""
+"""The last step, for which no gradient is computed."""
 
 
 class ReplicaEvent(enum.IntEnum):
@@ -27,38 +123,38 @@ class ReplicaEvent(enum.IntEnum):
 
     ARRIVED = 0
     """A replica has pushed its gradients."""
-    STARTED = 1
-    """A replica computes its first gradient, and wants tokens for more."""
-    LEFT = 2
-    """A replica has no more data."""
-    FLUSH = 3
-    """The gradients that have arrived are to be applied, be they too few."""
-    END = 4
-    """The coordinator is to end."""
-    SYNC = 5
-    """A thread waits until all earlier events have been handled."""
-    ENTERED = 6
-    """A replica waits for its first token, maybe after a restart."""
-    LOST = 7
-    """A replica has died or stopped."""
-    UPDATED = 8
+    UPDATED = 1
     """An update that began before its gradients arrived has been made."""
-    STOPPED = 9
+    RETURNED = 2
+    """A replica goes on after a restart."""
+    LOST = 3
+    """A replica has died or stopped."""
+    LEFT = 4
+    """A replica has no more data."""
+    STOPPED = 5
     """A replica has stopped the training: no update follows."""
+    FLUSH = 6
+    """The gradients that have arrived are to be applied, be they too few."""
+    SYNC = 7
+    """A thread waits until all earlier events have been handled."""
+    END = 8
+    """The coordinator is to end."""
 
 
 class ReplicaGroup:
     """The shared state of a model's replicas, on one device.
 
-    A token is the right to push one gradient; its value is the global step at
-    which it was handed out. ``start_gradient`` to ``advance`` add operations to
-    a tf.function; the other methods run immediately.
+    A replica that has computed its share of an update waits for the next global
+    step. With shared tokens it waits for a token instead, the right to compute
+    one gradient; its value is the global step at which it was handed out.
+
+    The methods from ``start_gradient`` to ``publish_part`` add operations to a
+    tf.function; the others run immediately.
 
     Attributes:
-        early: whether updates begin before their gradients have arrived.
+        early: whether updates begin before their gradients have arrived. Every
+            replica then computes one gradient of each update.
     """
-
-    early = False
 
     def __init__(
         self,
@@ -66,26 +162,33 @@ class ReplicaGroup:
         device: str,
         quorum: Quorum,
         run: Callable[[Any], list[Any]] = run_flat,
+        early: bool = False,
     ):
         self.quorum = quorum
+        self.early = early
         self.calls: TracedCalls = TracedCalls(run)
         self._name = name
         self._device = device
         self.step: Any = self._number("step")
-        self._tokens = [
-            Queue(f"{name}/tokens_{index}", device, [tf.int64])
-            for index in range(quorum.queues)
+        # Shared tokens; or, for each replica, a new step for which it waits.
+        self._steps = [
+            Queue(f"{name}/steps_{index}", device)
+            for index in range(1 if quorum.shared else quorum.replicas)
         ]
-        self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
+        # For each replica and part of the weights, the step that may read it.
+        self._parts = Queues(f"{name}/parts", device)
+        self._events = Queue(f"{name}/events", device, 3)
         # Part of every average: the replicas that have pushed all gradients.
         arrivals = GradientSpec(
             "arrivals", (quorum.replicas,), tf.float64, False, device
         )
         self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
-        # For each replica: the step of its gradients, how many it has pushed.
+        # For each replica: the step of its gradients, how many it has pushed in
+        # this fit, and how many of these before that step.
         replicas = range(quorum.replicas)
         self._local = [self._number(f"local_{index}") for index in replicas]
         self._pushed = [self._number(f"pushed_{index}") for index in replicas]
+        self._before = [self._number(f"before_{index}") for index in replicas]
 
     def _number(self, name: str) -> Any:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
@@ -100,26 +203,49 @@ class ReplicaGroup:
         self, replica: int, token: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Begin to compute a gradient with the current weights."""
+        local, before = self._local[replica], self._before[replica]
         with tf.device(self._device):
-            # A token of one replica may have been handed out long ago.
-            shared = self.quorum.shared and token is not None
-            step = token if shared else self.step.read_value()
-            return tf.identity(self._local[replica].assign(step))
+            # A token may have been handed out long ago.
+            step = self.step.read_value() if token is None else token
+            is_first = tf.not_equal(step, local.read_value())
+            pushed = self.read_pushed(replica)
+            count = tf.where(is_first, pushed, before.read_value())
+            with tf.control_dependencies([before.assign(count)]):
+                return tf.identity(local.assign(step))
 
-    def wait_for_token(self, replica: int) -> tf.Tensor:
-        """Wait for a token, ``END`` at the end, and ``start_gradient``."""
-        token = self._next_token(replica)
+    def wait_for_step(self, replica: int) -> tf.Tensor:
+        """Wait for the next step, ``END`` at the end, and ``start_gradient``.
+
+        The step may be the same one, if the replica computes more than one of
+        its gradients.
+        """
+        token = None
+        if self.quorum.shared:
+            step = token = self._steps[0].get()[0]
+        else:
+            step = self._wait_in(self._steps[replica], replica)
         with (
-            tf.control_dependencies([token]),
+            tf.control_dependencies([step]),
             tf.control_dependencies([self.start_gradient(replica, token)]),
         ):
-            return tf.identity(token)
+            return tf.identity(step)
 
-    def _next_token(self, replica: int) -> tf.Tensor:
-        return self._queue(replica).get()[0]
+    def wait_for_part(self, replica: int, part: int) -> tf.Tensor:
+        """Wait for a part of the next step's weights."""
+        return self._wait_in(self._parts[f"{replica}/{part}"], replica)
 
-    def _queue(self, replica: int) -> Queue:
-        return self._tokens[0 if self.quorum.shared else replica]
+    def _wait_in(self, queue: Queue, replica: int) -> tf.Tensor:
+        quota = self.quorum.quotas[replica]
+        with tf.device(self._device):
+            due = self._local[replica].read_value()
+            if quota == 1:
+                # It may not have pushed its gradient yet.
+                due += 1
+            else:
+                pushed = self.read_pushed(replica)
+                pushed -= self._before[replica].read_value()
+                due += tf.cast(pushed >= quota, tf.int64)
+            return queue.wait_for(due, self.step.read_value)
 
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the step and the number of a gradient, for accumulators."""
@@ -151,17 +277,19 @@ class ReplicaGroup:
                     self._put(ReplicaEvent.ARRIVED, replica, step)
 
     def start_over(self) -> tf.Tensor:
-        """Start over, without any earlier tokens, events or arrivals."""
+        """Start over at a new step, without earlier events or arrivals."""
         # No other process may use the group at the same time.
-        for queue in [*self._tokens, self._events]:
+        for queue in [*self._steps, self._events]:
             queue.clear()
         with tf.device(self._device):
-            for pushed in self._pushed:
-                pushed.assign(tf.zeros((), tf.int64), read_value=False)
-            step = self.step.assign_add(tf.ones((), tf.int64))
-            with tf.control_dependencies(
-                [self._arrivals.advance_to(step, True)]
-            ):
+            before = self.step.read_value()
+            for local in self._local:
+                local.assign(before, read_value=False)
+            for count in [*self._pushed, *self._before]:
+                count.assign(tf.zeros((), tf.int64), read_value=False)
+            step = self._increment_step()
+            emptied = self._arrivals.advance_to(step, True)
+            with tf.control_dependencies([emptied, self._publish(step)]):
                 return tf.identity(step)
 
     def take_arrivals(self, count: tf.Tensor) -> tf.Tensor:
@@ -170,27 +298,37 @@ class ReplicaGroup:
             arrivals: Any = self._arrivals.take_average(count)
             return tf.cast(arrivals, tf.int64)
 
-    def advance(self, tokens: tf.Tensor) -> tf.Operation:
-        """Increment the global step, and hand out tokens to each queue."""
-        with tf.device(self._device):
-            step = self.step.assign_add(tf.ones((), tf.int64))
-            with tf.control_dependencies([step]):
-                return self._put_tokens(tokens)
+    def advance(self) -> tf.Operation:
+        """Increment the global step, for which replicas wait."""
+        if not self.early:
+            return self._publish(self._increment_step())
+        # Sent first: a replica that goes on may leave at once.
+        updated = self._put(ReplicaEvent.UPDATED, 0, tf.zeros((), tf.int64))
+        with tf.control_dependencies([updated]):
+            return self._publish(self._increment_step())
 
-    def _put_tokens(self, tokens: tf.Tensor) -> tf.Operation:
+    def _increment_step(self) -> tf.Tensor:
         with tf.device(self._device):
-            step = self.step.read_value()
-            numbers = tf.unstack(tokens, num=len(self._tokens))
-            return tf.group(
-                *(
-                    queue.put_many(tf.fill([number], step))
-                    for queue, number in zip(self._tokens, numbers, strict=True)
-                )
-            )
+            return tf.identity(self.step.assign_add(tf.ones((), tf.int64)))
+
+    def _publish(self, step: tf.Tensor) -> tf.Operation:
+        """Let replicas go on with a step, which is the global step now."""
+        with tf.device(self._device):
+            if not self.quorum.shared:
+                return tf.group(*(q.put_if_empty(step) for q in self._steps))
+            tokens = tf.fill([self.quorum.most_of_one], step)
+            return tf.group(self._steps[0].put_many(tokens))
+
+    def publish_part(self, part: int) -> None:
+        """Publish that a part of the next step's weights is ready."""
+        with tf.device(self._device):
+            step = self.step.read_value() + 1
+            for replica in range(self.quorum.replicas):
+                self._parts[f"{replica}/{part}"].put(step)
 
     def _put(self, event: ReplicaEvent, replica: int, step: tf.Tensor) -> Any:
         with tf.device(self._device):
-            return self._events.put(tf.constant(int(event)), replica, step)
+            return self._events.put(int(event), replica, step)
 
     def send(self, event: ReplicaEvent, replica: int = 0) -> None:
         """Send an event to the coordinator."""
@@ -204,23 +342,23 @@ class ReplicaGroup:
         event, replica, step = map(int, self.calls("next", self._events.get))
         return ReplicaEvent(event), replica, step
 
-    def hand_out(self, tokens: Sequence[int]) -> None:
-        """Hand out tokens to each queue, for the global step."""
-        numbers = tuple(tokens)
-        self.calls(
-            ("tokens", numbers),
-            lambda: self._put_tokens(tf.constant(numbers, tf.int32)),
-        )
-
     def send_end(self, replica: int) -> None:
-        """Send a replica the last token."""
-        self.calls(
-            ("end", replica),
-            lambda: self._queue(replica).put(tf.constant(END, tf.int64)),
-        )
+        """End a replica, which leaves the weights as they are."""
+        named = self._parts.items()
+        own = [part for key, part in named if key.startswith(f"{replica}/")]
+
+        def body() -> None:
+            with tf.device(self._device):
+                step = self.step.read_value() + 1
+            for part in own:
+                part.put(step)
+            steps = self._steps[0 if self.quorum.shared else replica]
+            steps.put(tf.constant(END, tf.int64))
+
+        self.calls(("end", replica, len(own)), body)
 
     def send_end_to_all(self) -> None:
-        """Send all replicas the last token."""
+        """End all replicas."""
         for replica in range(self.quorum.replicas):
             self.send_end(replica)
 
@@ -238,16 +376,24 @@ class ReplicaGroup:
         (step,) = self.calls("step", self.step.read_value)
         return int(step)
 
-    def request_tokens(self, replica: int) -> None:
-        """Request tokens, also after a restart, which loses old tokens."""
-        if not self.quorum.shared:
-            queue = self._tokens[replica]
-            self.calls(("clear", replica), queue.clear)
-        self.send(ReplicaEvent.ENTERED, replica)
+    def come_back(self, replica: int) -> int:
+        """Let a replica go on after a restart; ``wait_for_step`` follows.
 
-    def pushed(self, replica: int) -> int:
-        """Return how many gradients a replica has pushed in this ``fit``."""
-        (count,) = self.calls(
-            ("pushed", replica), lambda: self.read_pushed(replica)
-        )
-        return int(count)
+        Returns:
+            How many gradients it has pushed in this ``fit``.
+        """
+        (pushed,) = self.calls(("back", replica), lambda: self._go_on(replica))
+        self.send(ReplicaEvent.RETURNED, replica)
+        return int(pushed)
+
+    def _go_on(self, replica: int) -> tf.Tensor:
+        with tf.device(self._device):
+            pushed = self._pushed[replica].read_value()
+            if self.quorum.shared:
+                # It has lost the token that it had.
+                self._steps[0].put(self.step.read_value())
+            else:
+                # It has to begin this step's first gradient again.
+                again = tf.equal(pushed, self._before[replica].read_value())
+                self._local[replica].assign_sub(tf.cast(again, tf.int64))
+            return tf.identity(pushed)

@@ -6,7 +6,6 @@ of ``fit``; the towers' threads call the traced functions only.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -21,12 +20,17 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.tower_variables import native
 from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
-from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
+from keras_towers.replicas.replica_group import (
+    END,
+    Quorum,
+    ReplicaEvent,
+    ReplicaGroup,
+)
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"
@@ -80,17 +84,17 @@ class TowerSteps:
 
         @tf.autograph.experimental.do_not_convert
         def step(batch: Any) -> Any:
-            with tf.device(device), self._around(index):
-                return tf.distribute.get_strategy().run(train_step, (batch,))
+            with tf.device(device):
+                return self._run(index, train_step, batch)
 
         with compat.single_device_mode(), thread_state.tracing(active):
             function = tf.function(step, autograph=False)
             concrete = function.get_concrete_function(spec)
         return lambda batch: _to_numpy(concrete(batch))
 
-    def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager around the tracing of a tower's step."""
-        return contextlib.nullcontext()
+    def _run(self, tower: int, step: Step, batch: Any) -> Any:
+        """Run the step of a tower, while it is traced."""
+        return tf.distribute.get_strategy().run(step, (batch,))
 
     def _apply(self, call: UpdateCall) -> None:
         """Handle a call of an optimizer in the step of a tower."""
@@ -117,7 +121,7 @@ class TowerSteps:
 
 
 class ReplicaSteps(TowerSteps):
-    """Steps whose gradients are averaged; a tower needs a token for each."""
+    """Steps whose gradients are averaged; a tower waits for its turn."""
 
     def __init__(
         self,
@@ -156,8 +160,11 @@ class ReplicaSteps(TowerSteps):
         )
         self._freed = freed
 
-    def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
-        return self._averages.step_of(tower)
+    def _run(self, tower: int, step: Step, batch: Any) -> Any:
+        self._averages.begin_step()
+        logs = super()._run(tower, step, batch)
+        self._averages.end_step(tower)
+        return logs
 
     def _trace(self, index: int, spec: Any) -> Step:
         if self._freed is None:
@@ -180,25 +187,26 @@ class ReplicaSteps(TowerSteps):
             on_failure(error)
             self._group.send_end_to_all()
 
-        apply = self._averages.updater()
+        update = self._averages.update_function()
         self._averages.begin_fit()
         self._coordinator = Coordinator(
-            self._group, apply, fail, limit_s=self._limit_s
+            self._group,
+            lambda count: update(tf.constant(count)).numpy(),
+            fail,
+            limit_s=self._limit_s,
         )
         self._begins(self._coordinator)
-        for replica in range(self._quorum.replicas):
-            self._group.send(ReplicaEvent.ENTERED, replica)
         self._coordinator.start()
 
     def wait_for_turn(self, tower: int) -> bool:
-        (token,) = self._group.calls(
-            ("wait", tower), lambda: self._group.wait_for_token(tower)
+        (step,) = self._group.calls(
+            ("wait", tower), lambda: self._group.wait_for_step(tower)
         )
-        return int(token) < END
+        return int(step) < END
 
     def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
         if not self._quorum.shared:
-            # Its token may have been handed out before there was a batch.
+            # It may have waited for a batch since.
             self._group.calls(
                 ("start", tower), lambda: self._group.start_gradient(tower)
             )
@@ -218,7 +226,7 @@ class ReplicaSteps(TowerSteps):
 
 
 def _device_of(variable: Any) -> str:
-    return getattr(variable, "_value", variable).device
+    return native(variable).device
 
 
 def _to_numpy(logs: Any) -> Any:

@@ -24,19 +24,18 @@ from keras_towers.fit.options import (
 from keras_towers.fit.update.weight_update import UpdateAtVariable
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import ServerPeers, take_role
-from keras_towers.parameter_servers.early_updates import EarlyUpdates
-from keras_towers.parameter_servers.training_session import Session
+from keras_towers.parameter_servers.training_session import (
+    AsyncSession,
+    AveragedSession,
+    Session,
+)
 from keras_towers.parameter_servers.worker_fit import (
     CachedServerUpdate,
     MirroredServerUpdate,
     WorkerCalls,
 )
-from keras_towers.parameter_servers.worker_updates import (
-    AsyncUpdates,
-    WorkerUpdates,
-)
 from keras_towers.rendezvous import tf_config
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_group import Quorum
 from keras_towers.strategies.base import BaseStrategy
 
 
@@ -199,13 +198,12 @@ class _WorkerStrategy(BaseStrategy):
     def _compose_workers(
         self, update: CachedServerUpdate | MirroredServerUpdate
     ) -> None:
-        make_updates: Callable[[Session], WorkerUpdates] = AsyncUpdates
+        make_session: Callable[..., Session] = AsyncSession
         if self._sync:
             size = self._peers.size
-            make_updates = functools.partial(
-                EarlyUpdates, quorum=Quorum(size, size, shared=False)
-            )
-        calls = WorkerCalls(update, self._peers, make_updates)
+            quorum = Quorum(size, size, shared=False)
+            make_session = functools.partial(AveragedSession, quorum=quorum)
+        calls = WorkerCalls(update, self._peers, make_session)
         self._compose(update, calls)
 
     def _description_lines(self) -> list[str]:

@@ -13,17 +13,17 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Batches, Options, check_arguments
+from keras_towers.fit.weights.tower_variables import native
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.early_updates import EarlyUpdates
+from keras_towers.parameter_servers.training_session import AveragedSession
 from keras_towers.parameter_servers.worker_fit import (
     MirroredServerUpdate,
     WorkerCalls,
 )
-from keras_towers.parameter_servers.worker_updates import AveragedUpdates
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.async_calls import AsyncCalls, ReplicaCalls
 from keras_towers.replicas.hogwild import HogwildUpdate
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
 from keras_towers.replicas.tower_threads import Staleness
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.parameter_server_strategies import (
@@ -261,12 +261,10 @@ class SyncReplicasStrategy(BaseStrategy):
             self._compose(update, calls)
         else:
             copies = MirroredServerUpdate(self._config, self._mode.reduce)
-            make_updates = functools.partial(
-                EarlyUpdates if quorum.each_once else AveragedUpdates,
-                quorum=quorum,
-                after_update=self._average,
+            make_session = functools.partial(
+                AveragedSession, quorum=quorum, after_update=self._average
             )
-            workers = WorkerCalls(copies, self._peers, make_updates)
+            workers = WorkerCalls(copies, self._peers, make_session)
             self._compose(copies, workers)
 
     @property
@@ -282,8 +280,8 @@ class SyncReplicasStrategy(BaseStrategy):
         session = self._calls.last
         if session is None:
             return ReplicaCounts.none(self.size)
-        assert isinstance(session.updates, AveragedUpdates)
-        return session.updates.counts
+        assert isinstance(session, AveragedSession)
+        return session.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
         """Return the moving average of a trained weight.
@@ -316,9 +314,7 @@ class SyncReplicasStrategy(BaseStrategy):
     def _average(self, variables: Sequence[Any]) -> None:
         if self._averages is not None:
             with compat.single_device_mode():
-                self._averages.apply(
-                    [getattr(v, "_value", v) for v in variables]
-                )
+                self._averages.apply(list(map(native, variables)))
 
     def _description_lines(self) -> list[str]:
         wanted, total = self.replicas_to_aggregate, self.total_num_replicas

@@ -23,8 +23,8 @@ from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
-from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.step import marks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable
 from keras_towers.timeline import phases as phases_lib

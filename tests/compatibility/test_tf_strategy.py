@@ -147,7 +147,7 @@ ONCE = [
 ]
 
 
-@pytest.mark.parametrize("case", sample_of(ONCE), ids=named)
+@pytest.mark.parametrize("case", sample_of(ONCE, 4), ids=named)
 def test_checks_of_tensorflow_pass(case):
     outcome, detail = run(kt.TowerStrategy, *case)
     if outcome != "passed":

@@ -172,6 +172,17 @@ CASES = {
         optimizer=lambda: keras.optimizers.Adam(0.01),
         tolerance=5e-6,
     ),
+    # Seeds go on in step, also on towers without an example.
+    "draws": case(
+        _plain(
+            49,
+            validation_data=(m.FEATURES[:37], m.LABELS[:37]),
+            validation_batch_size=9,
+        ),
+        build=lambda: m.mlp(m.Always(0.4, seed=2)),
+        steps_per_execution=3,
+        tolerance=4e-6,
+    ),
     "several-losses": case(
         fit(
             {"features": m.FEATURES, "tokens": m.TOKENS},

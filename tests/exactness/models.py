@@ -32,6 +32,13 @@ def momentum(**kwargs):
     return keras.optimizers.SGD(0.1, momentum=0.9, **kwargs)
 
 
+class Always(layers.Dropout):
+    """Drops in evaluation and predictions too."""
+
+    def call(self, x, training=None):
+        return super().call(x, training=True)
+
+
 def mlp(*middle, regularizer=None):
     """A classifier of ``FEATURES`` with layers put in the middle."""
     keras.utils.set_random_seed(1)

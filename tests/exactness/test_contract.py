@@ -43,7 +43,7 @@ DRAWN = 18
 # refuse eager steps.
 NOT_OF_REPLICAS = (
     *("odd-batches", "validation", "several-losses", "sync-batch-norm"),
-    *("regularizers", "mask", "contrastive", "eager"),
+    *("regularizers", "mask", "contrastive", "eager", "draws"),
 )
 
 

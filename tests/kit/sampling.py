@@ -31,12 +31,24 @@ def sample_of(cases, part=2):
         part: one of so many is run by `make test`.
     """
     cases = list(cases)
-    numbers = range(len(cases))
-    kept = random.Random(SEED).sample(numbers, -(-len(cases) // part))
+    drawn = _draw(len(cases), part)
     return [
-        case if number in kept else _long(case)
-        for number, case in zip(numbers, cases, strict=True)
+        case if number in drawn else _long(case)
+        for number, case in enumerate(cases)
     ]
+
+
+def draw(names, part=2):
+    """Return those of some names that a seed draws, and the others."""
+    drawn = _draw(len(names), part)
+    return (
+        [name for number, name in enumerate(names) if number in drawn],
+        [name for number, name in enumerate(names) if number not in drawn],
+    )
+
+
+def _draw(count, part):
+    return random.Random(SEED).sample(range(count), -(-count // part))
 
 
 def _long(case):

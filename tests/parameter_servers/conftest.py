@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers import settings
-from tests.kit.served import Job
+from tests.parameter_servers.in_process_job import Job
 
 
 @pytest.fixture

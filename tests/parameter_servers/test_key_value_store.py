@@ -33,7 +33,7 @@ def name(request):
 
 
 def test_ctrl_c_ends_only_the_wait_of_the_main_thread(name, ctrl_c):
-    mine, others = (Queue(f"{name}/{n}", DEVICE, [tf.int64]) for n in "ab")
+    mine, others = (Queue(f"{name}/{n}", DEVICE) for n in "ab")
     take = trace(mine.get)
     main = threading.main_thread().ident
 

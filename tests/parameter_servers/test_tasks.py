@@ -38,7 +38,7 @@ with job.naming_lost_servers():
 TAKES = f"""{SPEAKS}
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.replicas.named_resources import Queue, trace
-letters = Queue("letters", job.devices[0], [tf.int64])
+letters = Queue("letters", job.devices[0])
 def take():
     return int(RunningFunction(trace(letters.get)).wait(60)[0])
 """

@@ -4,6 +4,7 @@ import pytest
 
 from tests.exactness.cases import CASES
 from tests.kit.ranks import Job, each_check_of, names
+from tests.kit.sampling import draw
 
 pytestmark = pytest.mark.slow
 MODULES = [
@@ -74,12 +75,14 @@ def job(wanted, **options):
     return Job("tests.processes.ranks", wanted, **options)
 
 
+DRAWN, OTHERS = draw(names(*MODULES))
 JOBS = {
-    "Horovod": job((*names(*MODULES), *EXACT)),
+    "Horovod": job((*DRAWN, *EXACT)),
     "TensorFlow": job(TENSORFLOW, **OVER_TENSORFLOW),
 }
 LONG = {
     # One job for all would take too long on a busy machine.
+    "Horovod, not drawn": job(OTHERS),
     "Horovod, rarer": job(names(*MODULES, mark="rare_check"), **ON_TWO_TOWERS),
     "Horovod, the rest": job(REST, **ON_TWO_TOWERS),
     "Horovod, three ranks": job(THREE, ranks=3),

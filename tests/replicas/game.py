@@ -6,10 +6,15 @@ import threading
 
 import tensorflow as tf
 
-from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.named_resources import free, run_flat
-from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
+from keras_towers.parameter_servers.remote_runtime import RunningFunction
+from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
+from keras_towers.replicas.named_resources import free, run_flat, trace
+from keras_towers.replicas.replica_group import (
+    END,
+    Quorum,
+    ReplicaEvent,
+    ReplicaGroup,
+)
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60
@@ -21,26 +26,45 @@ class Game:
 
     Attributes:
         group: as the chief sees it.
-        updates: the number of gradients in each update.
+        updates: the number of gradients in each update, unless it is early.
     """
 
-    coordinator_of = Coordinator
-
-    def __init__(self, replicas, aggregate, shared=False, limit_s=None):
+    def __init__(
+        self,
+        replicas,
+        aggregate,
+        shared=False,
+        early=False,
+        most=1000,
+        limit_s=None,
+    ):
         self.name = f"tests/replicas_{next(_numbers)}"
         self.quorum = Quorum(replicas, aggregate, shared)
         self.updates = []
         self.errors = []
+        self._early = early
         self._groups = [self.connect(replica) for replica in range(replicas)]
         self.group = self._groups[0]
         self.group.initialize()
         self.group.calls("begin", self.group.start_over)
         self.first = self.group.global_step()
-        for replica, group in enumerate(self._groups):
-            group.send(ReplicaEvent.STARTED, replica)
-            group.calls("first", lambda r=replica, g=group: g.start_gradient(r))
+        assert self.wait(*range(replicas)) == [0] * replicas
+
+        def update(count):
+            arrived = self.group.take_arrivals(count)
+            # An update of more gradients than ``most`` fails.
+            fine = tf.debugging.assert_less_equal(
+                tf.reduce_sum(arrived), tf.constant(most, tf.int64)
+            )
+            with tf.control_dependencies([fine]):
+                advanced = self.group.advance()
+            with tf.control_dependencies([advanced]):
+                return tf.identity(arrived)
+
+        self._update = trace(update, tf.TensorSpec((), tf.int32))
+        kind = EarlyCoordinator if early else Coordinator
         # It waits in a separate thread.
-        self.coordinator = self.coordinator_of(
+        self.coordinator = kind(
             self.group.run_by(run_flat),
             self.apply,
             self.errors.append,
@@ -50,20 +74,14 @@ class Game:
 
     def connect(self, replica):
         """Return the group of a replica."""
-        return ReplicaGroup(self.name, DEVICE, self.quorum)
+        return ReplicaGroup(self.name, DEVICE, self.quorum, early=self._early)
 
-    def apply(self, count, tokens):
-        @tf.function(autograph=False)
-        def take():
-            return self.group.take_arrivals(tf.constant(count))
-
-        @tf.function(autograph=False)
-        def advance():
-            self.group.advance(tf.constant(tokens, tf.int32))
-
-        averaged = take().numpy().tolist()
-        self.updates.append(sum(averaged))
-        advance()
+    def apply(self, count):
+        running = RunningFunction(self._update, [tf.constant(count)])
+        if self._early:
+            return running
+        (averaged,) = running.wait()
+        self.updates.append(int(sum(averaged)))
         return averaged
 
     def start(self, replica):
@@ -95,22 +113,20 @@ class Game:
 
         def wait():
             found.extend(
-                group.calls("wait", lambda: group.wait_for_token(replica))
+                group.calls("wait", lambda: group.wait_for_step(replica))
             )
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         thread.join(SECONDS)
         assert found, f"replica {replica} waits"
-        token = int(found[0])
-        return END if token == END else token - self.first
+        step = int(found[0])
+        return END if step == END else step - self.first
 
     def returns(self, replica):
         """Restart a replica; return how many gradients it had pushed."""
         self._groups[replica] = group = self.connect(replica)
-        pushed = group.pushed(replica)
-        group.request_tokens(replica)
-        return pushed
+        return group.come_back(replica)
 
     def settle(self):
         """Wait until all events so far are handled."""
@@ -121,14 +137,10 @@ class Game:
         self.coordinator.wait_until_handled(ReplicaEvent.FLUSH)
         return self.coordinator.counts
 
-    def has_token(self, replica):
-        queue = self.group._tokens[replica]
-        return int(tf.raw_ops.QueueSizeV2(handle=queue._handle)) > 0
-
 
 @contextlib.contextmanager
-def played(*args, kind=Game, **kwargs):
-    game = kind(*args, **kwargs)
+def played(*args, **kwargs):
+    game = Game(*args, **kwargs)
     try:
         yield game
     finally:

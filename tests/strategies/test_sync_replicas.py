@@ -248,11 +248,11 @@ def test_blocks_leave_nothing_behind(monkeypatch):
         return sum(issubclass(type(g), tf.Graph) for g in gc.get_objects())
 
     graphs = graphs_after_a_block()
-    # The step, queues of two replicas and of events, arrivals, and two numbers
-    # of each replica; and two gradients.
-    assert len(destroyed) == 9 + 2
+    # The step, queues of two replicas and of events, arrivals, and three
+    # numbers of each replica; and two gradients.
+    assert len(destroyed) == 11 + 2
     with pytest.raises(tf.errors.OpError):
-        tf.raw_ops.QueueSizeV2(handle=destroyed[-10])
+        tf.raw_ops.QueueSizeV2(handle=destroyed[1])
     assert graphs_after_a_block() <= graphs
 
 

@@ -17,6 +17,7 @@ from keras_towers.fit.data.same_data import (
     different_numbers,
 )
 from keras_towers.fit.step.constants import Constants
+from keras_towers.fit.weights.tower_variables import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
@@ -83,11 +84,14 @@ class StepAgreement:
             if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
                 raise self.mismatch_error()
             return []
+        leaves = tf.nest.flatten(batch)
+        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+        shapes_digest = zlib.crc32(" ".join(shapes).encode())
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
             equal = self._compare(
-                [digest, constants.digest, _digest_of_sizes(batch)],
+                [digest, constants.digest, shapes_digest],
                 constants.approximate,
                 data,
                 key,
@@ -117,6 +121,34 @@ class StepAgreement:
         with tf.control_dependencies(after):
             equal = self._compare([_END, batches, 0], Constants().approximate)
             return tf.reduce_all(equal.exact)
+
+    def take_over(
+        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+    ) -> tf.Tensor:
+        """Assign rank 0's values to variables, unless they are the same.
+
+        Args:
+            variables: of each variable, the handles of its copies on K towers,
+                or its only handle.
+            devices: the K towers' devices.
+        """
+        values = [read_handle(handles[0]) for handles in variables]
+        rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+        digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+        digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
+        key = next_key("gradients")
+        equal = are_equal(self._transport, digest, [], key)
+
+        def send() -> tf.Tensor:
+            key = next_key("broadcast")
+            received = self._transport.broadcast(values, key)
+            for handles, value in zip(variables, received, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
+                copy_first(handles, devices[: len(handles)])
+            return tf.ones((), tf.int64)
+
+        same = tf.reduce_all(equal.exact)
+        return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
 
     def _compare(
         self,
@@ -171,12 +203,6 @@ class StepAgreement:
         ]
         numbered = [list(map(tuple, own)) for own in constants]
         return TowerError(rank_checks.describe_steps(odd, numbered))
-
-
-def _digest_of_sizes(batch: Any) -> int:
-    leaves = tf.nest.flatten(batch)
-    sizes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
-    return zlib.crc32(" ".join(sizes).encode())
 
 
 class Equal(NamedTuple):

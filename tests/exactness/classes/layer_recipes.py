@@ -13,8 +13,8 @@ import tempfile
 import keras
 from keras import layers
 
-from tests.exactness.classes.listed import NO_PART
 from tests.exactness.classes.recipes import (
+    NO_PART,
     Recipe,
     by_name,
     floats,

@@ -5,8 +5,12 @@ import tensorflow as tf
 from keras import layers, optimizers
 
 from tests.exactness.classes.groups import Group
-from tests.exactness.classes.listed import NO_PART
-from tests.exactness.classes.recipes import floats, parameters, public
+from tests.exactness.classes.recipes import (
+    NO_PART,
+    floats,
+    parameters,
+    public,
+)
 
 HOLDING_OTHERS = {
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(

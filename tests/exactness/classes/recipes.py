@@ -10,6 +10,21 @@ from keras import layers
 # Batches of 8 and 3: no number of towers divides both evenly.
 EXAMPLES, BATCH = 11, 8
 
+# Names of Keras that have no recipe, and the reasons.
+NO_PART = {
+    "InputLayer": "every functional model has one",
+    "InputSpec": "describes inputs",
+    "Layer": "the base class",
+    "Wrapper": "the base class of layers around layers",
+    "FlaxLayer": "runs on JAX only",
+    "JaxLayer": "runs on JAX only",
+    "TorchModuleWrapper": "runs on PyTorch only",
+    "Loss": "the base class",
+    "Metric": "the base class",
+    "Optimizer": "the base class",
+    "OptimizerMap": "describes optimizers",
+}
+
 
 @dataclass(frozen=True)
 class Recipe:

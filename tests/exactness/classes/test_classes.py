@@ -7,10 +7,10 @@ has all of them.
 
 import pytest
 
-from tests.exactness.classes import groups, listed, optimizer_recipes
+from tests.exactness.classes import groups, optimizer_recipes
 from tests.exactness.classes import loss_recipes as of_losses
 from tests.exactness.classes.layer_recipes import LAYERS
-from tests.exactness.classes.recipes import public
+from tests.exactness.classes.recipes import NO_PART, public
 from tests.kit.sampling import sample_of
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import on_towers
@@ -33,11 +33,11 @@ PARTS = {
 @pytest.mark.parametrize("namespace", PARTS)
 def test_each_class_has_a_recipe(namespace):
     classes = public(namespace)
-    known = {*PARTS[namespace], *listed.NO_PART}
+    known = {*PARTS[namespace], *NO_PART}
     missing = [names for names in classes.values() if not known & set(names)]
     assert not missing, (
         f"keras.{namespace} has classes without a recipe: add one, or the "
-        "reason why there is none to tests/exactness/classes/listed.py"
+        "reason why there is none to tests/exactness/classes/recipes.py"
     )
 
 
