@@ -115,14 +115,11 @@ def align_clocks(ranks: Sequence[RankRecording]) -> None:
     sums = [latest(rank.stamps[..., point], axis=1) for rank in ranks]
     for rank, summed in zip(ranks, sums, strict=True):
         if rank.machine != ranks[0].machine and len(summed):
-            _shift_clock(rank, float(np.median(summed - sums[0])))
-
-
-def _shift_clock(rank: RankRecording, seconds: float) -> None:
-    rank.stamps = rank.stamps - seconds
-    rank.spans = rank.spans - [0, seconds, seconds]
-    # The last row is not a time.
-    rank.calls = rank.calls - np.array([[seconds], [seconds], [seconds], [0]])
+            fast_s = float(np.median(summed - sums[0]))
+            rank.stamps = rank.stamps - fast_s
+            rank.spans = rank.spans - [0, fast_s, fast_s]
+            # The last row is not a time.
+            rank.calls = rank.calls - [[fast_s], [fast_s], [fast_s], [0]]
 
 
 def join_stamps(ranks: Sequence[RankRecording]) -> np.ndarray:
