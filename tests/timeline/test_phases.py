@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.phases import (
+from keras_towers import timeline as timeline_lib
+from keras_towers.timeline import (
     Calls,
     find_steps,
     step_seconds,
@@ -83,7 +83,7 @@ def test_steps_of_callbacks_are_of_no_call():
 def test_without_any_step_there_are_no_phases():
     nothing = tower_phases(np.empty((0, 0, 4)))
     assert step_seconds(nothing, calls()) == {}
-    assert phases_lib.call_seconds(calls()) == {}
+    assert timeline_lib.call_seconds(calls()) == {}
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_without_any_step_there_are_no_phases():
     ],
 )
 def test_calls_where_no_step_is_divided(of, wanted):
-    assert means(phases_lib.call_seconds(of)) == wanted
+    assert means(timeline_lib.call_seconds(of)) == wanted
 
 
 def test_steps_that_towers_have_not_in_common():
     # The first step of tower 0 is traced; tower 1 has only one.
     spans = np.array([[0, 0, 4], [1, 0, 4], [0, 4, 5], [0, 5, 6]])
-    (seconds,) = phases_lib.span_seconds(spans).values()
+    (seconds,) = timeline_lib.span_seconds(spans).values()
     assert seconds.tolist() == [1, 1, 4]

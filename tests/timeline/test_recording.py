@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from keras_towers.timeline import phases
+from keras_towers import timeline
 
 pytestmark = pytest.mark.core
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.core
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=0.0, traces=0)
     fake = types.SimpleNamespace(time=lambda: clock.now)
-    monkeypatch.setattr(phases, "time", fake)
+    monkeypatch.setattr(timeline, "time", fake)
     return clock
 
 
@@ -28,7 +28,7 @@ def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
 
 
 def test_calls_that_trace_and_those_before_a_validation(clock):
-    host = phases.LoopClock()
+    host = timeline.LoopClock()
     host.restart(100)
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
@@ -45,7 +45,7 @@ def test_calls_that_trace_and_those_before_a_validation(clock):
 def of_rank(machine, stamps, first_step=0):
     """The stamps of a rank, whose other times do not matter."""
     nothing = np.empty((0, 3)), np.empty((4, 0))
-    return phases.RankRecording(0, machine, [], first_step, stamps, *nothing)
+    return timeline.RankRecording(0, machine, [], first_step, stamps, *nothing)
 
 
 def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
@@ -61,9 +61,9 @@ def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
         # It has lost the first one.
         of_rank("a", theirs[1:], first_step=1),
     ]
-    phases.align_clocks(ranks)
+    timeline.align_clocks(ranks)
     one, other, third = (of.stamps for of in ranks)
     np.testing.assert_array_equal(one, mine[1:])
     np.testing.assert_array_equal(other[[0, 1, 3]], one[[0, 1, 3]])
     np.testing.assert_array_equal(third, theirs[1:])
-    assert phases.join_stamps(ranks).shape == (4, 6, 4)
+    assert timeline.join_stamps(ranks).shape == (4, 6, 4)
