@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.devices import same_devices
-from keras_towers.strategies import options
+from keras_towers.fit import options
 from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.compare import assert_all_close
