@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.phases import (
+from keras_towers import timeline as timeline_lib
+from keras_towers.timeline import (
     Calls,
     find_steps,
     step_seconds,
@@ -85,7 +85,7 @@ def test_steps_of_callbacks_are_of_no_call():
 def test_without_any_step_there_are_no_phases():
     nothing = tower_phases(np.empty((0, 0, 4)))
     assert step_seconds(nothing, calls()) == {}
-    assert phases_lib.call_seconds(calls()) == {}
+    assert timeline_lib.call_seconds(calls()) == {}
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_without_any_step_there_are_no_phases():
     ],
 )
 def test_calls_where_no_step_is_divided(of, wanted):
-    assert means(phases_lib.call_seconds(of)) == wanted
+    assert means(timeline_lib.call_seconds(of)) == wanted
 
 
 def test_steps_that_towers_have_not_in_common():
     # The first step of tower 0 is traced; tower 1 has only one.
     spans = np.array([[0, 0, 4], [1, 0, 4], [0, 4, 5], [0, 5, 6]])
-    (seconds,) = phases_lib.span_seconds(spans).values()
+    (seconds,) = timeline_lib.span_seconds(spans).values()
     assert seconds.tolist() == [1, 1, 4]
 
 
@@ -119,7 +119,7 @@ def test_steps_that_towers_have_not_in_common():
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=0.0, traces=0)
     fake = types.SimpleNamespace(time=lambda: clock.now)
-    monkeypatch.setattr(phases_lib, "time", fake)
+    monkeypatch.setattr(timeline_lib, "time", fake)
     return clock
 
 
@@ -133,7 +133,7 @@ def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
 
 
 def test_calls_that_trace_and_those_before_a_validation(clock):
-    host = phases_lib.LoopClock()
+    host = timeline_lib.LoopClock()
     host.restart(100)
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
@@ -150,7 +150,7 @@ def test_calls_that_trace_and_those_before_a_validation(clock):
 def of_rank(machine, stamps, first_step=0):
     """The stamps of a rank, whose other times do not matter."""
     nothing = np.empty((0, 3)), np.empty((4, 0))
-    return phases_lib.RankRecording(
+    return timeline_lib.RankRecording(
         0, machine, [], first_step, stamps, *nothing
     )
 
@@ -168,9 +168,9 @@ def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
         # It has lost the first one.
         of_rank("a", theirs[1:], first_step=1),
     ]
-    phases_lib.align_clocks(ranks)
+    timeline_lib.align_clocks(ranks)
     one, other, third = (of.stamps for of in ranks)
     np.testing.assert_array_equal(one, mine[1:])
     np.testing.assert_array_equal(other[[0, 1, 3]], one[[0, 1, 3]])
     np.testing.assert_array_equal(third, theirs[1:])
-    assert phases_lib.join_stamps(ranks).shape == (4, 6, 4)
+    assert timeline_lib.join_stamps(ranks).shape == (4, 6, 4)

@@ -174,7 +174,7 @@ class BytePSTransport(EngineTransport):
         # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"
-        self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
+        self._flat = compat.hidden_variable([-1], tf.int32)
         self._compares_names = False
         if self.size > 1 and not _is_second:
             mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
@@ -338,7 +338,7 @@ class BytePSTransport(EngineTransport):
                     "the same methods in the same order.",
                 )
         for name in new:
-            _is_second[name] = compat.hidden_variable("CPU:0", False)
+            _is_second[name] = compat.hidden_variable(False)
             for number in range(2):
                 declared = f"{name}/{number}".encode()
                 self._library.byteps_tensorflow_declare_tensor(declared)

@@ -144,7 +144,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
         # arrives after the work is done.
         with tf.control_dependencies(ends), tf.device(device):
             later = tf.random.uniform([], seed=1)
-        seen = compat.hidden_variable(_host_of(device), 0.0)
+        seen = compat.hidden_variable(0.0, device=_host_of(device))
         ends = [seen.assign(later, read_value=False)]
     with tf.control_dependencies(ends):
         now = tf.timestamp()

@@ -20,8 +20,6 @@ from keras_towers.fit.step.step_agreement import StepAgreement
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
-_HOST = "CPU:0"
-
 
 class StepOrder:
     """Orders the steps of a rank, whose exchanges wait until the steps match.
@@ -37,9 +35,9 @@ class StepOrder:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
+        self._turn = compat.hidden_variable(0, tf.int64)
         self.agreement: StepAgreement = StepAgreement(transport, self._turn)
-        self._is_first = compat.hidden_variable(_HOST, False)
+        self._is_first = compat.hidden_variable(False)
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
@@ -212,7 +210,7 @@ def done_by_all(tensors: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _true() -> tf.Variable:
-    return compat.hidden_variable(_HOST, True)
+    return compat.hidden_variable(True)
 
 
 def _end_data() -> tf.Tensor:

@@ -18,7 +18,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import collect, optimizers_in
-from keras_towers.fit.weights.tower_variables import copy_on_tower
+from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
 
@@ -161,8 +161,7 @@ class Trace:
 
 def _handle_of(variable: Any) -> Any:
     """Return the handle of a variable's first copy; None: on another rank."""
-    value = getattr(variable, "_value", variable)
-    return getattr(copy_on_tower(value, 0), "handle", None)
+    return getattr(copy_on_tower(native(variable), 0), "handle", None)
 
 
 def _is_numeric(handle: Any) -> bool:
