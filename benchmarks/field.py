@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_towers.bench.comparison import compare
 from keras_towers.bench.models import Workload, classifier
 from keras_towers.bench.rows import (
     ROWS,
@@ -34,6 +33,7 @@ from keras_towers.bench.rows import (
     keras_alone,
 )
 from keras_towers.bench.runner import Setting
+from keras_towers.cli.bench import compare
 from keras_towers.cli.main import Command
 
 

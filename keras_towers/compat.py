@@ -10,8 +10,7 @@ import contextlib
 import dis
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
-from types import CodeType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +20,9 @@ from keras_towers.errors import CompatibilityError
 
 TESTED_VERSIONS = {"TensorFlow": ("2.20", "2.21"), "Keras": ("3.14", "3.15")}
 """The first and the last version of each package that is known to work."""
+
+HOST = "CPU:0"
+"""The first CPU of this process."""
 
 TABLE: dict[str, set[str]] = {}
 """The names that are used of each object, by the object's path."""
@@ -55,22 +57,17 @@ def _keras(path: str, names: str = "") -> Any:
 
 def _assigns(owner: Any, name: str) -> bool:
     """Whether the code of a class or its bases sets an attribute."""
-    codes = [
+    codes = (
         getattr(_function(value), "__code__", None)
         for cls in getattr(owner, "__mro__", ())
         for value in vars(cls).values()
-    ]
-    while codes:
-        code = codes.pop()
-        if code is None:
-            continue
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-        if name in code.co_names and any(
-            step.opname == "STORE_ATTR" and step.argval == name
-            for step in dis.get_instructions(code)
-        ):
-            return True
-    return False
+    )
+    return any(
+        step.opname == "STORE_ATTR" and step.argval == name
+        for code in codes
+        if code is not None and name in code.co_names
+        for step in dis.get_instructions(code)
+    )
 
 
 def _function(value: Any) -> Any:
@@ -339,15 +336,10 @@ def graph_of_function(graph: Any, name: str) -> Any:
         return _graph_of_definition(function.definition)
 
 
-def add_functions(graph: Any, other: Any) -> None:
-    """Add the functions that operations of another graph call."""
-    for function in other._functions.values():
+def add_functions(graph: Any, functions: Iterable[Any]) -> None:
+    """Add functions, and the functions that they call, to a graph."""
+    for function in functions:
         graph._add_function_recursive(function)
-
-
-def add_function(graph: Any, function: Any) -> None:
-    """Add a function, and the functions that it calls, to a graph."""
-    graph._add_function_recursive(function)
 
 
 def type_of_variable(handle: Any) -> Any:
@@ -452,7 +444,7 @@ def outside(device: str) -> Iterator[None]:
         yield
 
 
-def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
+def hidden_variable(value: Any, dtype: Any = None, device: str = HOST) -> Any:
     """Create a plain variable that no strategy sees."""
     with outside(device):
         return tf.Variable(value, dtype=dtype, trainable=False)

@@ -188,7 +188,11 @@ class _CheckedCalls:
         index = compat.current_replica_id()
         self._created[index] = []
         with tf.variable_creator_scope(self._create):
-            self.results[index] = _with_lists(fn(*args, **kwargs))
+            # A ``zip`` object can be read only once.
+            self.results[index] = tf.nest.map_structure(
+                lambda leaf: list(leaf) if isinstance(leaf, zip) else leaf,
+                fn(*args, **kwargs),
+            )
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         index = compat.current_replica_id()
@@ -246,13 +250,6 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
         kwargs.get("name") or "Variable",
         tuple(known) if known.is_fully_defined() else None,
         None if dtype is None else tf.as_dtype(dtype),
-    )
-
-
-def _with_lists(result: Any) -> Any:
-    """A tower's result, with lists instead of ``zip`` objects."""
-    return tf.nest.map_structure(
-        lambda leaf: list(leaf) if isinstance(leaf, zip) else leaf, result
     )
 
 

@@ -163,22 +163,21 @@ def measure_all(
                     sample = run_cell(row, cell, setting, stored[cell.model])
                     found.samples.append(sample)
                     if setting.exact and not (row.alone or sample.error):
+                        plain = replace(cell, row="plain", replicas=1)
+                        reference = [
+                            s.result["losses"]
+                            for s in found.samples
+                            if s.cell == plain and not s.error
+                        ]
                         sample.error = difference(
                             sample.result["losses"],
-                            _losses_of_plain(found.samples, cell),
+                            reference[0] if reference else (),
                         )
             found.complete = True
         except KeyboardInterrupt:
             done = f"{len(found.samples)} of {len(cells)} runs made."
             console.print(f"Interrupted: {done}")
     return found
-
-
-def _losses_of_plain(samples: Sequence[Sample], cell: Cell) -> Sequence[float]:
-    """Return the losses of plain Keras in the same repeat; empty: none."""
-    plain = replace(cell, row="plain", replicas=1)
-    found = [s.result for s in samples if s.cell == plain and not s.error]
-    return found[0]["losses"] if found else ()
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> str:

@@ -164,21 +164,17 @@ class Options:
                 " is not allowed: give a momentum of 0 or more and less than "
                 "1, and a learning rate of more than 0."
             )
-        other = ""
         if self.updates == "sharded":
-            other = (
-                'updates="sharded", which lets each rank update a share of the '
-                "weights only"
-            )
-        elif not self.average:
-            other = (
-                "average=False, which sums the gradients of all ranks, while "
-                "each rank would have only its own"
-            )
-        if other:
             raise TowerError(
-                f"sync_every={steps} contradicts {other}: leave one of them "
-                "out."
+                f'sync_every={steps} contradicts updates="sharded", which lets '
+                "each rank update a share of the weights only: leave one of "
+                "them out."
+            )
+        if not self.average:
+            raise TowerError(
+                f"sync_every={steps} contradicts average=False, which sums the "
+                "gradients of all ranks, while each rank would have only its "
+                "own: leave one of them out."
             )
 
 

@@ -148,11 +148,8 @@ def run_job(job: Job) -> supervision.Outcome:
                 host=slot.hostname,
                 local_size=slot.local_size,
             )
-        return supervision.supervise(
-            run,
-            how_to_connect=engine.advice,
-            helpers=servers.processes if servers else (),
-        )
+        helpers = servers.processes if servers else ()
+        return supervision.Supervisor(run, helpers=helpers).wait(engine.advice)
 
 
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
@@ -185,12 +182,8 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
-        collectives = engines.RUNTIME.advice
-        return supervision.supervise(
-            run,
-            kind="task",
-            how_to_connect=_PARAMETER_SERVERS if "ps" in tasks else collectives,
-        )
+        advice = _PARAMETER_SERVERS if "ps" in tasks else engines.RUNTIME.advice
+        return supervision.Supervisor(run, kind="task").wait(advice)
 
 
 @contextlib.contextmanager

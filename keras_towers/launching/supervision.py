@@ -49,111 +49,151 @@ class Outcome:
     text: str = ""
 
 
-def supervise(
-    run: RunningJob,
-    *,
-    how_to_connect: str,
-    kind: str = "rank",
-    helpers: Sequence[RankProcess] = (),
-) -> Outcome:
-    """Wait for the end of a job.
+class Supervisor:
+    """Waits for the end of a job.
 
     SIGTERM and SIGUSR1 are forwarded to the ranks that train, which may make a
     backup. Parameter servers are ended last.
 
     Args:
         run: the job.
-        how_to_connect: the advice if the ranks never connected.
         kind: how messages call a rank.
         helpers: processes without which the job cannot go on.
     """
-    console = run.console
-    ranks = sorted(
-        (rank for rank in run.processes if rank not in helpers),
-        key=lambda rank: rank.index,
-    )
-    ended: list[RankProcess] = []
-    connected: set[int] = set()
-    forwarded: set[int] = set()
-    deadline = math.inf
-    while len(ended) < len(ranks):
-        try:
-            left_s = max(0, deadline - time.monotonic())
-            event = run.events.get(
-                timeout=None if left_s == math.inf else left_s
-            )
-        except queue.Empty:
-            break
-        if isinstance(event, int) and event in _FORWARDED - forwarded:
-            forwarded.add(event)
-            for rank in ranks:
-                if not rank.serves:
-                    rank.send(event)
-            if event == signal.SIGTERM:
-                deadline = min(deadline, time.monotonic() + run.job.grace_s)
-            continue
-        if isinstance(event, int | OSError):
-            return Outcome(stopped_by(event, console), event)
-        if isinstance(event, Connected):
-            connected.add(event.rank)
-        elif event in helpers:
-            if blame(ended):
-                continue  # It may have ended because a rank failed.
-            how = describe(event.name or "", event.code or 0, None, True)
-            text = f"{how}, and the job cannot go on without it"
-            return _report(console, event.code or 1, event, text)
-        else:
-            ended.append(event)
-            # Not every engine tells ranks that another one has left the job.
-            name = f"{kind} {event.name}"
-            run.server.gone[event.index] = name, State.ENDED
-        early = [r for r in ended if not r.code and r.index not in connected]
-        if early and connected:
-            # Connected ranks would wait for minutes, until Horovod gives up.
-            waits = ranks[min(connected)].name
+
+    def __init__(
+        self,
+        run: RunningJob,
+        kind: str = "rank",
+        helpers: Sequence[RankProcess] = (),
+    ):
+        self._run, self._kind, self._helpers = run, kind, helpers
+        self._ranks = sorted(
+            (rank for rank in run.processes if rank not in helpers),
+            key=lambda rank: rank.index,
+        )
+        self._ended: list[RankProcess] = []
+        self._connected: set[int] = set()
+        self._forwarded: set[int] = set()
+        self._deadline = math.inf
+
+    def wait(self, how_to_connect: str) -> Outcome:
+        """Wait for the end of the job, and report it.
+
+        Args:
+            how_to_connect: the advice if the ranks never connected.
+        """
+        console, ranks = self._run.console, self._ranks
+        early = self._wait_for_ranks()
+        if early:
+            return early
+        end_all(ranks)
+        if self._forwarded and any(r.code == EXIT_AGAIN for r in self._ended):
+            numbers = sorted(self._forwarded)
+            names = " and ".join(signal.Signals(n).name for n in numbers)
             text = (
-                f"{kind} {early[0].name} ended with exit code 0 before "
-                f"it connected, and {kind} {waits} waits for it"
+                f"ended by {names}; start the script again to resume (exit "
+                f"code {EXIT_AGAIN})"
             )
-            return _report(console, 1, early[0], text)
-        culprit = blame(ended)
+            return self._report(EXIT_AGAIN, numbers[0], text)
+        if signal.SIGTERM in self._forwarded:
+            code = stopped_by(signal.SIGTERM, console)
+            return Outcome(code, signal.SIGTERM)
+        outcome = verdict(self._ended, self._kind)
+        is_separate = not (self._connected or self._run.job.unconnected)
+        if outcome.text:
+            console.say(outcome.text)
+        elif len(ranks) > 1 and is_separate:
+            console.say(
+                f"the {len(ranks)} processes never connected: each ran the "
+                "script on its own. To train one model in all of them, add "
+                f"--strategy {how_to_connect} in the script"
+            )
+        return outcome
+
+    def _wait_for_ranks(self) -> Outcome | None:
+        """Handle events until the ranks have ended, or have had enough time.
+
+        Returns:
+            How the job has ended, if something else has ended it.
+        """
+        while len(self._ended) < len(self._ranks):
+            left_s = max(0, self._deadline - time.monotonic())
+            try:
+                event = self._run.events.get(
+                    timeout=None if left_s == math.inf else left_s
+                )
+            except queue.Empty:
+                return None
+            if isinstance(event, int) and event in _FORWARDED - self._forwarded:
+                self._forward(event)
+            elif isinstance(event, int | OSError):
+                return Outcome(stopped_by(event, self._run.console), event)
+            elif event in self._helpers:
+                # It may have ended because a rank failed.
+                if not blame(self._ended):
+                    how = describe(event.name, event.code or 0, None, True)
+                    text = f"{how}, and the job cannot go on without it"
+                    return self._report(event.code or 1, event, text)
+            else:
+                self._record(event)
+                early = self._find_unconnected()
+                if early:
+                    return early
+        return None
+
+    def _forward(self, number: int) -> None:
+        self._forwarded.add(number)
+        for rank in self._ranks:
+            if not rank.serves:
+                rank.send(number)
+        if number == signal.SIGTERM:
+            self._wait_at_most(self._run.job.grace_s)
+
+    def _record(self, event: Connected | RankProcess) -> None:
+        """Record that a rank has connected, or has ended."""
+        if isinstance(event, Connected):
+            self._connected.add(event.rank)
+            return
+        self._ended.append(event)
+        # Not every engine tells ranks that another one has left the job.
+        name = f"{self._kind} {event.name}"
+        self._run.server.gone[event.index] = name, State.ENDED
+        culprit = blame(self._ended)
         if culprit:
-            wait_s = (
-                settings.FAILURE_REPORT_S
-                if culprit[1]
-                else settings.CAUSE_WAIT_S
+            _, certain = culprit
+            self._wait_at_most(
+                settings.FAILURE_REPORT_S if certain else settings.CAUSE_WAIT_S
             )
-            deadline = min(deadline, time.monotonic() + wait_s)
-        if all(rank in ended or rank.serves for rank in ranks):
-            deadline = min(deadline, time.monotonic() + settings.SERVERS_S)
-    end_all(ranks)
-    if forwarded and any(rank.code == EXIT_AGAIN for rank in ended):
-        names = " and ".join(signal.Signals(n).name for n in sorted(forwarded))
+        if all(rank in self._ended or rank.serves for rank in self._ranks):
+            self._wait_at_most(settings.SERVERS_S)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def _find_unconnected(self) -> Outcome | None:
+        """Report a rank that has ended and for which connected ranks wait."""
+        early = [
+            rank
+            for rank in self._ended
+            if not rank.code and rank.index not in self._connected
+        ]
+        if not early or not self._connected:
+            return None
+        # They would wait for minutes, until Horovod gives up.
+        waits = self._ranks[min(self._connected)].name
         text = (
-            f"ended by {names}; start the script again to resume (exit code "
-            f"{EXIT_AGAIN})"
+            f"{self._kind} {early[0].name} ended with exit code 0 before it "
+            f"connected, and {self._kind} {waits} waits for it"
         )
-        return _report(console, EXIT_AGAIN, min(forwarded), text)
-    if signal.SIGTERM in forwarded:
-        return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
-    outcome = verdict(ended, kind)
-    if outcome.text:
-        console.say(outcome.text)
-    elif len(ranks) > 1 and not connected and not run.job.unconnected:
-        console.say(
-            f"the {len(ranks)} processes never connected: each ran the "
-            "script on its own. To train one model in all of them, add "
-            f"--strategy {how_to_connect} in the script"
-        )
-    return outcome
+        return self._report(1, early[0], text)
 
-
-def _report(
-    console: Console, code: int, cause: RankProcess | int, text: str
-) -> Outcome:
-    """Print and return how a job ended."""
-    console.say(text)
-    return Outcome(code, cause, text)
+    def _report(
+        self, code: int, cause: RankProcess | int, text: str
+    ) -> Outcome:
+        """Print and return how the job ended."""
+        self._run.console.say(text)
+        return Outcome(code, cause, text)
 
 
 def stopped_by(reason: int | OSError, console: Console) -> int:

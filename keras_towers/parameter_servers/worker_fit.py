@@ -392,7 +392,7 @@ class _ServerUpdate:
     config: Any
     _sums: Callable[..., list[list[Any]]]
 
-    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
         session = current_session.get()
         if session is None:
             raise TowerError(

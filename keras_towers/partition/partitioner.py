@@ -121,20 +121,17 @@ class Partitioner(Converter):
         before, self.values = self.values, values
         try:
             for operation in sort_topologically(graph.get_operations(), values):
-                self._lay_out(operation, values)
+                outputs = operation.outputs
+                if outputs and outputs[0].name in values:
+                    continue
+                self.name = operation.name
+                operands = [values[tensor.name] for tensor in operation.inputs]
+                results = self.lay_out_node(Node(operation, self), operands)
+                names = [tensor.name for tensor in outputs]
+                values.update(zip(names, results, strict=True))
         finally:
             self.values = before
         return values
-
-    def _lay_out(self, operation: Any, values: dict[str, Value]) -> None:
-        """Lay out an operation."""
-        if operation.outputs and operation.outputs[0].name in values:
-            return
-        operands = [values[tensor.name] for tensor in operation.inputs]
-        self.name = operation.name
-        outputs = self.lay_out_node(Node(operation, self), operands)
-        for tensor, value in zip(operation.outputs, outputs, strict=True):
-            values[tensor.name] = value
 
     def lay_out_function(self, graph: Any, inputs: Values) -> Values:
         """Lay out a graph; return the values of its outputs."""

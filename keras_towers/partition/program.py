@@ -345,7 +345,7 @@ def emit(
     """
     here = compat.get_default_graph()
     for graph in graphs:
-        compat.add_functions(here, graph)
+        compat.add_functions(here, graph._functions.values())
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(here.graph_def_versions)
     names: dict[int, str] = {}
@@ -391,7 +391,7 @@ def emit(
         atomic = compat.function_module.from_func_graph(
             f"function_{next(_numbers)}", made, {}
         )
-        compat.add_function(here, atomic)
+        compat.add_functions(here, [atomic])
         return tf.compat.as_str(atomic.name)
 
     for operation in operations:

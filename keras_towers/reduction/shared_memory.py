@@ -74,8 +74,13 @@ class SharedMemoryAllReduce:
     def _sum(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        bucket = self._bucket(transport, tensors, key)
-
+        lengths = tuple(tensor.shape.num_elements() for tensor in tensors)
+        dtype = np.dtype(tensors[0].dtype.as_numpy_dtype)
+        form = transport.rank, transport.size, lengths, dtype
+        # Shared by all traces.
+        if (key, form) not in self._buckets:
+            self._buckets[key, form] = SharedBucket(*form)
+        bucket = self._buckets[key, form]
         name = tf.numpy_function(bucket.post, tensors, tf.int64)
         names = transport.all_gather(tf.reshape(name, [1]), f"{key}.posted")
         done = tf.numpy_function(bucket.reduce, [names, *tensors], tf.int32)
@@ -103,21 +108,6 @@ class SharedMemoryAllReduce:
             collect,
             lambda: transport.all_reduce(tensors, f"{key}.plain"),
         )
-
-    def _bucket(
-        self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
-    ) -> SharedBucket:
-        """The bucket for a key and these lengths, shared by all traces."""
-        lengths = tuple(tensor.shape.num_elements() for tensor in tensors)
-        place = transport.rank, transport.size
-        form = key, place, tensors[0].dtype, lengths
-        if form not in self._buckets:
-            self._buckets[form] = SharedBucket(
-                *place,
-                lengths,
-                np.dtype(tensors[0].dtype.as_numpy_dtype),
-            )
-        return self._buckets[form]
 
 
 def available(transport: Transport) -> bool:
@@ -155,7 +145,7 @@ class SharedBucket:
         dtype: np.dtype,
     ):
         self._rank, self._size = rank, size
-        self._lengths, self._dtype = list(lengths), np.dtype(dtype)
+        self._lengths, self._dtype = list(lengths), dtype
         step = _ALIGNMENT // self._dtype.itemsize
         *self._starts, self._total = itertools.accumulate(
             (-(-length // step) * step for length in lengths), initial=0

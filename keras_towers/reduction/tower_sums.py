@@ -259,12 +259,12 @@ class CollectiveAllReduce:
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)
         self._keys = itertools.count(0, _KEYS_PER_GRADIENT)
-        self._steps = compat.hidden_variable(self._host, 0, tf.int64)
+        self._steps = compat.hidden_variable(0, tf.int64, self._host)
         # TensorFlow serializes the stateful ops of a graph, which would
         # deadlock collective peers, unless they use different resources: one
         # per device.
         self._orders = [
-            compat.hidden_variable(device, 0, tf.float32) for device in devices
+            compat.hidden_variable(0, tf.float32, device) for device in devices
         ]
 
     def __call__(

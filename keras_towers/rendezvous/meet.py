@@ -285,9 +285,13 @@ class Meeting:
                 try:
                     address = socket.gethostbyname(found.address)
                     found = dataclasses.replace(found, address=address)
-                    placement = self._introduce(found, nonce)
+                    client = StoreClient(found)
+                    introduction = _introduction(found, nonce)
+                    client.put(f"{INTRODUCTION}-{self._rank}", introduction)
+                    key = f"{PLACEMENT}-{self._rank}"
+                    placement = client.get(key, settings.HOLD_S) or {}
                     if late_s and not placement:
-                        last = _missing(StoreClient(found))
+                        last = _missing(client)
                 except _NO_ANSWER as error:
                     last += f" did not answer as rank 0 does: {error}"
                 else:
@@ -306,14 +310,6 @@ class Meeting:
                 )
         raise TimeoutError(last)
 
-    def _introduce(self, endpoint: Endpoint, nonce: str) -> dict[str, Any]:
-        """Introduce this rank once; return its placement, empty if none."""
-        client = StoreClient(endpoint)
-        address = network.source_address(endpoint.address)
-        introduction = _introduction(address, nonce)
-        client.put(f"{INTRODUCTION}-{self._rank}", introduction)
-        return client.get(f"{PLACEMENT}-{self._rank}", settings.HOLD_S) or {}
-
 
 def _missing(client: StoreClient) -> str:
     """Describe the ranks that have not arrived."""
@@ -328,7 +324,7 @@ def _missing(client: StoreClient) -> str:
     )
 
 
-def _introduction(address: str, nonce: str) -> dict[str, Any]:
+def _introduction(endpoint: Endpoint, nonce: str) -> dict[str, Any]:
     """Describe this rank to rank 0's helper.
 
     Two machines may have the same name, and the containers of one machine have
@@ -339,7 +335,7 @@ def _introduction(address: str, nonce: str) -> dict[str, Any]:
     return {
         "host": f"{name}-{boot[:8]}",
         "name": name,
-        "address": address,
+        "address": network.source_address(endpoint.address),
         "cores": sorted(os.sched_getaffinity(0)),
         "nonce": nonce,
     }

@@ -27,6 +27,10 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
 _SHOWN_CONSTANTS = 3
+_SAME_MODEL = (
+    "Every rank has to run the same model, and to compute the same loss for "
+    "the same variables."
+)
 # How many components of a version must match, from the left; None: all. Any
 # other difference only causes a warning.
 _PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
@@ -99,7 +103,10 @@ def describe_gradients(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
 ) -> str:
     """Describe the gradients that some ranks lack."""
-    return f"the ranks do not have the same gradients. {_not_on_all(ranks)}"
+    return (
+        "the ranks do not have the same gradients. "
+        f"{_only_on(ranks, ', ')}. {_SAME_MODEL}"
+    )
 
 
 def describe_steps(
@@ -117,32 +124,20 @@ def describe_steps(
     texts = []
     if any(ranks):
         texts.append(
-            f"the ranks have different steps. {_not_on_all(ranks)} A step must "
-            "not print or write summaries on rank 0 only: if it does so on all "
-            "ranks, it happens once."
+            f"the ranks have different steps. {_only_on(ranks, ', ')}. "
+            f"{_SAME_MODEL} A step must not print or write summaries on rank 0 "
+            "only: if it does so on all ranks, it happens once."
         )
     if len(set(map(frozenset, constants))) > 1 or not texts:
-        texts.append(describe_constants(constants))
+        named = [[(key, key[0]) for key in own] for own in constants]
+        texts.append(
+            "the ranks have traced different constants into their steps. "
+            f"{_only_on(named, '; ', _SHOWN_CONSTANTS)}. Python and NumPy have "
+            "computed them: give their random generators the same seed on "
+            "every rank (keras.utils.set_random_seed), or keep what is drawn "
+            "in a variable, which all ranks take from rank 0."
+        )
     return " Besides, ".join(texts)
-
-
-def _not_on_all(ranks: Sequence[Collection[tuple[Hashable, str]]]) -> str:
-    return (
-        f"{_only_on(ranks, ', ')}. Every rank has to run the same model, and "
-        "to compute the same loss for the same variables."
-    )
-
-
-def describe_constants(ranks: Sequence[Sequence[tuple[str, int]]]) -> str:
-    """Describe the constants of a step that differ between ranks."""
-    values = [[(key, key[0]) for key in own] for own in ranks]
-    return (
-        "the ranks have traced different constants into their steps. "
-        f"{_only_on(values, '; ', _SHOWN_CONSTANTS)}. Python and NumPy have "
-        "computed them: give their random generators the same seed on every "
-        "rank (keras.utils.set_random_seed), or keep what is drawn in a "
-        "variable, which all ranks take from rank 0."
-    )
 
 
 def _only_on(

@@ -12,10 +12,10 @@ import keras
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import FitStart, KerasCall
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_step import log_without_xla
+from keras_towers.fit.step.marks import recorder_of
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import (
     SHARED_STATE,

@@ -64,8 +64,8 @@ class HogwildUpdate(WeightUpdate):
             for steps in self._steps:
                 steps.forget()
 
-    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
-        super()._update(call, tower_grads)
+    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        super()._apply_update(call, tower_grads)
         # A custom training loop does this itself.
         if tower_call.current() is not None:
             self.after_update(call.variables)

@@ -20,6 +20,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.tower_variables import native
 from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
@@ -218,7 +219,7 @@ class ReplicaSteps(TowerSteps):
 
 
 def _device_of(variable: Any) -> str:
-    return getattr(variable, "_value", variable).device
+    return native(variable).device
 
 
 def _to_numpy(logs: Any) -> Any:

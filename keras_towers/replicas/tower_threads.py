@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.marks import StepRecorder
+from keras_towers.fit.step.marks import StepRecorder
 from keras_towers.replicas.tower_steps import Step, TowerSteps
 
 

@@ -475,21 +475,15 @@ class TowerExtended(compat.MirroredExtended):
         )
 
     def _experimental_distribute_dataset(self, dataset, options):
-        return super()._experimental_distribute_dataset(
-            self._shard(dataset), options
-        )
-
-    def _shard(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """This rank's share of every global batch."""
         size, rank = self._transport.size, self._transport.rank
-        if size == 1:
-            return dataset
 
-        def part(batch: Any) -> Any:
+        def share(batch: Any) -> Any:
             (piece,) = data_lib.split(batch, size, rank, 1).pieces
             return piece
 
-        return data_lib.mapped(dataset, part)
+        if size > 1:
+            dataset = data_lib.mapped(dataset, share)
+        return super()._experimental_distribute_dataset(dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         transport = self._transport
@@ -504,8 +498,6 @@ class TowerExtended(compat.MirroredExtended):
                 )
             )
 
-        if transport.size == 1:
-            fn = dataset_fn
         return super()._distribute_datasets_from_function(fn, options)
 
 

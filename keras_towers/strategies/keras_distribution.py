@@ -23,7 +23,7 @@ from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.hooks import permanent_patches
+from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.rank_environment import check_permitted
@@ -61,8 +61,6 @@ def _initialize(
             f"no launcher started it: `{_LAUNCH}` starts two."
         )
         return
-    from keras_towers.devices import share_machine
-
     horovod = engines.HOROVOD
     transport = horovod.load(horovod.transport)()
     for name, number, actual in (
@@ -75,7 +73,7 @@ def _initialize(
                 f"launcher made it {actual}: leave it out, and the environment "
                 f"variable KERAS_DISTRIBUTION_{name.upper()} too."
             )
-    share_machine(transport, 1)
+    devices_lib.share_machine(transport, 1)
     _job = transport
 
 
@@ -90,12 +88,10 @@ def _list_devices(
     return [f"{kind}:{n}" for n in range(_per_rank(kind) * _job.size)]
 
 
-def _device_count(original: Any, device_type: str | None = None) -> int:
-    return len(keras.distribution.list_devices(device_type))
-
-
 _BACKEND: dict[str, Callable[..., Any]] = {
-    "get_device_count": _device_count,
+    "get_device_count": lambda original, device_type=None: len(
+        keras.distribution.list_devices(device_type)
+    ),
     "initialize": _initialize,
     "list_devices": _list_devices,
     "num_processes": lambda original: _job.size,
@@ -104,8 +100,18 @@ _BACKEND: dict[str, Callable[..., Any]] = {
 """Functions that Keras's TensorFlow backend lacks, or limits to one process."""
 
 
+def _strategy_of(distribution: Any) -> BaseStrategy:
+    """Return the strategy of a ``DataParallel``, created only once."""
+    sharded = distribution.auto_shard_dataset or _job.size == 1
+    batches: Batches = "split" if sharded else "each"
+    strategy = _strategies.get(distribution)
+    if strategy is None or strategy.batches != batches:
+        strategy = _create_strategy(distribution, batches)
+        _strategies[distribution] = strategy
+    return strategy
+
+
 def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
-    """Create the strategy that trains on the devices of a ``DataParallel``."""
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job.size == 1:
         _require_initialized()
@@ -196,7 +202,7 @@ def connect() -> None:
     """Connect ``keras.distribution`` to towers, after Keras's import."""
     global _connected
     if _connected is None:
-        _connected = permanent_patches.connect(
+        _connected = keras_patches.connect(
             _around_call, _set_distribution, _BACKEND
         )
 
@@ -227,7 +233,15 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
         yield
         return
     _check_kind(distribution)
-    _refuse_in_scope(distribution)
+    if tf.distribute.has_strategy():
+        current = tf.distribute.get_strategy()
+        raise TowerError(
+            f"a model would train under {type(distribution).__name__} of "
+            f"keras.distribution and, at the same time, in the scope of "
+            f"{type(current).__name__}: leave that scope, or end the "
+            "distribution with "
+            "keras.distribution.set_distribution(None)."
+        )
     strategy = _strategy_of(distribution)
     _move_models_to(strategy)
     # Keep Keras from splitting the data over processes.
@@ -254,10 +268,8 @@ def _set_distribution(store: Callable[[], None], distribution: Any) -> None:
         )
     store()
     # Models go to a new strategy when they are called.
-    strategy = None
-    if distribution is not None:
-        strategy = _strategies.get(distribution)
-    _move_models_to(strategy)
+    known = None if distribution is None else _strategies.get(distribution)
+    _move_models_to(known)
 
 
 def _move_models_to(strategy: BaseStrategy | None) -> None:
@@ -272,6 +284,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
             # After an error, ranks do not wait for one another.
             last.__exit__(*sys.exc_info())
     if strategy is not None:
+        # It need not be imported whenever Keras is.
         from keras_towers.fit.hooks import keras_patches
 
         _thread.patched = contextlib.ExitStack()
@@ -287,26 +300,3 @@ def _check_kind(distribution: Any) -> None:
             "where every device holds the whole model: use "
             "keras.distribution.DataParallel, or another backend of Keras."
         )
-
-
-def _refuse_in_scope(distribution: Any) -> None:
-    if tf.distribute.has_strategy():
-        current = tf.distribute.get_strategy()
-        raise TowerError(
-            f"a model would train under {type(distribution).__name__} of "
-            f"keras.distribution and, at the same time, in the scope of "
-            f"{type(current).__name__}: leave that scope, or end the "
-            "distribution with "
-            "keras.distribution.set_distribution(None)."
-        )
-
-
-def _strategy_of(distribution: Any) -> BaseStrategy:
-    """Return the strategy of a distribution, created only once."""
-    sharded = distribution.auto_shard_dataset or _job.size == 1
-    batches: Batches = "split" if sharded else "each"
-    strategy = _strategies.get(distribution)
-    if strategy is None or strategy.batches != batches:
-        strategy = _create_strategy(distribution, batches)
-        _strategies[distribution] = strategy
-    return strategy

@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Batches, Options, check_arguments
+from keras_towers.fit.weights.tower_variables import native
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.training_session import AveragedSession
 from keras_towers.parameter_servers.worker_fit import (
@@ -313,9 +314,7 @@ class SyncReplicasStrategy(BaseStrategy):
     def _average(self, variables: Sequence[Any]) -> None:
         if self._averages is not None:
             with compat.single_device_mode():
-                self._averages.apply(
-                    [getattr(v, "_value", v) for v in variables]
-                )
+                self._averages.apply(list(map(native, variables)))
 
     def _description_lines(self) -> list[str]:
         wanted, total = self.replicas_to_aggregate, self.total_num_replicas

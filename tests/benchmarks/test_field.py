@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from benchmarks.field import FIELD, app
 from keras_towers import doctor
 from keras_towers.bench import runner
-from keras_towers.bench.comparison import summarize
 from keras_towers.bench.rows import Row, find_row
+from keras_towers.cli.bench import summarize
 from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, samples_of
 

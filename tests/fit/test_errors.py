@@ -230,28 +230,24 @@ def test_an_error_of_the_data_is_seen(source):
     assert "an error of my own" in error_notes.shorten(caught.value)
 
 
-def test_a_lost_root_cause_is_explained():
-    with kt.TowerStrategy(2) as strategy:
-        mark = {error_notes._DERIVED: b""}
-        lost = tf.errors.CancelledError(None, None, "RecvAsync", mark)
-        with (
-            pytest.raises(tf.errors.CancelledError) as caught,
-            error_notes.explained(strategy._config),
-        ):
-            raise lost
-    assert (
-        "on one device, outside of TowerStrategy" in caught.value.__notes__[0]
-    )
+LOST = tf.errors.CancelledError(
+    None, None, "RecvAsync", {error_notes._DERIVED: b""}
+)
+# It is not about rows.
+LEFT = tf.errors.UnknownError(None, None, "a rank has left")
 
 
-def test_an_error_without_rows_has_no_note_about_rows():
-    lost = tf.errors.UnknownError(None, None, "a rank has left")
-    with (
-        pytest.raises(tf.errors.UnknownError) as caught,
-        error_notes.explained(kt.TowerStrategy(2)._config),
-    ):
-        raise lost
-    assert not hasattr(caught.value, "__notes__")
+@pytest.mark.parametrize(
+    "error, wanted",
+    [(LOST, ["on one device, outside of TowerStrategy"]), (LEFT, [])],
+    ids=["lost root cause", "no rows"],
+)
+def test_notes_explain_an_error_that_is_not_what_failed(error, wanted):
+    config = kt.TowerStrategy(2)._config
+    with pytest.raises(type(error)) as caught, error_notes.explained(config):
+        raise error
+    notes = getattr(caught.value, "__notes__", [])
+    assert all(text in note for text, note in zip(wanted, notes, strict=True))
 
 
 def test_a_text_for_the_user_is_as_it_was_written():

@@ -18,7 +18,7 @@ from tests.fit.data.prefetched import (
 from tests.gpu.towers import HARD, TOLERANCE, assert_contract, strategy, towers
 from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
-from tests.strategies.test_async_steps import linear
+from tests.strategies.async_cases import order_free
 
 pytestmark = pytest.mark.gpu
 
@@ -143,7 +143,7 @@ def test_the_next_batch_is_drawn_while_this_one_computes():
 
 def test_asynchronous_gradients_add_up():
     # No gradient depends on the weights, so that their order does not matter.
-    mine, alone = (linear(keras.optimizers.SGD(0.01)) for _ in range(2))
+    mine, alone = (order_free(keras.optimizers.SGD(0.01)) for _ in range(2))
     labels = np.float32(m.LABELS[: len(X)])[:, None] + 1.0
     with strategy(kt.AsyncTowerStrategy, scale_gradient=False) as ours:
         fit(mine, 3, y=labels)

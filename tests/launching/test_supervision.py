@@ -9,9 +9,9 @@ from keras_towers.launching.elastic_job import ElasticDriver, ElasticOptions
 from keras_towers.launching.supervision import (
     Connected,
     Outcome,
+    Supervisor,
     blame,
     describe,
-    supervise,
 )
 from keras_towers.rendezvous.hosts import place_ranks
 
@@ -59,7 +59,7 @@ def test_ranks_that_wait_for_one_that_has_ended_are_told():
     )
     for event in (Connected(0), Connected(1), *ranks):
         run.events.put(event)
-    assert supervise(run, how_to_connect="") == Outcome()
+    assert Supervisor(run).wait(how_to_connect="") == Outcome()
     assert run.server.gone[1] == ("rank 1", "has ended")
 
 

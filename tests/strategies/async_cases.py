@@ -157,3 +157,14 @@ def written(folder) -> dict[tuple[str, int], np.ndarray]:
         for event in tf.compat.v1.train.summary_iterator(str(file))
         for value in event.summary.value
     }
+
+
+def order_free(optimizer, **kwargs):
+    """A model whose gradients do not depend on its weights.
+
+    So the sum of all updates is the same in every order.
+    """
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile(optimizer, lambda y, out: out * y, **kwargs)
+    return model

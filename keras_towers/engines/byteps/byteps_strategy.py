@@ -92,11 +92,6 @@ def connect(bps: ModuleType) -> None:
     _connected = True
 
 
-def was_launched() -> bool:
-    """Whether the environment describes a job, even of one process."""
-    return _worker is not None or launchers.detect() is not None
-
-
 @contextmanager
 def _coarse_timers() -> Iterator[None]:
     """Give threads started inside the block a coarser timer.
@@ -179,10 +174,18 @@ class BytePSTransport(EngineTransport):
         # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"
-        self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
+        self._flat = compat.hidden_variable([-1], tf.int32)
         self._compares_names = False
         if self.size > 1 and not _is_second:
-            self._check_ranks()
+            mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+            (counts,) = self.all_reduce([mine], "kt.ranks")
+            if (counts.numpy() != 1).any():
+                raise TowerError(
+                    "BytePS's workers have duplicate or missing ranks; ranks "
+                    f"0, 1, ... occur {', '.join(map(str, counts.numpy()))} "
+                    f"times: give each worker a different {dmlc.WORKER_ID}, "
+                    "from 0."
+                )
             # Declares the names that later comparisons of names use.
             self.gather_objects(None)
             watch.start_watch(self.rank, self.size)
@@ -203,16 +206,6 @@ class BytePSTransport(EngineTransport):
     @property
     def local_size(self) -> int:
         return int(os.environ.get("HOROVOD_LOCAL_SIZE") or super().local_size)
-
-    def _check_ranks(self) -> None:
-        mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
-        (counts,) = self.all_reduce([mine], "kt.ranks")
-        if (counts.numpy() != 1).any():
-            raise TowerError(
-                "BytePS's workers have duplicate or missing ranks; ranks 0, "
-                f"1, ... occur {', '.join(map(str, counts.numpy()))} times: "
-                f"give each worker a different {dmlc.WORKER_ID}, from 0."
-            )
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
@@ -345,7 +338,7 @@ class BytePSTransport(EngineTransport):
                     "the same methods in the same order.",
                 )
         for name in new:
-            _is_second[name] = compat.hidden_variable("CPU:0", False)
+            _is_second[name] = compat.hidden_variable(False)
             for number in range(2):
                 declared = f"{name}/{number}".encode()
                 self._library.byteps_tensorflow_declare_tensor(declared)
@@ -411,7 +404,8 @@ class BytePSStrategy(BaseStrategy):
         options["compression"] = options.get("compression") or "none"
         checked = options_of(self, RankKeywords, options)
         transport = BytePSTransport()
-        if transport.size == 1 and not was_launched():
+        launched = _worker is not None or launchers.detect() is not None
+        if transport.size == 1 and not launched:
             logger.warning(
                 "BytePSStrategy trains in a single process, because no "
                 "launcher started it: `keras-towers run -np 2 --strategy "

@@ -240,7 +240,7 @@ class GradientAccumulator:
     def __init__(self, number: int, average: bool):
         self._number = number
         self._divisor = number if average else 1
-        self._count = compat.hidden_variable("CPU:0", 0)
+        self._count = compat.hidden_variable(0)
         self._sums: IdentityDict[Any, tf.Variable] = IdentityDict()
 
     def apply(

@@ -206,7 +206,7 @@ class HorovodTransport(EngineTransport):
 
 @functools.cache
 def _one() -> tf.Variable:
-    return compat.hidden_variable("CPU:0", 1)
+    return compat.hidden_variable(1)
 
 
 _SENT_AS_THEY_ARE = (

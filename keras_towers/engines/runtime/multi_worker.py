@@ -143,7 +143,15 @@ class CollectiveTransport(EngineTransport):
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         words = messages.words_of(tensor)
-        shapes, first_words = self._gather_headers(tensor, words, key)
+        first = words[:_HEADER_WORDS]
+        first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
+        mine = tf.concat([messages.header(tensor, key), first], 0)
+        headers, first_words = tf.split(
+            self._gather_rows(mine, instance_key(key, "head")),
+            [messages.HEADER, _HEADER_WORDS],
+            axis=1,
+        )
+        shapes = messages.shapes_of_ranks(headers, tensor, key)
         longest = tf.reduce_max(messages.number_of_words(tensor.dtype, shapes))
 
         def gather_padded() -> tf.Tensor:
@@ -192,28 +200,6 @@ class CollectiveTransport(EngineTransport):
                 self._sum(words, key), tensors, strict=True
             )
         ]
-
-    def _gather_headers(
-        self, tensor: tf.Tensor, words: tf.Tensor, key: str
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gather the shapes and first words of the ranks' tensors.
-
-        Args:
-            tensor: this rank's tensor, whose first dimension may differ.
-            words: the tensor as words.
-            key: the key of the collective.
-
-        Returns:
-            The shapes, and the first words, as matrices with a row per rank.
-        """
-        first = words[:_HEADER_WORDS]
-        first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
-        mine = tf.concat([messages.header(tensor, key), first], 0)
-        headers = self._gather_rows(mine, instance_key(key, "head"))
-        headers, first_words = tf.split(
-            headers, [messages.HEADER, _HEADER_WORDS], axis=1
-        )
-        return messages.shapes_of_ranks(headers, tensor, key), first_words
 
     def _gather_rows(
         self, vector: tf.Tensor, instance: int, group: tf.Tensor | int = _FIXED

@@ -242,20 +242,14 @@ def callbacks_of_rank(
             callbacks_here.append(callback)
             if saving.rank_0_saves() and saves_here:
                 # It does not wait for other ranks.
-                saves = {
-                    event: saving.save_on_every_rank()(getattr(callback, event))
-                    for event in ALL_EVENTS
-                    if _overrides(callback, event)
-                }
+                saves = {}
+                for event in ALL_EVENTS:
+                    method = getattr(callback, event)
+                    empty = getattr(keras.callbacks.Callback, event)
+                    if getattr(method, "__func__", method) is not empty:
+                        saves[event] = saving.save_on_every_rank()(method)
                 stack.enter_context(patches.shadowed(callback, saves))
     return callbacks_here
-
-
-def _overrides(callback: Any, event: str) -> bool:
-    """Whether a callback overrides Keras's empty method for an event."""
-    method = getattr(callback, event)
-    inherited = getattr(keras.callbacks.Callback, event)
-    return getattr(method, "__func__", method) is not inherited
 
 
 @contextlib.contextmanager

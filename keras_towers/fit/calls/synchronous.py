@@ -15,6 +15,7 @@ from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
+from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
@@ -109,8 +110,6 @@ class TowerCalls:
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or config.peers.size > 1):
-                from keras_towers.fit.data.shuffle_order import ShuffleOrder
-
                 call.shuffle_order = ShuffleOrder(config.peers, call.start)
                 stack.enter_context(call.shuffle_order.of_sequences())
             stack.enter_context(call.installed())
@@ -170,19 +169,15 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
                 f"Before this, model {model.name!r} could not be built on one "
                 f"device: {type(reason).__name__}: {reason}"
             )
-        if _lacks_rows(call.epoch_iterator):
+        iterator = call.epoch_iterator
+        spec = None if iterator is None else iterator.source.element_spec
+        # The targets are scalars, as if the dataset were unbatched.
+        if isinstance(spec, tuple) and any(
+            getattr(leaf, "shape", None) == ()
+            for leaf in tf.nest.flatten(spec[1:])
+        ):
             error.add_note(
                 "The targets of the dataset have no rows: if it yields single "
                 "examples, it needs .batch(n)."
             )
         raise
-
-
-def _lacks_rows(iterator: Any) -> bool:
-    """Whether the targets of a dataset are scalars, as if it were unbatched."""
-    if iterator is None:
-        return False
-    spec = iterator.source.element_spec
-    return isinstance(spec, tuple) and any(
-        getattr(leaf, "shape", None) == () for leaf in tf.nest.flatten(spec[1:])
-    )

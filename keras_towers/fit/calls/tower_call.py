@@ -136,7 +136,7 @@ class TowerCall:
             patches.shadowed(self.model, self.shadows()),
         ):
             if not self._prepared:
-                self._step.begin_epoch()
+                self._step.order.begin_epoch()
             try:
                 yield
             finally:
@@ -215,7 +215,7 @@ class TowerCall:
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         self._builds = self.build_error is not None
         try:
-            result = self._step.run_step(step, batch, self.model, self.kind)
+            result = self._step.run_step(step, batch, self.keras_call)
         finally:
             self._builds = False
         self.build_error = None
@@ -300,7 +300,7 @@ class TowerCall:
     def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         self.config.transport.note_wait(f"end of {self.kind}")
-        self._step.begin_epoch()
+        self._step.order.begin_epoch()
         logs = self.finish_steps(logs)
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():

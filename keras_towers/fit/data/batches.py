@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.transport import Transport, next_key
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 _SPLIT = (
@@ -30,7 +31,7 @@ class TowerBatch(NamedTuple):
     """One step's data for the K towers of this process.
 
     Attributes:
-        pieces: the K towers' parts of the batch; some may have no examples.
+        pieces: the K towers' pieces of the batch; some may have no examples.
         total: the number of examples of all processes; (): not yet counted.
         start: the number of examples of the processes before this one.
     """
@@ -54,7 +55,7 @@ def spec_of(batch: Any, any_size: bool = False) -> Any:
     """Return the specs of a batch.
 
     Args:
-        batch: the batch, or a tower's part of it.
+        batch: the batch, or a tower's piece of it.
         any_size: whether to leave its number of rows open.
     """
 
@@ -97,7 +98,7 @@ def split(
     replicas: int,
     first: int = 0,
     towers: int | None = None,
-    rows: RowCheck | None = None,
+    parts: DividedParts | None = None,
 ) -> TowerBatch:
     """Split a global batch into pieces whose sizes differ by at most one.
 
@@ -108,31 +109,31 @@ def split(
         replicas: the number of towers of all processes.
         first: the first tower to return a piece for.
         towers: number of pieces to return; None for all.
-        rows: knows which of its leaves are divided.
+        parts: knows which of its leaves are divided.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
     last = first + (replicas if towers is None else towers)
-    rows = rows or RowCheck()
+    divided = (parts or DividedParts()).divided_leaves(batch)
     size = batch_size_of(batch)
     if not isinstance(size, int):
-        with tf.control_dependencies(rows.check(batch)):
+        with tf.control_dependencies(check_rows(batch, _SPLIT, divided)):
             size = tf.cast(tf.identity(size), tf.int64)
     starts = _starts(size, replicas)[first : last + 1]
-    pieces = _cut(batch, starts, rows.divided_leaves(batch))
+    pieces = _cut(batch, starts, divided)
     return TowerBatch(pieces, size, starts[0])
 
 
 def micro_batches_of(
     batch: TowerBatch, number: int, divided: Sequence[bool]
 ) -> TowerBatch:
-    """Cut each tower's part into micro-batches, in tower order.
+    """Cut each tower's piece into micro-batches, in tower order.
 
     Args:
-        batch: the parts.
+        batch: the pieces.
         number: the number of micro-batches of each tower.
-        divided: for each of their leaves: whether it has a row per example.
+        divided: for each leaf: whether it has a row per example.
     """
     if number == 1:
         return batch
@@ -148,7 +149,7 @@ def micro_batches_of(
 
 
 def _starts(size: Any, number: int) -> list[Any]:
-    """Return the first row of each of N parts, and the end of the last one."""
+    """Return the first row of each of N pieces, and the end of the last."""
     least, left = size // number, size % number
     starts: list[Any] = []
     for k in range(number + 1):
@@ -160,7 +161,7 @@ def _starts(size: Any, number: int) -> list[Any]:
 def _cut(
     batch: Any, starts: Sequence[Any], divided: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """Cut a batch into parts; each gets all leaves that are not divided."""
+    """Cut a batch into pieces; each gets all leaves that are not divided."""
     leaves = tf.nest.flatten(batch)
     return tuple(
         tf.nest.pack_sequence_as(
@@ -204,15 +205,6 @@ def rows_if(batch: Any, condition: Any) -> Any:
         return _slice(leaf, tf.zeros_like(rows), tf.where(condition, rows, 0))
 
     return tf.nest.map_structure(rows_if_of_leaf, batch)
-
-
-def _joined(*leaves: Any) -> Any:
-    """Join the rows of the towers' tensors; take tensors without rows once."""
-    if not has_rows(leaves[0]):
-        return leaves[0]
-    if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(leaves))
-    return tf.concat(leaves, 0)
 
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
@@ -276,16 +268,16 @@ def is_whole(batch: Any) -> bool:
 
 
 def as_tower_batch(
-    config: TowerConfig, batch: Any, rows: RowCheck
+    config: TowerConfig, batch: Any, parts: DividedParts | None = None
 ) -> TowerBatch:
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
     towers = config.num_towers
     if is_whole(batch):
         if config.options.batches == "split":
             return split(
-                batch, config.num_replicas, config.first_tower, towers, rows
+                batch, config.num_replicas, config.first_tower, towers, parts
             )
-        return split(batch, towers, rows=rows)._replace(total=(), start=())
+        return split(batch, towers, parts=parts)._replace(total=(), start=())
     is_own = config.options.batches == "each"
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
@@ -318,11 +310,54 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
-    pieces = as_tower_batch(config, batch, RowCheck()).pieces
-    return tf.nest.map_structure(_joined, *pieces)
+    pieces = as_tower_batch(config, batch).pieces
+
+    def joined(*leaves: Any) -> Any:
+        """Join the rows of the towers' tensors; take others once."""
+        if not has_rows(leaves[0]):
+            return leaves[0]
+        if isinstance(leaves[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(leaves))
+        return tf.concat(leaves, 0)
+
+    return tf.nest.map_structure(joined, *pieces)
 
 
-class RowCheck:
+def gather_batch(batch: Any, transport: Transport) -> Any:
+    """Return the global batch, given this rank's part; eager only."""
+    rows = static_rows(batch)
+
+    def gather_leaf(leaf: Any) -> Any:
+        if leaf is None or not is_divided(leaf, rows):
+            return leaf
+        if isinstance(leaf, tf.RaggedTensor):
+            lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
+            ragged: Any = tf.RaggedTensor
+            return ragged.from_nested_row_lengths(
+                all_ranks(leaf.flat_values), lengths
+            )
+        if isinstance(leaf, tf.SparseTensor):
+            counts = all_ranks(leaf.dense_shape[:1])
+            before = tf.reduce_sum(counts[: transport.rank])
+            shift = tf.one_hot(0, leaf.shape.rank, before, dtype=tf.int64)
+            return tf.SparseTensor(
+                all_ranks(leaf.indices + shift),
+                all_ranks(leaf.values),
+                [tf.reduce_sum(counts), *leaf.dense_shape[1:].numpy()],
+            )
+        return all_ranks(leaf)
+
+    def all_ranks(tensor: Any) -> tf.Tensor:
+        return transport.all_gather(tensor, next_key("rows"))
+
+    whole = tf.nest.map_structure(gather_leaf, batch)
+    if int(batch_size_of(whole)) == 0:
+        # The data of all ranks have ended.
+        raise StopIteration
+    return whole
+
+
+class DividedParts:
     """Knows which parts of a batch have a row for each example.
 
     Parts whose number of rows is known only at run time are assumed to have the
@@ -355,10 +390,6 @@ class RowCheck:
             is_divided(leaf, first) and name not in undivided
             for name, leaf in leaves
         ]
-
-    def check(self, batch: Any) -> list[Any]:
-        """Return assertions that all divided parts have equally many rows."""
-        return check_rows(batch, _SPLIT, self.divided_leaves(batch))
 
 
 def check_rows(

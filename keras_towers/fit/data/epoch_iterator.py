@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import FitStart, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data import rank_data, same_data
+from keras_towers.fit.data import same_data
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 logger = logging.getLogger("keras_towers")
@@ -53,56 +55,48 @@ class TowerEpochIterator(compat.TFEpochIterator):
         end_data: Callable[[int], None] = lambda batches: None,
         **kwargs: Any,
     ):
-        trains = kind == "fit"
-        ranks = config.peers.size > 1
+        trains, ranks = kind == "fit", config.peers.size > 1
         # Processes that exchange nothing in steps may end at different times.
         together = config.transport.size > 1
         self._config, self._kind = config, kind
         self._between, self._order = between, order
+        self._end_data = end_data
         self.at_last_step: bool = False
         # Ranks with their own training data have their own validation data.
         own = config.options.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
-            local_rows = None
-            arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
-            if arrays and ranks and not own:
-                local_rows = rank_data.read_local_rows(
-                    self.data_adapter, config
-                )
+            adapter, local_rows = self.data_adapter, None
+            self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
+            if self._has_arrays and ranks and not own:
+                local_rows = _read_local_rows(adapter, config)
+        self.source: Any = self._distributed_dataset
         self._distributed_by_user = by_user = isinstance(
-            self._distributed_dataset, tf.distribute.DistributedDataset
+            self.source, tf.distribute.DistributedDataset
         )
-        self._has_own_batches = own and not by_user and not whole
-        self._end_data = end_data
-        self._is_shared = together and not own and not by_user
         if whole and by_user:
             raise TowerError(
                 f"{config.name} gives each tower whole batches, but fit() got "
                 "a distributed dataset: pass the original dataset instead."
             )
+        self._has_own_batches = own and not by_user and not whole
+        self._is_shared = together and not own and not by_user
         self._common_steps: int | None = None
-        # Only iterators over arrays are reused: creating one over a dataset may
-        # draw a new shuffle, as it would on one device.
-        self._reuses_iterator = arrays
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
         self._fresh_iterator: Any = None
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Any = None
-        dataset: Any = self._distributed_dataset
-        self.source: Any = dataset
         if not by_user:
             if trains:
-                self._check_enough(dataset)
+                self._check_enough()
             compares = together or (ranks and config.options.batches == "split")
-            if compares and not (
-                self._has_own_batches and kind.startswith("predict")
-            ):
-                self._agree_on_steps(dataset)
+            alone = self._has_own_batches and kind.startswith("predict")
+            if compares and not alone:
+                self._agree_on_steps()
             self._distributed_dataset = self._prefetch(
-                local_rows or dataset, whole
+                local_rows or self.source, whole
             )
         self._set_steps()
         if epochs is not None and not self._has_own_batches and not whole:
@@ -123,24 +117,25 @@ class TowerEpochIterator(compat.TFEpochIterator):
         read = adapter.generator
         adapter.generator = lambda: itertools.islice(read(), batches)
 
-    def _agree_on_steps(self, dataset: tf.data.Dataset) -> None:
+    def _agree_on_steps(self) -> None:
         """Make all ranks run the same number of steps."""
-        same, config = None if self._has_own_batches else dataset, self._config
+        config, replicas = self._config, self._config.num_replicas
         numbers = same_data.compare_data(
-            config.peers, self._kind, self.data_adapter, same
+            config.peers,
+            self._kind,
+            self.data_adapter,
+            None if self._has_own_batches else self.source,
         )
-        if not self._has_own_batches:
-            self._warn_of_idle_ranks()
+        if self._has_own_batches:
+            known = [n for n in numbers if n is not None]
+            if len(known) < len(numbers) or self.steps_per_epoch:
+                self._common_steps = _UNTIL_ALL_END
+            else:
+                towers = config.num_towers
+                self._common_steps = max(-(-n // towers) for n in known)
             return
-        known = [n for n in numbers if n is not None]
-        if len(known) < len(numbers) or self.steps_per_epoch:
-            self._common_steps = _UNTIL_ALL_END
-        else:
-            self._common_steps = max(-(-n // config.num_towers) for n in known)
-
-    def _warn_of_idle_ranks(self) -> None:
-        size, replicas = self.batch_size, self._config.num_replicas
-        if size and size < replicas and self._config.peers.rank == 0:
+        size = self.batch_size
+        if size and size < replicas and config.peers.rank == 0:
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
                 "towers are idle. Use a batch_size of %d or more.",
@@ -176,8 +171,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
         dataset = data_lib.group(dataset, towers)
         if self._common_steps is None:
             return dataset
-        dataset = rank_data.endless(dataset, towers, self._first_batch)
-        return dataset.take(self._common_steps)
+
+        # A rank whose data has ended must still take part in collectives.
+        def without_rows(batch: Any) -> data_lib.TowerBatch:
+            rows = data_lib.rows_if(batch, tf.constant(False))
+            return data_lib.TowerBatch((rows,) * towers)
+
+        empty = data_lib.mapped(self._first_batch().take(1), without_rows)
+        endless = dataset.concatenate(empty.cache().repeat())
+        return endless.take(self._common_steps)
 
     def _first_batch(self) -> tf.data.Dataset:
         adapter = self.data_adapter
@@ -189,10 +191,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
             lambda: iter([batch]), output_signature=self.source.element_spec
         )
 
-    def _check_enough(self, dataset: tf.data.Dataset) -> None:
+    def _check_enough(self) -> None:
         """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._config.num_towers
-        size = data_lib.static_rows(dataset.element_spec)
+        size = data_lib.static_rows(self.source.element_spec)
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
         if self._has_own_batches and have is not None and have < need:
@@ -245,7 +247,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Any:
         skip, self._batches_to_skip = self._batches_to_skip, 0
-        if not skip and not self._reuses_iterator:
+        # Only iterators over arrays are reused: creating one over a dataset may
+        # draw a new shuffle, as it would on one device.
+        if not skip and not self._has_arrays:
             return self._distributed_dataset
         if not skip and self._fresh_iterator is not None:
             return self._fresh_iterator
@@ -306,14 +310,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """
         if self._has_own_batches or self._distributed_by_user:
             return None
-        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+        if self._has_arrays:
             return self.data_adapter._batch_size
         size = data_lib.static_rows(self.source.element_spec)
         return size or compat.batch_size_of(self.source)
 
     def has_unknown_rows(self) -> bool:
         """Whether the parts of a batch may have different numbers of rows."""
-        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+        if self._has_arrays:
             return False
         batch = self.source.element_spec
         rows = [
@@ -338,6 +342,43 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
         elif self._has_own_batches and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)
+
+
+def _read_local_rows(
+    adapter: Any, config: TowerConfig
+) -> tf.data.Dataset | None:
+    """Read only this process's examples from arrays, as ``TowerBatch``es."""
+    # None if an array is sparse or ragged.
+    arrays = keras.tree.lists_to_tuples(
+        compat.convert_to_sliceable(
+            adapter._inputs, target_backend="tensorflow"
+        )
+    )
+    if not all(isinstance(a, tf.Tensor) for a in tf.nest.flatten(arrays)):
+        return None
+    numbers = compat.ArrayDataAdapter(
+        np.arange(adapter._num_samples),
+        batch_size=adapter._batch_size,
+        shuffle=adapter._shuffle,
+    ).get_tf_dataset()
+
+    def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
+        local = data_lib.split(
+            batch,
+            config.num_replicas,
+            config.first_tower,
+            config.num_towers,
+        )
+        pieces = tuple(
+            tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
+            for piece in local.pieces
+        )
+        return local._replace(pieces=pieces)
+
+    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
+    return tf.data.Dataset.zip((numbers, arrays)).map(
+        examples, num_parallel_calls=tf.data.AUTOTUNE
+    )
 
 
 class Undistributed:

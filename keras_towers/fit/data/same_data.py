@@ -147,42 +147,21 @@ def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
     return tf.argmax(tf.reduce_any(far, 1))
 
 
-class SameBatches:
-    """Checks that all ranks get the same first batch in each epoch.
+def check_batch(transport: Transport, batch: Any) -> tf.Tensor:
+    """Fail a step on all ranks if their global batches differ.
 
-    Of other batches, each step compares a few values (``StepOrder.compare``).
-    The batch is checked in the step that uses it: a generator's output cannot
-    be read twice, and a dataset may draw a new order.
+    For the first batch of an epoch; of other batches, each step compares a few
+    values (``StepAgreement``). The batch is checked in the step that uses it: a
+    generator's output cannot be read twice, and a dataset may draw a new order.
     """
-
-    def __init__(self, transport: Transport):
-        self._transport = transport
-        self._due = compat.hidden_variable("CPU:0", False)
-
-    def check_next_batch(self) -> None:
-        """Check the next batch."""
-        self._due.assign(True)
-
-    def check(self, batch: Any) -> tf.Tensor:
-        """Fail a step on all ranks if their global batches differ."""
-
-        def compare() -> tf.Tensor:
-            local = fingerprint(batch)[tf.newaxis]
-            odd = _first_different(
-                self._transport.all_gather(local, next_key("data"))
-            )
-            why = "rank {} has different examples in a batch than rank 0"
-            # Where the data has ended, nothing is compared.
-            with tf.control_dependencies([odd]):
-                done = self._due.assign(False)
-            with tf.control_dependencies([done]):
-                same = error_notes.assert_for_user(
-                    odd == 0, str(different_data(why)), [odd]
-                )
-            with tf.control_dependencies(same):
-                return tf.identity(odd)
-
-        return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
+    local = fingerprint(batch)[tf.newaxis]
+    odd = _first_different(transport.all_gather(local, next_key("data")))
+    why = "rank {} has different examples in a batch than rank 0"
+    same = error_notes.assert_for_user(
+        odd == 0, str(different_data(why)), [odd]
+    )
+    with tf.control_dependencies(same):
+        return tf.identity(odd)
 
 
 def _why_order_varies(dataset: tf.data.Dataset) -> str | None:

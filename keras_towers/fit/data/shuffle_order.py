@@ -63,7 +63,7 @@ class ShuffleOrder:
         if self._tensorflow_agrees:
             return contextlib.nullcontext()
         # The first iterator increments it.
-        self._epoch = compat.hidden_variable("CPU:0", -1, tf.int64)
+        self._epoch = compat.hidden_variable(-1, tf.int64)
         return patches.shadowed(tf.random, {"shuffle": self._shuffle_tensor})
 
     def _shuffle_tensor(self, value: Any, *args: Any, **kwargs: Any) -> Any:

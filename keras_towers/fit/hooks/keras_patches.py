@@ -2,11 +2,12 @@
 
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. ``permanent_patches.py`` lists what stays wrapped from the import
-on: the methods of models, the setting of ``keras.distribution``, and the filter
-of tracebacks. ``saving.py`` lists the functions that write a model, which are
-wrapped where several ranks save at one path. ``compat.py`` exempts this package
-from AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
+current one. ``connect`` wraps what stays wrapped from the import on: the six
+methods of a model, the one that resolves its ``jit_compile="auto"``, the
+function by which Keras stores a distribution, and the filter of tracebacks.
+``saving.py`` lists the functions that write a model, which are wrapped where
+several ranks save at one path. ``compat.py`` exempts this package from
+AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
 ``PyDataset`` adapter are patched while ``fit`` creates its data on several
 ranks with different seeds (``fit/data/shuffle_order.py``).
 
@@ -29,22 +30,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
+import keras_towers
 from keras_towers import compat
+from keras_towers._notices import first_time
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
+from keras_towers.fit.contract import METHODS
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
+from keras_towers.fit.weights import adoption
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.partition.rules.control_flow import own_mean
+
+logger = logging.getLogger("keras_towers")
+
+_PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -255,3 +267,117 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", _batch_norm),
 )
+
+
+def connect(
+    around_call: Callable[[str, Any], contextlib.AbstractContextManager[None]],
+    set_distribution: Callable[[Callable[[], None], Any], None],
+    backend: Mapping[str, Callable[..., Any]],
+) -> contextlib.ExitStack:
+    """Patch Keras until the stack is closed, also outside of scopes.
+
+    A model's methods then run on the towers of its strategy, and
+    ``keras.distribution`` is connected to towers. Keras's TensorFlow backend
+    does not implement that; the functions that its JAX backend has are added
+    where Keras itself looks for them.
+
+    Args:
+        around_call: returns the context of a call of a model's method.
+        set_distribution: gets the function that stores a distribution, and the
+            distribution, or None.
+        backend: functions by name. Each gets Keras's function that it replaces,
+            or None, and the arguments of a call.
+    """
+
+    def method(
+        kind: str,
+        original: Callable[..., Any],
+        model: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with around_call(kind, model):
+            return _run(kind, original, model, *args, **kwargs)
+
+    def store(original: Callable[..., Any], name: str, value: Any) -> None:
+        if name == "distribution":
+            set_distribution(lambda: original(name, value), value)
+        else:
+            original(name, value)
+
+    trainer = compat.TensorFlowTrainer
+    replacements: list[patches.Patch] = [
+        *((trainer, name, functools.partial(method, name)) for name in METHODS),
+        (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
+        # A set_distribution that was imported by name calls it, too.
+        (compat.global_state, "set_global_attribute", store),
+        # Tracebacks show the user's lines.
+        (compat.traceback_utils, "include_frame", _is_shown),
+    ]
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(patches.replaced(*replacements))
+        filled_in = {
+            name: functools.partial(
+                ours, getattr(compat.distribution_lib, name, None)
+            )
+            for name, ours in backend.items()
+        }
+        undo.enter_context(patches.shadowed(compat.distribution_lib, filled_in))
+        return undo.pop_all()
+
+
+def _run(
+    kind: str,
+    original: Callable[..., Any],
+    model: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run a method of Keras on the towers of its strategy, if it has one."""
+    in_block = tf.distribute.has_strategy()
+    if in_block and contract.active_strategy() is None:
+        # One of TensorFlow's own strategies may train an ordinary model.
+        adoption.release_from_default(model)
+    strategy = adoption.strategy_that_runs(model, kind)
+    in_replica = in_block and tf.distribute.get_replica_context() is not None
+    if strategy is not None and not in_replica:
+        if not in_block:
+            adoption.announce_default(model, kind, strategy._config)
+        call = contract.KerasCall.of(kind, original, model, args, kwargs)
+        with strategy.scope():
+            return strategy._calls.run_call(call)
+    trains = kind in contract.TRAINING
+    block = thread_state.block_of_other_thread()
+    if strategy is None and trains and block is not None:
+        thread = threading.current_thread().name
+        if first_time(("entered elsewhere", *block)):
+            logger.warning(
+                "%s of model %r runs on one device: the block of %s was "
+                "entered in thread %r and applies only there, but this is "
+                "thread %r. Enter it in the thread that calls %s.",
+                kind,
+                model.name,
+                *block,
+                thread,
+                kind,
+            )
+    # This may be a nested call, such as evaluate in a callback.
+    outer = thread_state.trains_on_one_device
+    with outer.holding(None if outer.get() is None else trains):
+        return original(model, *args, **kwargs)
+
+
+def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
+    """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
+
+    Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers
+    it can.
+    """
+    if contract.tower_strategy_of(model) is None:
+        return original(model)
+    with patches.shadowed(model, {"_distribute_strategy": None}):
+        return original(model)
+
+
+def _is_shown(inner: Callable[[str], bool], filename: str) -> bool:
+    return inner(filename) and not filename.startswith(_PACKAGE)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -14,32 +15,30 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
-from keras_towers.fit.context import marks, thread_state
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.context import thread_state
+from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.rank_data import gather_batch
-from keras_towers.fit.data.same_data import SameBatches, rounded_fingerprint
-from keras_towers.fit.step import outside as outside_lib
-from keras_towers.fit.step import step_costs
+from keras_towers.fit.data import same_data
+from keras_towers.fit.step import marks, step_costs
 from keras_towers.fit.step.constants import constants_of
-from keras_towers.fit.step.divided_batch import (
+from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_agreement import ComparedStep
+from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.step.tower_program import (
     DividedBatch,
+    TowerProgram,
     layouts_of,
     share_of,
 )
-from keras_towers.fit.step.eager_draws import EagerDraws
-from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.step_order import StepOrder
-from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
 from keras_towers.partition.local_step import LocalStep, to_local_step
-from keras_towers.partition.program import Update
+from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
-from keras_towers.rendezvous import watch
+from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
@@ -53,26 +52,6 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _KerasStep:
-    """A step that trains, evaluates or predicts.
-
-    Attributes:
-        run: a function of a batch, which one device would call.
-        model: the model of the step.
-        kind: the method of Keras that it belongs to.
-    """
-
-    run: Callable[[Any], Any]
-    model: keras.Model
-    kind: str
-
-    @property
-    def trains(self) -> bool:
-        """Whether it trains the model."""
-        return self.kind in TRAINING
 
 
 class GlobalStep:
@@ -89,7 +68,7 @@ class GlobalStep:
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
-        self.rows: data_lib.RowCheck = data_lib.RowCheck()
+        self.divided_parts: data_lib.DividedParts = data_lib.DividedParts()
         self.config: TowerConfig = config or update.config
         self.update = update
         number = self.config.options.micro_batches
@@ -97,25 +76,7 @@ class GlobalStep:
         self.on_trace: Callable[[Any], None] = lambda graph: None
         self.examples: int | None = None
         self.has_gathered = False
-        self.same: SameBatches | None = None
-        if (
-            self.config.transport.size > 1
-            and self.config.options.batches == "split"
-        ):
-            self.same = SameBatches(self.config.transport)
-        self._outside: outside_lib.OutsideVariables | None = None
-        if self.config.transport.size > 1:
-            self._outside = outside_lib.OutsideVariables(
-                self.config.transport, self.config.devices
-            )
-        self._eager_draws = EagerDraws(self.config.transport)
-
-    def begin_epoch(self) -> None:
-        """Note that the next step starts to read the data."""
-        if self._outside is not None:
-            self._outside.compare_in_next_step()
-        if self.same is not None:
-            self.same.check_next_batch()
+        self._eager_steps = itertools.count()
 
     def end_data(self, batches: int, eagerly: bool) -> None:
         """Check that the data of all ranks ends after so many batches.
@@ -128,7 +89,7 @@ class GlobalStep:
             raise self.order.agreement.mismatch_error(batches)
 
     def _all_end(self, batches: tf.Tensor) -> tf.Tensor:
-        first = [] if self.same is None else [self.same.check(())]
+        first = [self._check_first(())] if self._shares_batches else []
         return self.order.agreement.all_end(batches, first)
 
     @functools.cached_property
@@ -136,30 +97,37 @@ class GlobalStep:
         function = tf.function(self._all_end, autograph=False)
         return function.get_concrete_function(tf.TensorSpec([], tf.int64))
 
+    @property
+    def _shares_batches(self) -> bool:
+        """Whether all ranks have to read the same batches."""
+        config = self.config
+        return config.transport.size > 1 and config.options.batches == "split"
+
+    def _check_first(self, batch: Any) -> tf.Tensor:
+        """Check that the first batch of an epoch is the same on all ranks."""
+        transport = self.config.transport
+        return self.order.in_first_step(
+            lambda: same_data.check_batch(transport, batch)
+        )
+
     def without_other_processes(self) -> GlobalStep:
         """Return the same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
 
     def run_step(
-        self,
-        step: Callable[[Any], Any],
-        batch: Any,
-        model: keras.Model,
-        kind: str,
+        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
     ) -> Any:
         """Run a step that trains, evaluates or predicts.
 
         Args:
             step: a function of a batch, which one device would call.
             batch: a global batch, or the towers' parts of one.
-            model: the model of the step.
-            kind: the method of Keras that it belongs to.
+            call: the call of Keras's method that the step belongs to.
         """
-        keras_step = _KerasStep(step, model, kind)
         if tf.executing_eagerly():
-            return self._on_one_device(keras_step, batch)
-        divided = self._divide(batch, kind)
-        recorded = model if keras_step.trains else None
+            return self._on_one_device(step, batch, call)
+        divided = self._divide(batch, call.kind)
+        recorded = call.model if call.trains else None
         # The first micro-batch of each tower.
         begins = divided.batch.pieces[:: self.micro_batches]
         with (
@@ -167,10 +135,58 @@ class GlobalStep:
             self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
-            result = self._run_divided(keras_step, divided)
+            result = self._run_divided(step, divided, call)
         result = self.order.end_step(result)
         self.on_trace(compat.get_default_graph())
         return result
+
+    def _on_one_device(
+        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
+    ) -> Any:
+        """Run an untraced step as on one device, with a warning."""
+        config, variables = self.config, self.update.variables
+        if first_time(("runs eagerly", call.model.name, config.name)):
+            logger.warning(
+                "model %r runs eagerly, so its steps are not divided: they run "
+                "as on one device under %s. Compile it without "
+                "run_eagerly=True to train on all towers.",
+                call.model.name,
+                config.name,
+            )
+        # Each rank computes the step on the global batch, also where it would
+        # train on its own part only: its updates belong to no round.
+        transport = self._ranks_of_batch(call.kind)
+        is_whole = data_lib.is_whole(batch)
+        if self._shares_batches and is_whole:
+            self._check_first(batch)
+        whole = data_lib.as_one_batch(config, batch)
+        with contextlib.ExitStack() as stack:
+            if transport.size > 1:
+                if not is_whole or config.options.batches == "each":
+                    whole = data_lib.gather_batch(whole, transport)
+                if self._eager_seed is not None:
+                    # Between steps, ranks may draw different numbers of values.
+                    seed = self._eager_seed + next(self._eager_steps)
+                    stack.enter_context(compat.global_seed_of(seed))
+            stack.enter_context(compat.single_device_mode())
+            one_device = thread_state.trains_on_one_device
+            stack.enter_context(one_device.holding(call.trains))
+            stack.enter_context(variables.first_copies())
+            result = step(whole)
+        for handles_of_towers in variables.handles().values():
+            copy_first(handles_of_towers, config.devices)
+        return result
+
+    @functools.cached_property
+    def _eager_seed(self) -> int | None:
+        """The first seed of eager steps; None: all ranks have a common one."""
+        local = compat.global_seed(), random.SystemRandom().getrandbits(31)
+        where = "begins a step that runs eagerly"
+        ranks = rank_checks.gather(self.config.transport, local, where)
+        seeds = [seed for seed, _ in ranks]
+        if None not in seeds and len(set(seeds)) == 1:
+            return None
+        return ranks[0][1] if seeds[0] is None else seeds[0]
 
     def _divide(self, data: Any, kind: str) -> DividedBatch:
         """Divide a batch over towers, once the previous step has ended.
@@ -178,15 +194,16 @@ class GlobalStep:
         ``batches.split`` cuts a whole batch into the towers' rows.
         """
         whole = data_lib.is_whole(data)
-        batch = data_lib.as_tower_batch(self.config, data, self.rows)
+        batch = data_lib.as_tower_batch(self.config, data, self.divided_parts)
         batch = self.order.begin_step(batch)
         fingerprint = None
-        if self.same is not None and whole:
-            check = functools.partial(self.same.check, data)
+        if self._shares_batches and whole:
+            check = functools.partial(self._check_first, data)
             batch = self.order.begin_after(check, batch)
-            fingerprint = rounded_fingerprint(data)
+            fingerprint = same_data.rounded_fingerprint(data)
         of_all, batch = self._count_examples(batch, kind)
-        has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
+        example = data if whole else batch.pieces[0]
+        has_rows = self.divided_parts.divided_leaves(example)
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._sees_global_batch:
             spec = data_lib.spec_of(data)
@@ -204,128 +221,56 @@ class GlobalStep:
         local_sgd = self.update.local_sgd is not None
         return not (rank_batches or local_sgd or config.others is not None)
 
-    def _on_one_device(self, step: _KerasStep, batch: Any) -> Any:
-        """Run an untraced step as on one device, with a warning."""
-        _warn_of_eager_steps(step.model.name, self.config.name)
-        # Each rank computes the step on the global batch, also where it would
-        # train on its own part only: its updates belong to no round.
-        transport = self._ranks_of_batch(step.kind)
-        is_whole = data_lib.is_whole(batch)
-        if self.same is not None and is_whole:
-            self.same.check(batch)
-        whole = data_lib.as_one_batch(self.config, batch)
-        draws: contextlib.AbstractContextManager[None]
-        draws = contextlib.nullcontext()
-        if transport.size > 1:
-            if not is_whole or self.config.options.batches == "each":
-                whole = gather_batch(whole, transport)
-            draws = self._eager_draws.step()
-        variables = self.update.variables
-        with (
-            draws,
-            compat.single_device_mode(),
-            thread_state.trains_on_one_device.holding(step.trains),
-            variables.first_copies(),
-        ):
-            result = step.run(whole)
-        for handles_of_towers in variables.handles().values():
-            copy_first(handles_of_towers, self.config.devices)
-        return result
-
-    def _run_divided(self, step: _KerasStep, divided: DividedBatch) -> Any:
-        config, model, kind = self.config, step.model, step.kind
-        xla, transport = bool(model.jit_compile), self._transport_of(kind)
-        traced = self._trace(step, divided, xla)
-        captures = [_capture(tensor) for tensor in traced.captures]
+    def _run_divided(
+        self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
+    ) -> Any:
+        config, transport = self.config, self._transport_of(call.kind)
+        traced = self._trace(step, divided, call)
+        # The handles of variables that each tower has a copy of.
         handles = self.update.variables.handles()
-        mirrors = {
+        copies = {
             index: handles[id(tensor)]
             for index, tensor in enumerate(traced.captures)
             if id(tensor) in handles
         }
         # Each micro-batch of a tower would change these variables.
         changed = traced.written if self.micro_batches > 1 else ()
-        copied = [mirrors.pop(index) for index in changed if index in mirrors]
-        first = len(divided.layouts)
-        layouts = [*divided.layouts, *[REPLICATED] * len(captures)]
-        for index in mirrors:
-            layouts[first + index] = MIRRORED
-        program = partition_graph(
-            traced.graph,
-            layouts,
-            traced.results,
-            traced.update_infos(),
-            ranks=transport.size > 1,
-            xla=xla,
-            gather_ratio=self._gather_ratio(transport),
-        )
-        self.has_gathered |= program.has_gathered
-        local_step = to_local_step(program) if self._has_workers else None
-        if local_step is not None:
-            program = local_step.program
-            if len(local_step.parts) < len(program.updates):
-                _warn_of_local_rows(model.name, config)
-        all_parts = config.num_replicas * self.micro_batches
-        step_costs.record_costs(config, kind, model.name, program, all_parts)
+        copied_later = [copies.pop(k) for k in changed if k in copies]
+        program, local_step = self._lay_out(traced, divided, copies, call)
+        if transport.size > 1:
+            self._compare_with_ranks(traced, program, divided, call.model)
         common, parts = divided.values_of(
             program.inputs,
             transport.rank == 0,
             local_step,
             config.peers.rank == 0,
         )
-        common.update(
-            zip(program.inputs.of_graph[first:], captures, strict=True)
-        )
+        first = len(divided.layouts)
+        captured = program.inputs.of_graph[first:]
+        for tensor, value in zip(captured, traced.captures, strict=True):
+            common[tensor] = _capture(value)
         for index, tensor in program.inputs.copies.items():
             for k, part in enumerate(parts):
-                copy = mirrors[index - first][k // self.micro_batches]
+                copy = copies[index - first][k // self.micro_batches]
                 part[tensor] = _capture(copy)
-        mode = "xla" if xla else self._call_mode()
-        ready = TowerProgram(program, mode, config.devices[0])
-        if ready.not_compiled and not ready.compiled:
-            why = f"the step {ready.not_compiled[0]}"
-            log_without_xla(model, step.trains, why)
-        if transport.size > 1:
-            self._compare_with_ranks(traced, ready, model, divided)
-        results = ready.add_to_graph(
-            common,
-            parts,
+        ready = TowerProgram(
+            program,
+            "xla" if call.model.jit_compile else self._call_mode(),
             self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
-            functools.partial(self._update, traced, local_step, divided),
         )
-        for handles_of_towers in copied:
+        update = functools.partial(self._update, traced, local_step, divided)
+        results = ready.add_to_graph(common, parts, update)
+        if ready.not_compiled and not ready.compiled:
+            why = f"the step {ready.not_compiled[0]}"
+            log_without_xla(call.model, call.trains, why)
+        for handles_of_towers in copied_later:
             copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
 
-    def _compare_with_ranks(
-        self,
-        traced: Trace,
-        ready: TowerProgram,
-        model: keras.Model,
-        divided: DividedBatch,
-    ) -> None:
-        """Compare the step with those of other ranks; share its variables."""
-        outside = outside_lib.outside_variables(traced, model)
-        self.order.compare(
-            [
-                *ready.describe_exchanges(),
-                *traced.describe_gradients(),
-                *outside_lib.describe(list(map(_capture, outside))),
-            ],
-            constants_of(traced),
-            divided.whole,
-            divided.fingerprint,
-        )
-        if outside and self._outside is not None:
-            mirrors = self.update.variables.handles()
-            copies = [mirrors.get(id(handle), [handle]) for handle in outside]
-            take_over = functools.partial(self._outside.take_over, copies)
-            self.order.once_compared(take_over)
-
     def _trace(
-        self, step: _KerasStep, divided: DividedBatch, xla: bool
+        self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
     ) -> Trace:
         """Trace a step as one device runs it, with the first tower's values."""
         with contextlib.ExitStack() as view:
@@ -338,13 +283,88 @@ class GlobalStep:
                 view.enter_context(self.update.variables.first_copies())
 
             return trace(
-                step.run,
-                divided.whole,
-                step.kind,
+                step,
+                divided.spec,
+                call.kind,
                 build,
                 own_statistics=self.config.options.batch_norm == "tower",
-                xla=xla,
+                xla=bool(call.model.jit_compile),
             )
+
+    def _lay_out(
+        self,
+        traced: Trace,
+        divided: DividedBatch,
+        copies: Collection[int],
+        call: KerasCall,
+    ) -> tuple[Program, LocalStep | None]:
+        """Lay a step out over the towers, and record what it costs.
+
+        Args:
+            traced: the step on one device.
+            divided: its batch.
+            copies: the captures of which each tower has a copy.
+            call: the call of Keras's method that the step belongs to.
+        """
+        config, name = self.config, call.model.name
+        transport = self._transport_of(call.kind)
+        of_captures = [
+            MIRRORED if index in copies else REPLICATED
+            for index, _ in enumerate(traced.captures)
+        ]
+        program = partition_graph(
+            traced.graph,
+            [*divided.layouts, *of_captures],
+            traced.results,
+            traced.update_infos(),
+            ranks=transport.size > 1,
+            xla=bool(call.model.jit_compile),
+            gather_ratio=self._gather_ratio(transport),
+        )
+        self.has_gathered |= program.has_gathered
+        local_step = to_local_step(program) if self._has_workers else None
+        if local_step is not None:
+            program = local_step.program
+            has_all = len(local_step.parts) == len(program.updates)
+            new = ("own rows", name, config.name)
+            if not has_all and config.peers.rank == 0 and first_time(new):
+                logger.warning(
+                    "the gradients of model %r need values of the whole batch, "
+                    "such as the statistics of a BatchNormalization or the "
+                    "number of masked entries, and each worker with %s "
+                    "computes them from its own part only: the weights will "
+                    "differ from the weights on one device. HorovodStrategy "
+                    "and MultiWorkerTowerStrategy give equal weights.",
+                    name,
+                    config.name,
+                )
+        parts = config.num_replicas * self.micro_batches
+        step_costs.record_costs(config, call.kind, name, program, parts)
+        return program, local_step
+
+    def _compare_with_ranks(
+        self,
+        traced: Trace,
+        program: Program,
+        divided: DividedBatch,
+        model: keras.Model,
+    ) -> None:
+        """Compare the step with those of other ranks; share its variables."""
+        exchanges = [
+            f"{e.kind} {e.given.dtype.name} {e.result.shape}"
+            for e in program.exchanges
+        ]
+        outside = traced.variables_outside(model)
+        variables = [_describe_variable(_capture(t)) for t in outside]
+        compared = ComparedStep(
+            [*exchanges, *traced.describe_gradients(), *variables],
+            constants_of(traced),
+            divided.spec,
+            divided.fingerprint,
+        )
+        copies = self.update.variables.handles()
+        others = [copies.get(id(handle), [handle]) for handle in outside]
+        self.order.compare(compared, others, self.config.devices)
 
     @property
     def _has_workers(self) -> bool:
@@ -438,7 +458,11 @@ class GlobalStep:
             the batch of the processes that compute the step together.
         """
         config, local_sgd = self.config, self.update.local_sgd
-        here = _examples_in(batch)
+        counts = data_lib.counts_of(batch)
+        if all(isinstance(count, int) for count in counts):
+            here = sum(counts)
+        else:
+            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if batch.is_counted:
             of_all = batch
         elif self.config.runs_alone(kind):
@@ -453,39 +477,6 @@ class GlobalStep:
         return of_all, of_all._replace(total=here, start=0)
 
 
-def _examples_in(batch: data_lib.TowerBatch) -> Any:
-    """Return the number of examples of the towers of this process."""
-    counts = data_lib.counts_of(batch)
-    if all(isinstance(count, int) for count in counts):
-        return sum(counts)
-    return tf.add_n([tf.cast(count, tf.int64) for count in counts])
-
-
-def _warn_of_eager_steps(model: str, strategy: str) -> None:
-    if first_time(("runs eagerly", model, strategy)):
-        logger.warning(
-            "model %r runs eagerly, so its steps are not divided: they run as "
-            "on one device under %s. Compile it without run_eagerly=True to "
-            "train on all towers.",
-            model,
-            strategy,
-        )
-
-
-def _warn_of_local_rows(model: str, config: TowerConfig) -> None:
-    strategy, chief = config.name, config.peers.rank == 0
-    if chief and first_time(("own rows", model, strategy)):
-        logger.warning(
-            "the gradients of model %r need values of the whole batch, such "
-            "as the statistics of a BatchNormalization or the number of masked "
-            "entries, and each worker with %s computes them from its own part "
-            "only: the weights will differ from the weights on one device. "
-            "HorovodStrategy and MultiWorkerTowerStrategy give equal weights.",
-            model,
-            strategy,
-        )
-
-
 def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
     """Log once that XLA compiles no training, or evaluation, steps of a model.
 
@@ -498,6 +489,13 @@ def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
         by_user = not trainer._resolve_auto_jit_compile()
         level = logging.WARNING if by_user else logging.INFO
         logger.log(level, "%s", line)
+
+
+def _describe_variable(handle: Any) -> str:
+    """Describe a variable that the model does not have, given its handle."""
+    found = compat.get_resource_handle_data(handle).shape_and_type[0]
+    shape, dtype = tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
+    return f"a variable outside of the model {shape} {dtype.name}"
 
 
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:

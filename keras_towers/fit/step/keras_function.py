@@ -10,17 +10,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.global_step import GlobalStep
-from keras_towers.fit.step.memory_retry import MemoryRetry
+from keras_towers.fit.weights.tower_variables import read_handle
 
 # The first steps show which inputs are not divided and how much memory a step
 # needs.
 _FIRST_STEPS = 3
 # A step is traced again for batches that are this many times larger.
 _RETRACE_RATIO = 4
+# How often a cancelled step is repeated to find the error that cancelled it.
+_MAX_CANCELLED = 10
 
 
 class TowerFunction:
@@ -40,7 +43,8 @@ class KerasFunction(TowerFunction):
 
     It inspects the first batches of a call. Parts that turn out to have a
     different number of rows than the first part go to every tower whole. With
-    ``micro_batches="auto"`` it runs steps again when memory runs out.
+    ``micro_batches="auto"``, whenever memory runs out, it restores the
+    variables and runs the steps again in more micro-batches.
 
     Args:
         model: the model that has the function.
@@ -57,9 +61,12 @@ class KerasFunction(TowerFunction):
         self._looks = False
         self._examples = step.examples
         self._undivided: set[str] = set()
-        self._retry = MemoryRetry(model.name, step.micro_batches)
         self._steps = 0
         self._largest = 0
+        self._micro_batches = step.micro_batches
+        # The variables that traced steps use, and their values before a step.
+        self._handles: dict[int, Any] = {}
+        self._before: dict[int, tf.Tensor] = {}
 
     def look_at_batches(self, rows_may_differ: bool, from_now: bool) -> None:
         """Inspect the first batches of a call, if this is of use.
@@ -107,12 +114,17 @@ class KerasFunction(TowerFunction):
         if not self._fits_memory:
             self._steps += 1
             return self._run_once(again())
-        rows = max(self._rows_of(batch) for batch in batches)
+        # The largest number of rows that a tower gets of one of them.
+        rows = max(
+            int(count)
+            for batch in batches
+            for count in data_lib.counts_of(
+                data_lib.as_tower_batch(self._step.config, batch)
+            )
+        )
         if not is_first and rows <= self._largest:
             return self._run_once(again())
-        result = self._retry.run(
-            lambda: self._run_once(again()), rows, self._retrace
-        )
+        result = self._run_in_memory(again, rows)
         self._steps += 1
         self._largest = max(self._largest, rows)
         return result
@@ -124,7 +136,7 @@ class KerasFunction(TowerFunction):
         undivided: set[str] = set()
         for batch in batches:
             if data_lib.is_whole(batch):
-                undivided |= self._step.rows.see(batch)
+                undivided |= self._step.divided_parts.see(batch)
         if undivided <= self._undivided:
             return
         self._undivided |= undivided
@@ -137,17 +149,62 @@ class KerasFunction(TowerFunction):
             )
         self._retrace()
 
+    def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
+        """Run steps in as many micro-batches as it takes to fit into memory.
+
+        Args:
+            batches: returns the batches of these steps.
+            rows: the largest number of rows of a batch on one tower.
+        """
+        cancelled = 0
+        while True:
+            self._before = {k: _value_of(h) for k, h in self._handles.items()}
+            try:
+                return self._run_once(batches())
+            except tf.errors.ResourceExhaustedError:
+                self._put_back()
+                if self._micro_batches >= rows:
+                    raise
+                self._micro_batches = min(2 * self._micro_batches, rows)
+                announce(
+                    f"a step of model {self._model.name!r} ran out of memory "
+                    "and is retried; each tower now processes its rows in "
+                    f"{self._micro_batches} parts"
+                )
+                self._retrace()
+            except tf.errors.CancelledError:
+                # TensorFlow may report a tower that it cancelled after another
+                # one failed, instead of the failure.
+                self._put_back()
+                cancelled += 1
+                if cancelled == _MAX_CANCELLED:
+                    raise
+
     def _run_once(self, data: Any) -> Any:
         step = self._step
-        step.micro_batches = self._retry.micro_batches
+        step.micro_batches = self._micro_batches
         if self._fits_memory:
-            step.on_trace = self._retry.variables.add
+            step.on_trace = self._add_variables
         try:
             result = self._function(data)
         finally:
             step.on_trace = lambda graph: None
-        self._retry.variables.forget()
+        self._before = {}
         return result
+
+    def _add_variables(self, graph: Any) -> None:
+        """Add the variables of a step that has been traced but not run."""
+        with tf.init_scope():
+            for handle, _ in graph.captures:
+                if id(handle) not in self._handles and _is_variable(handle):
+                    self._handles[id(handle)] = handle
+                    self._before[id(handle)] = _value_of(handle)
+
+    def _put_back(self) -> None:
+        """Assign the values before the step."""
+        for key, value in self._before.items():
+            handle = self._handles[key]
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     def _retrace(self) -> None:
         """Let Keras make the function again, so that it is traced again."""
@@ -155,13 +212,6 @@ class KerasFunction(TowerFunction):
         before = getattr(self._model, self._name)
         self._function = make_by_keras(self._model, self._name, anew=True)
         setattr(self._model, self._name, before)
-
-    def _rows_of(self, batch: Any) -> int:
-        """Return the largest number of rows that a tower gets of a batch."""
-        pieces = data_lib.as_tower_batch(
-            self._step.config, batch, data_lib.RowCheck()
-        )
-        return max(int(count) for count in data_lib.counts_of(pieces))
 
 
 def make_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
@@ -193,3 +243,20 @@ def _as_before(data: Any, batches: Sequence[Any], spec: Any) -> Any:
     # function would be traced again: use the data's specs.
     variant = tf.data.experimental.to_variant(dataset)
     return iter(tf.data.experimental.from_variant(variant, spec))
+
+
+def _is_variable(handle: Any) -> bool:
+    """Whether a tensor is the handle of a variable that has a value."""
+    if handle.dtype != tf.resource or compat.type_of_variable(handle) is None:
+        return False
+    return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
+
+
+def _value_of(handle: Any) -> tf.Tensor:
+    """Return a variable's value in host memory.
+
+    A variable in host memory is not copied until it changes.
+    """
+    value = read_handle(handle)
+    with tf.device("CPU:0"):
+        return tf.identity(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from keras_towers.fit.data.same_data import (
     different_numbers,
 )
 from keras_towers.fit.step.constants import Constants
+from keras_towers.fit.weights.tower_variables import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
@@ -28,6 +30,25 @@ _BATCH = "they have different examples in a batch after the first one"
 _KEY = "kt.step"
 # In place of the digest of a step: the data has ended.
 _END = -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparedStep:
+    """What the ranks compare of a step.
+
+    Attributes:
+        exchanged: describes what they exchange, in its order.
+        constants: its constants, which must be the same, too, on ranks that
+            have traced it for the same specs; None: they are not compared.
+        spec: the specs of the batch for which it was traced.
+        fingerprint: integers of the global batch, which differ by at most one
+            between ranks with the same batch; None: each has its own.
+    """
+
+    exchanged: Sequence[str]
+    constants: Constants | None = None
+    spec: Any = None
+    fingerprint: tf.Tensor | None = None
 
 
 class StepAgreement:
@@ -49,12 +70,7 @@ class StepAgreement:
         self._constants: dict[tuple[str, int], None] = {}
 
     def assert_same(
-        self,
-        described: Sequence[str],
-        after: Sequence[Any],
-        constants: Constants | None = None,
-        batch: Any = None,
-        data: tf.Tensor | None = None,
+        self, step: ComparedStep, after: Sequence[Any]
     ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
@@ -62,32 +78,29 @@ class StepAgreement:
         step then fails before any other collective has begun.
 
         Args:
-            described: what the ranks exchange, in its order.
+            step: what to compare.
             after: tensors for which the comparison waits.
-            constants: the constants of the step; None: they are not compared.
-            batch: the specs of the batch for which the step was traced.
-            data: integers of the global batch, which differ by at most one
-                between ranks with the same batch; None: each has its own.
         """
         # A step may do this for each of several optimizers.
-        key = next_key("gradients") if constants is None else _KEY
-        constants = constants or Constants()
+        key = next_key("gradients") if step.constants is None else _KEY
+        constants, data = step.constants or Constants(), step.fingerprint
         self._constants.update(dict.fromkeys(_numbered(constants.shown)))
-        if self._transport.size == 1:
-            return []
-        kinds = map(rank_checks.without_numbers, described)
+        kinds = map(rank_checks.without_numbers, step.exchanged)
         digest = zlib.crc32("\n".join(kinds).encode())
-        self._traced[digest] = list(described)
+        self._traced[digest] = list(step.exchanged)
         if tf.executing_eagerly():
             where = "compares the steps"
             if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
                 raise self.mismatch_error()
             return []
+        leaves = tf.nest.flatten(step.spec)
+        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+        shapes_digest = zlib.crc32(" ".join(shapes).encode())
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
             equal = self._compare(
-                [digest, constants.digest, _digest_of_sizes(batch)],
+                [digest, constants.digest, shapes_digest],
                 constants.approximate,
                 data,
                 key,
@@ -117,6 +130,34 @@ class StepAgreement:
         with tf.control_dependencies(after):
             equal = self._compare([_END, batches, 0], Constants().approximate)
             return tf.reduce_all(equal.exact)
+
+    def take_over(
+        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+    ) -> tf.Tensor:
+        """Assign rank 0's values to variables, unless they are the same.
+
+        Args:
+            variables: of each variable, the handles of its copies on K towers,
+                or its only handle.
+            devices: the K towers' devices.
+        """
+        values = [read_handle(handles[0]) for handles in variables]
+        rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+        digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+        digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
+        key = next_key("gradients")
+        equal = are_equal(self._transport, digest, [], key)
+
+        def send() -> tf.Tensor:
+            key = next_key("broadcast")
+            received = self._transport.broadcast(values, key)
+            for handles, value in zip(variables, received, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
+                copy_first(handles, devices[: len(handles)])
+            return tf.ones((), tf.int64)
+
+        same = tf.reduce_all(equal.exact)
+        return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
 
     def _compare(
         self,
@@ -171,12 +212,6 @@ class StepAgreement:
         ]
         numbered = [list(map(tuple, own)) for own in constants]
         return TowerError(rank_checks.describe_steps(odd, numbered))
-
-
-def _digest_of_sizes(batch: Any) -> int:
-    leaves = tf.nest.flatten(batch)
-    sizes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
-    return zlib.crc32(" ".join(sizes).encode())
 
 
 class Equal(NamedTuple):

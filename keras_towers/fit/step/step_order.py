@@ -15,12 +15,9 @@ from keras_towers.fit.data.batches import (
     identity_of,
     tensors_in,
 )
-from keras_towers.fit.step.constants import Constants
-from keras_towers.fit.step.step_agreement import StepAgreement
+from keras_towers.fit.step.step_agreement import ComparedStep, StepAgreement
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
-
-_HOST = "CPU:0"
 
 
 class StepOrder:
@@ -37,14 +34,27 @@ class StepOrder:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
+        self._turn = compat.hidden_variable(0, tf.int64)
         self.agreement: StepAgreement = StepAgreement(transport, self._turn)
+        self._is_first = compat.hidden_variable(False)
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
         # The assertions that this step matches the steps of the other ranks.
         self._same_step: list[Any] | None = None
         self._exchanged: list[Any] = []
+
+    def begin_epoch(self) -> None:
+        """Note that the next step is the first one of an epoch."""
+        if self._transport.size > 1:
+            self._is_first.assign(True)
+
+    def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Act in the first step of an epoch only; return the int64 result."""
+        result = tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
+        if tf.executing_eagerly():
+            self._is_first.assign(False)
+        return result
 
     def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
@@ -72,40 +82,37 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def begin_after(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
-        """Return the batch of a step that begins when a tensor is ready."""
+    def begin_after(self, check: Callable[[], tf.Tensor], batch: Any) -> Any:
+        """Return the batch of a step; an epoch's first waits for a check."""
         # Once inlined, functions that get this batch wait only for the batch.
         with tf.control_dependencies(self.gate):
-            self.gate = [before()]
+            self.gate = [self.in_first_step(check)]
         return self._gate_batch(batch)
 
     def compare(
         self,
-        described: Sequence[str],
-        constants: Constants,
-        batch: Any,
-        data: tf.Tensor | None = None,
+        step: ComparedStep,
+        others: Sequence[Sequence[Any]] = (),
+        devices: Sequence[str] = (),
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
 
-        Args:
-            described: what the ranks exchange, in its order.
-            constants: the constants of the step, which must be the same, too,
-                on ranks that have traced it for the same specs.
-            batch: the specs of the batch for which the step was traced.
-            data: integers of the global batch, which differ by at most one
-                between ranks with the same batch; None: each has its own.
-        """
-        self._same_step = self.agreement.assert_same(
-            described, self._batch, constants, batch, data
-        )
+        In the first step of an epoch all ranks then get rank 0's values of the
+        variables outside of the model.
 
-    def once_compared(self, act: Callable[[], None]) -> None:
-        """Do something after the check that all ranks do the same."""
-        if self._same_step is None:
-            raise RuntimeError("compare() comes first")
-        with tf.control_dependencies(self._same_step):
-            act()
+        Args:
+            step: what to compare.
+            others: of each variable outside of the model, the handles of its
+                copies on K towers, or its only handle.
+            devices: the K towers' devices.
+        """
+        self._same_step = self.agreement.assert_same(step, self._batch)
+        if others:
+            take_over = functools.partial(
+                self.agreement.take_over, others, devices
+            )
+            with tf.control_dependencies(self._same_step):
+                self.in_first_step(take_over)
 
     def exchange(
         self,
@@ -130,8 +137,11 @@ class StepOrder:
         effects = [op for op in operations if op.op_def.is_stateful]
         last = [*tensors_in(result), *effects, *done_by_all(self._exchanged)]
         with tf.control_dependencies(last):
-            done = self._turn.assign_add(1, read_value=False)
-        with tf.control_dependencies([done]):
+            done = [
+                self._turn.assign_add(1, read_value=False),
+                self._is_first.assign(False, read_value=False),
+            ]
+        with tf.control_dependencies(done):
             return identity_of(result)
 
     def count(self, batch: TowerBatch, here: Any) -> Any:
@@ -144,7 +154,8 @@ class StepOrder:
         row = row_of_rank(tf.cast(here, tf.int64), self._transport)
         (counts,) = sum_over_ranks(self._transport, [row])
         total = tf.reduce_sum(counts)
-        self.gate = [_end_of_data_if(total <= 0)]
+        # Without examples, read from data that has ended.
+        self.gate = [tf.cond(total <= 0, _end_data, lambda: 0)]
         start = tf.reduce_sum(counts[: self._transport.rank])
         return self._gate_batch(batch._replace(total=total, start=start))
 
@@ -161,7 +172,8 @@ class StepOrder:
             return reduction(tower_grads)
         same_step = self._same_step
         if same_step is None:
-            same_step = self.agreement.assert_same(described, self._batch)
+            step = ComparedStep(described)
+            same_step = self.agreement.assert_same(step, self._batch)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))
 
@@ -188,11 +200,8 @@ def done_by_all(tensors: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _true() -> tf.Variable:
-    return compat.hidden_variable(_HOST, True)
+    return compat.hidden_variable(True)
 
 
-def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
-    def end():
-        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
-
-    return tf.cond(condition, end, lambda: 0)
+def _end_data() -> tf.Tensor:
+    return next(iter(tf.data.Dataset.from_tensors(0).take(0)))

@@ -1,4 +1,4 @@
-"""A program as the towers run it: one function per tower and level."""
+"""A program as the towers run it: their inputs, and a function per level."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
     Uncompilable,
 )
 from keras_towers.fit.step.step_order import StepOrder, row_of_rank
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    InputLayout,
+    RowSplits,
+    Sharded,
+    SparseIndices,
+    SparseShape,
+)
+from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import (
     Exchange,
     Function,
+    Inputs,
     Operation,
     Program,
     Tensor,
@@ -35,98 +46,165 @@ from keras_towers.transport import Transport, next_key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Level:
-    """The computations up to exchanges and updates, and these.
+class DividedBatch:
+    """A global batch, and how each of its tensors is divided over towers.
 
     Attributes:
-        common: the operations computed once in each process, or only in the
-            first process.
-        made: the results of ``common`` that are used elsewhere.
-        function: the function that each tower calls, or None.
-        inputs: the inputs of the function.
-        outputs: the outputs of the function.
-        exchanges: the exchanges that follow.
-        updates: the updates that follow.
+        batch: its micro-batches, the same number for each of K towers.
+        spec: the specs of the batch of one device.
+        layouts: the layouts of its N tensors, including the components of
+            ragged and sparse tensors.
+        of_all: the batch before micro-batching, with its start and total among
+            the examples of all processes.
+        fingerprint: by which ranks compare it; None: each has its own data.
     """
 
-    common: Sequence[Operation]
-    made: Sequence[Tensor]
-    function: Any
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
-    exchanges: Sequence[Exchange]
-    updates: Sequence[Update]
+    batch: TowerBatch
+    spec: Any
+    layouts: Sequence[InputLayout]
+    of_all: TowerBatch
+    fingerprint: tf.Tensor | None = None
+
+    @property
+    def share(self) -> tf.Tensor:
+        """This process's share of all examples."""
+        return share_of(self.batch.total, self.of_all.total)
+
+    def values_of(
+        self,
+        inputs: Inputs,
+        is_first: bool,
+        local_step: LocalStep | None = None,
+        is_first_of_all: bool = False,
+    ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
+        """Return the inputs that towers share, and the inputs per micro-batch.
+
+        Args:
+            inputs: the inputs of the program.
+            is_first: whether this is the first of the processes that compute
+                the step together.
+            local_step: the step, if it also needs inputs of the batch of all
+                processes.
+            is_first_of_all: whether this is the first of all processes.
+        """
+        pieces = [tensors_in(piece) for piece in self.batch.pieces]
+        shared: dict[Any, Any] = {}
+        parts: list[dict[Any, Any]] = [{} for _ in pieces]
+        for index, layout in enumerate(self.layouts):
+            tensor = inputs.of_graph[index]
+            if layout == REPLICATED:
+                shared[tensor] = pieces[0][index]
+                continue
+            for values, piece in zip(parts, pieces, strict=True):
+                values[tensor] = piece[index]
+        for name, tensor in inputs.sizes.items():
+            index, axis = map(int, name.split("."))
+            shared[tensor] = _same_size([p[index] for p in pieces], axis)
+        counts = counts_of(self.batch)
+
+        def add_position(
+            of: Inputs, batch: TowerBatch, has_first: bool
+        ) -> None:
+            """Add where each part begins in a batch, and its total."""
+            shared[of.total] = tf.cast(batch.total, tf.int64)
+            start = tf.cast(batch.start, tf.int64)
+            for k, values in enumerate(parts):
+                values[of.start] = start
+                values[of.is_first] = tf.constant(has_first and k == 0)
+                start = start + tf.cast(counts[k], tf.int64)
+
+        add_position(inputs, self.batch, is_first)
+        if local_step is not None:
+            add_position(local_step.of_all, self.of_all, is_first_of_all)
+            shared[local_step.has_rows] = shared[inputs.total] > 0
+        return shared, parts
+
+
+def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    """Return the size of an axis that all parts of a batch share."""
+    sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
+    check = tf.debugging.assert_equal(
+        sizes,
+        sizes[0],
+        "the batches of towers have different sizes along an axis other than "
+        "the first, so they cannot be parts of one batch: pad all of them to "
+        'the same size, or use batches="split"',
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(sizes[0])
+
+
+def share_of(here: Any, total: Any) -> tf.Tensor:
+    """Return the number of local examples as a fraction of the total."""
+    numbers = [tf.cast(number, tf.float64) for number in (here, total)]
+    return tf.math.divide_no_nan(*numbers)
+
+
+def layouts_of(batch: Any, divided: Sequence[bool]) -> list[InputLayout]:
+    """Return how a batch is divided: by rows of examples.
+
+    Args:
+        batch: its specs.
+        divided: for each of its leaves: whether it has a row per example; every
+            tower gets the other leaves whole.
+    """
+    layouts: list[InputLayout] = []
+    leaves = zip(tf.nest.flatten(batch), divided, strict=True)
+    for index, (leaf, has_rows) in enumerate(leaves):
+        layouts += _layouts(leaf, f"leaf{index}", has_rows)
+    return layouts
+
+
+def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
+    if not divided:
+        tensors = tf.nest.flatten(leaf, expand_composites=True)
+        return [REPLICATED for tensor in tensors if tensor is not None]
+    if isinstance(leaf, tf.RaggedTensorSpec):
+        return [Sharded(0, name), RowSplits(name)]
+    if isinstance(leaf, tf.SparseTensorSpec):
+        sizes = tuple(leaf.shape[1:].as_list())
+        return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
+    return [Sharded(0)]
 
 
 class TowerProgram:
-    """A program as functions that all towers call.
+    """Adds a program to the current graph, for the towers of this process.
 
     Args:
         program: the program.
         mode: how towers call their functions; functions that XLA cannot compile
             are called without it.
-        device: a tower's device, for which XLA compiles.
+        devices: the K towers' devices.
+        transport: connects the processes.
+        order: orders the exchanges between processes.
 
     Attributes:
         not_compiled: for each function that XLA cannot compile, the reason.
         compiled: the number of functions that XLA compiles.
     """
 
-    def __init__(self, program: Program, mode: CallMode, device: str):
-        self._program = program
-        self._device = device
+    def __init__(
+        self,
+        program: Program,
+        mode: CallMode,
+        devices: Sequence[str],
+        transport: Transport,
+        order: StepOrder,
+    ):
         self.not_compiled: list[str] = []
         self.compiled = 0
-        levels = range(program.levels)
+        self._program = program
+        self._mode: CallMode = mode
+        self._devices = devices
+        self._transport = transport
+        self._order = order
+        self._used = _used_elsewhere(program)
         self._summed = _summed(program)
-        used = _used_elsewhere(program)
-        self._levels = [self._level(level, used, mode) for level in levels]
-
-    def _level(
-        self, level: int, elsewhere: set[Tensor], mode: CallMode
-    ) -> _Level:
-        program = self._program
-        of_towers: list[Operation] = []
-        common: list[Operation] = []
-        for operation in program.operations:
-            if operation.level == level and not operation.is_repeated:
-                (of_towers if operation.on_towers else common).append(operation)
-        made = [t for o in common for t in o.outputs if t in elsewhere]
-        outputs = [t for o in of_towers for t in o.outputs if t in elsewhere]
-        used = [t for o in of_towers for t in o.inputs]
-        _, inputs = needed_operations(
-            Function((), used, of_towers), lambda o: o.is_repeated
-        )
-        function = None
-        if of_towers:
-            body = Function(inputs, outputs, of_towers)
-            function = self._function(body, mode)
-        exchanges = [e for e in program.exchanges if e.given.level == level]
-        updates = [u for u in program.updates if u.level == level]
-        return _Level(
-            common, made, function, inputs, outputs, exchanges, updates
-        )
-
-    def _function(self, body: Function, mode: CallMode) -> GraphFunction:
-        graph = graph_of(body, self._program.graphs)
-        function = GraphFunction(graph, mode)
-        if mode != "xla":
-            return function
-        try:
-            function.check_xla(self._device)
-        except Uncompilable as error:
-            self.not_compiled.append(str(error))
-            return GraphFunction(graph, "called")
-        self.compiled += 1
-        return function
 
     def add_to_graph(
         self,
         common: Mapping[Tensor, Any],
         parts: Sequence[dict[Tensor, Any]],
-        devices: Sequence[str],
-        transport: Transport,
-        order: StepOrder,
         update: Callable[[Update, list[list[Any]], list[Any]], None],
     ) -> list[Any]:
         """Add the program to this graph; return its results.
@@ -135,13 +213,10 @@ class TowerProgram:
             common: the inputs that all towers share.
             parts: the inputs of each micro-batch, in tower order; each tower
                 computes the same number of them, one after another.
-            devices: the K towers' devices.
-            transport: connects the processes.
-            order: orders the exchanges between processes.
             update: called with an update, K lists of the towers' gradients, and
                 a list of the gradients that all towers share.
         """
-        program, is_root = self._program, transport.rank == 0
+        program, devices = self._program, self._devices
         known = dict(common)
         number = len(parts) // len(devices)
         scopes = [ChainMap(part, known) for part in parts]
@@ -150,25 +225,23 @@ class TowerProgram:
             for k, device in enumerate(devices)
         ]
         checks: list[Any] = []
-        for level in self._levels:
-            common_here = [o for o in level.common if is_root or not o.at_root]
-            made = [t for t in level.made if is_root or not _is_at_root(t)]
-            with tf.device(devices[0]):
-                values = emit(
-                    common_here,
-                    known,
-                    made,
-                    program.graphs,
-                    order.gate,
-                    checks,
-                )
-            known.update(zip(made, values, strict=True))
-            if level.function is not None:
-                for tower in towers:
-                    self._call(level, tower)
-            if level.exchanges:
-                _exchange(level.exchanges, known, towers, transport, order)
-            for change in level.updates:
+        for level in range(program.levels):
+            operations = [
+                o
+                for o in program.operations
+                if o.level == level and not o.is_repeated
+            ]
+            once = [o for o in operations if not o.on_towers]
+            self._compute_once(once, known, checks)
+            of_towers = [o for o in operations if o.on_towers]
+            if of_towers:
+                self._compute_on_towers(of_towers, towers)
+            exchanges = [e for e in program.exchanges if e.given.level == level]
+            if exchanges:
+                self._exchange(exchanges, known, towers)
+            for change in program.updates:
+                if change.level != level:
+                    continue
                 gradients = [tower.gradients(change) for tower in towers]
                 shared = [
                     None if t.on_towers else _value(t, known)
@@ -179,28 +252,90 @@ class TowerProgram:
         with tf.device(devices[0]):
             return [_value(t, known) for t in program.results]
 
-    def _call(self, level: _Level, tower: _Tower) -> None:
-        """Call the function of a level for a tower's micro-batches."""
-        made: list[Any] = []
-        for part in tower.parts:
-            # One micro-batch frees its memory before the next one begins.
-            with tf.device(tower.device), tf.control_dependencies(made):
-                inputs = [_value(t, part) for t in level.inputs]
-                if made:
-                    inputs = [_after_dependencies(tensor) for tensor in inputs]
-                outputs = level.function(inputs)
-                part.update(_with_shapes(level.outputs, outputs))
-                made = [
-                    tower.add(t, part[t]) if t in self._summed else part[t]
-                    for t in level.outputs
-                ]
+    def _compute_once(
+        self,
+        operations: Sequence[Operation],
+        known: dict[Tensor, Any],
+        checks: list[Any],
+    ) -> None:
+        """Add operations that each process computes, or only the first one."""
+        is_root = self._transport.rank == 0
+        here = [o for o in operations if is_root or not o.at_root]
+        made = [t for o in here for t in o.outputs if t in self._used]
+        graphs, gate = self._program.graphs, self._order.gate
+        with tf.device(self._devices[0]):
+            values = emit(here, known, made, graphs, gate, checks)
+        known.update(zip(made, values, strict=True))
 
-    def describe_exchanges(self) -> list[str]:
-        """Describe the exchanges, in their order: kind, dtype, shape."""
-        return [
-            f"{e.kind} {e.given.dtype.name} {e.result.shape}"
-            for e in self._program.exchanges
-        ]
+    def _compute_on_towers(
+        self, operations: Sequence[Operation], towers: Sequence[_Tower]
+    ) -> None:
+        """Call a function of operations for each tower's micro-batches."""
+        outputs = [t for o in operations for t in o.outputs if t in self._used]
+        used = [t for o in operations for t in o.inputs]
+        _, inputs = needed_operations(
+            Function((), used, operations), lambda o: o.is_repeated
+        )
+        function = self._function(Function(inputs, outputs, operations))
+        for tower in towers:
+            made: list[Any] = []
+            for part in tower.parts:
+                # One micro-batch frees its memory before the next one begins.
+                with tf.device(tower.device), tf.control_dependencies(made):
+                    given = [_value(t, part) for t in inputs]
+                    if made:
+                        given = [_after_dependencies(value) for value in given]
+                    part.update(_with_shapes(outputs, function(given)))
+                    made = [
+                        tower.add(t, part[t]) if t in self._summed else part[t]
+                        for t in outputs
+                    ]
+
+    def _function(self, body: Function) -> GraphFunction:
+        graph = graph_of(body, self._program.graphs)
+        function = GraphFunction(graph, self._mode)
+        if self._mode != "xla":
+            return function
+        try:
+            function.check_xla(self._devices[0])
+        except Uncompilable as error:
+            self.not_compiled.append(str(error))
+            return GraphFunction(graph, "called")
+        self.compiled += 1
+        return function
+
+    def _exchange(
+        self,
+        exchanges: Sequence[Exchange],
+        known: dict[Tensor, Any],
+        towers: Sequence[_Tower],
+    ) -> None:
+        """Exchange tensors of towers, and add the results to their tensors."""
+        transport = self._transport
+        parts = [part for tower in towers for part in tower.parts]
+
+        def given(exchange: Exchange) -> list[Any]:
+            """Return what towers, or micro-batches, exchange."""
+            tensor = exchange.given
+            source = tensor.operation
+            # Only the first process has it.
+            if source is not None and source.at_root and transport.rank != 0:
+                return []
+            if exchange.kind == "sum":
+                return [tower.sum(tensor) for tower in towers]
+            return [_value(tensor, part) for part in parts]
+
+        with tf.device(self._devices[0]):
+            results = self._order.exchange(
+                list(map(given, exchanges)),
+                lambda values: exchange_tensors(exchanges, values, transport),
+            )
+        for exchange, result in zip(exchanges, results, strict=True):
+            if exchange.result.on_towers:
+                for part, value in zip(parts, result, strict=True):
+                    part.update(_with_shapes([exchange.result], [value]))
+            else:
+                known.update(_with_shapes([exchange.result], [result]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,38 +383,6 @@ class _Tower:
             ]
 
 
-def _exchange(
-    exchanges: Sequence[Exchange],
-    known: dict[Tensor, Any],
-    towers: Sequence[_Tower],
-    transport: Transport,
-    order: StepOrder,
-) -> None:
-    """Exchange tensors of towers, and add the results to their tensors."""
-    parts = [part for tower in towers for part in tower.parts]
-
-    def given(exchange: Exchange) -> list[Any]:
-        """Return the tensors of towers, or of micro-batches, to exchange."""
-        tensor = exchange.given
-        if _is_at_root(tensor) and transport.rank != 0:
-            return []
-        if exchange.kind == "sum":
-            return [tower.sum(tensor) for tower in towers]
-        return [_value(tensor, part) for part in parts]
-
-    with tf.device(towers[0].device):
-        results = order.exchange(
-            list(map(given, exchanges)),
-            lambda values: exchange_tensors(exchanges, values, transport),
-        )
-    for exchange, result in zip(exchanges, results, strict=True):
-        if exchange.result.on_towers:
-            for part, value in zip(parts, result, strict=True):
-                part.update(_with_shapes([exchange.result], [value]))
-        else:
-            known.update(_with_shapes([exchange.result], [result]))
-
-
 def _with_shapes(
     tensors: Sequence[Tensor], values: Sequence[Any]
 ) -> dict[Tensor, Any]:
@@ -310,11 +413,6 @@ def _after_dependencies(tensor: Any) -> Any:
     if tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.identity(tensor)
-
-
-def _is_at_root(tensor: Tensor) -> bool:
-    """Whether only the first process has a tensor."""
-    return tensor.operation is not None and tensor.operation.at_root
 
 
 def _value(tensor: Tensor, scope: Mapping[Tensor, Any]) -> Any:
@@ -445,4 +543,4 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
 
 @functools.cache
 def _variable_one() -> tf.Variable:
-    return compat.hidden_variable("CPU:0", 1, tf.int32)
+    return compat.hidden_variable(1, tf.int32)

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -16,8 +17,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
-from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.fit.weights.tower_variables import copy_on_tower
+from keras_towers.fit.weights.model_state import collect, optimizers_in
+from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
 
@@ -89,6 +90,21 @@ class Trace:
         }
         return [k for k, t in enumerate(self._captured) if id(t) in changed]
 
+    def variables_outside(self, model: keras.Model) -> list[Any]:
+        """Return the handles of numeric variables that the model lacks.
+
+        Such as a ``tf.Variable``, or the weights of another model, that no
+        layer of the model has. A variable that only a summary shows is not
+        among them.
+        """
+        used = [t for _, t in self.needed_captures if t.dtype == tf.resource]
+        for call in self.updates.values():
+            for part in optimizers_in(call.optimizer):
+                used += map(_handle_of, part.variables)
+        own = {id(_handle_of(v)) for v in collect(model).everything()}
+        outside = {id(t): t for t in used if id(t) not in own}
+        return [t for t in outside.values() if _is_numeric(t)]
+
     def output_with(self, results: Sequence[Any]) -> Any:
         """Return the output with other tensors."""
         remaining = iter(results)
@@ -107,21 +123,21 @@ class Trace:
 
     def update_infos(self) -> dict[str, UpdateInfo]:
         """Return facts about each update, by the name of its marker."""
-        return {n: self._update_info(call) for n, call in self.updates.items()}
+        infos = {}
+        for name, call in self.updates.items():
+            sparse, index = [], 0
+            for gradient in call.grads:
+                if isinstance(gradient, tf.IndexedSlices):
+                    sparse.append((index, index + 1))
+                index += len(_components(gradient))
+            infos[name] = UpdateInfo(sparse, self._used_by(call))
+        return infos
 
     @property
     def _captured(self) -> Sequence[Any]:
         """The tensors inside the graph for its captures."""
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
-
-    def _update_info(self, call: UpdateCall) -> UpdateInfo:
-        sparse, index = [], 0
-        for gradient in call.grads:
-            if isinstance(gradient, tf.IndexedSlices):
-                sparse.append((index, index + 1))
-            index += len(_components(gradient))
-        return UpdateInfo(sparse, self._used_by(call))
 
     def _used_by(self, call: UpdateCall) -> list[Any] | None:
         """Return the captures that an update may use; None: any of them."""
@@ -136,13 +152,22 @@ class Trace:
                 return None
         for part in parts:
             used += [*part.variables, *part._trainable_variables]
-        copies = (copy_on_tower(getattr(v, "_value", v), 0) for v in used)
-        # A value that is on another rank has no handle here.
-        handles = {id(getattr(copy, "handle", None)) for copy in copies}
+        handles = {id(_handle_of(variable)) for variable in used}
         captures = zip(self._captured, self.captures, strict=True)
         return [
             inside for inside, outside in captures if id(outside) in handles
         ]
+
+
+def _handle_of(variable: Any) -> Any:
+    """Return the handle of a variable's first copy; None: on another rank."""
+    return getattr(copy_on_tower(native(variable), 0), "handle", None)
+
+
+def _is_numeric(handle: Any) -> bool:
+    dtype = compat.type_of_variable(handle)
+    others = (tf.string, tf.resource, tf.variant)
+    return dtype is not None and tf.as_dtype(dtype) not in others
 
 
 def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
@@ -213,7 +238,9 @@ def trace(
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
-            updates[_add_update_marker(call)] = call
+            given = [t for grad in call.grads for t in _components(grad)]
+            marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
+            updates[marker.name] = call
 
         tracing = thread_state.ActiveStep(
             training=kind in TRAINING,
@@ -235,13 +262,6 @@ def trace(
         )
     captures = [outside for outside, _ in graph.captures]
     return Trace(graph, captures, updates, graph.structured_outputs)
-
-
-def _add_update_marker(call: UpdateCall) -> str:
-    """Add an operation that marks an update; return its name."""
-    given = [t for gradient in call.grads for t in _components(gradient)]
-    operation = tf.raw_ops.IdentityN(input=given, name="update")[0].op
-    return operation.name
 
 
 def _components(gradient: Any) -> list[tf.Tensor]:

@@ -29,8 +29,6 @@ from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_HOST = "CPU:0"
-
 
 class LocalSGD:
     """The rounds of all optimizers, each of a fixed number of updates."""
@@ -129,9 +127,9 @@ class _Round:
 
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
         self._weights = list(weights)
-        self.updates = compat.hidden_variable(_HOST, 0, tf.int64)
+        self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
-        self.shares = compat.hidden_variable(_HOST, 0, tf.float64)
+        self.shares = compat.hidden_variable(0, tf.float64)
         self._anchors = [_zeros_like(value) for value in self._values()]
         self._momenta = [
             _zeros_like(value) for value in self._values() if momentum

@@ -37,7 +37,11 @@ from keras_towers.fit.weights.model_state import (
     optimizers_in,
     trained_by,
 )
-from keras_towers.fit.weights.tower_variables import copy_on_tower, is_copied
+from keras_towers.fit.weights.tower_variables import (
+    copy_on_tower,
+    is_copied,
+    native,
+)
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.sharded import UpdateShares
@@ -185,9 +189,7 @@ def as_one_device(
     device = None
     if trainable_variables:
         first = trainable_variables[0]
-        device = copy_on_tower(
-            getattr(first, "_value", first), tower or 0
-        ).device
+        device = copy_on_tower(native(first), tower or 0).device
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.single_device_mode())
         stack.enter_context(_updating.holding(True))

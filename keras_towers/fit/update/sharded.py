@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
@@ -29,6 +30,7 @@ from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import (
     copy_on_tower,
     is_copied,
+    native,
     overwrite,
     update_on,
 )
@@ -38,7 +40,6 @@ from keras_towers.transport.messages import buckets, send_packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_HOST = "CPU:0"
 # Ranks gather this many bytes at a time, which takes three times the memory.
 _GATHERED_BYTES = 64 * 2**20
 
@@ -113,7 +114,7 @@ class UpdateSharded(WeightUpdate):
         if self._shares_here is not None:
             remote = _slots_of_rule(optimizer)
         for slot, weight in slots_of(optimizer):
-            value = getattr(weight, "_value", weight)
+            value = native(weight)
             if value not in self._shares:
                 continue
             device = copy_on_tower(value).device
@@ -188,16 +189,16 @@ class UpdateSharded(WeightUpdate):
             )
         super().apply_in_replica(call)
 
-    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
         # The optimizer may have been built in this step.
         self.drop_remote_slots()
-        super()._update(call, tower_grads)
+        super()._apply_update(call, tower_grads)
 
     def _reduce(
         self, tower_grads: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
         sums = super()._reduce(tower_grads, variables)
-        values = [getattr(v, "_value", v) for v in variables]
+        values = list(map(native, variables))
         towers = map(self._shares.tower_of, values)
         here = [sums[tower][i] for i, tower in enumerate(towers)]
         return [self._over_ranks(here) if self.sums_at_weights else here]
@@ -284,7 +285,7 @@ class _RemoteSlot:
 
     def sent(self) -> tf.Tensor:
         """Return the value for a broadcast; a placeholder if it is absent."""
-        with tf.device(_HOST):
+        with tf.device(compat.HOST):
             if self.is_absent:
                 return tf.zeros(self.held.shape, self.held.dtype)
             return tf.identity(self.variable._value.read_value())
@@ -388,10 +389,12 @@ class UpdateShares:
 
     def slot_device(self, value: Any) -> str:
         """Return the device of a weight's slots, given the weight's value."""
-        return copy_on_tower(value).device if self._is_mine(value) else _HOST
+        return (
+            copy_on_tower(value).device if self._is_mine(value) else compat.HOST
+        )
 
     def _is_mine(self, weight: Any) -> bool:
-        value = getattr(weight, "_value", weight)
+        value = native(weight)
         return self.rank_of(value) == self._transport.rank
 
     def _apply_weight_decay(
@@ -419,7 +422,7 @@ class UpdateShares:
         # A rank takes part even in sums that only other ranks use.
         sums = tf.nest.flatten(list(gradients), expand_composites=True)
         with tf.control_dependencies(done_by_all(sums)):
-            self._exchange([getattr(w, "_value", w) for w in weights])
+            self._exchange(list(map(native, weights)))
 
     def _exchange(self, weights: Sequence[tf.Variable]) -> None:
         """Send the new values to all ranks."""

@@ -21,12 +21,12 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import marks
 from keras_towers.fit.contract import (
     TowerConfig,
     UpdateCall,
     check_equal_gradients,
 )
+from keras_towers.fit.step import marks
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.model_state import slots_of, trained_by
@@ -34,6 +34,7 @@ from keras_towers.fit.weights.tower_variables import (
     TowerVariables,
     copy_on_tower,
     copy_to_towers,
+    native,
 )
 from keras_towers.reduction import (
     Gradient,
@@ -170,7 +171,7 @@ class WeightUpdate:
         self.make_ready(call.optimizer, call.variables)
         if self.local_sgd is not None:
             self.local_sgd.begin_update(call.optimizer)
-        self._update(call, tower_grads)
+        self._apply_update(call, tower_grads)
         if self.local_sgd is not None:
             self.local_sgd.end_update(call.optimizer, self.order)
 
@@ -189,7 +190,7 @@ class WeightUpdate:
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
-    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
         """Update the weights, given K towers' summands of N gradients."""
         sums = self._sums(call, tower_grads)[0]
         marks.reached(0, "reduced", sums)
@@ -238,8 +239,7 @@ class WeightUpdate:
     ) -> list[list[Gradient]]:
         if self._reduction is not None:
             return self._reduction(tower_grads, self.config.devices)
-        values = (getattr(v, "_value", v) for v in variables)
-        targets = [copy_on_tower(value).device for value in values]
+        targets = [copy_on_tower(native(v)).device for v in variables]
         sums = sum_at_variables(tower_grads, self.config.devices, targets)
         return [sums for _ in self.config.devices]
 
@@ -258,7 +258,7 @@ class UpdateEach(WeightUpdate):
         for variable in (*trained_by(optimizer), *optimizer.variables):
             self.variables.place(variable)
 
-    def _update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
         for tower, sums in enumerate(self._sums(call, tower_grads)):
             marks.reached(tower, "reduced", sums)
             with marks.until(tower, "updated"):

@@ -187,6 +187,11 @@ def with_values(
 _UPDATED_ON = "keras_towers_updated_on"
 
 
+def native(variable: Any) -> Any:
+    """Return the ``tf.Variable`` of a Keras variable; others as they are."""
+    return getattr(variable, "_value", variable)
+
+
 def is_copied(variable: Any) -> bool:
     """Whether a ``tf.Variable`` has a copy on each tower."""
     return isinstance(variable, compat.DistributedVariable)
@@ -208,14 +213,14 @@ def copy_on_tower(variable: Any, tower: int | None = None) -> Any:
 
 def copies_of(variable: Any) -> list[Any]:
     """Return all copies of a variable of Keras or TensorFlow."""
-    native = getattr(variable, "_value", variable)
-    return list(native.values) if is_copied(native) else [native]
+    value = native(variable)
+    return list(value.values) if is_copied(value) else [value]
 
 
 def copy_to_towers(variables: Sequence[Any]) -> None:
     """Copy the updated copy of every variable to all other towers."""
     for variable in variables:
-        value = getattr(variable, "_value", variable)
+        value = native(variable)
         if not is_copied(value):
             continue
         newest = copy_on_tower(value)

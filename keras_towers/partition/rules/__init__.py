@@ -29,17 +29,9 @@ The file of an operation's rule, with some of TensorFlow's names:
   TensorListSetItem TensorListStack OptionalFromValue
 """
 
-from keras_towers.partition.rules import (  # noqa: F401
-    batched,
-    control_flow,
-    draws,
-    elementwise,
-    indexing,
-    lists,
-    loops,
-    ragged,
-    reductions,
-    row_numbers,
-    shapes,
-    slices,
-)
+import importlib
+import pkgutil
+
+# Each module registers its rules.
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

@@ -84,35 +84,32 @@ def test_tensors_with_other_numbers_of_rows_go_to_all_towers(
     )
 
 
-def test_other_rows_in_batches_of_towers_own_are_refused():
+EACH = {"batches": "each"}
+REFUSED = {
+    "other rows": (of_sizes(7, 14, False), EACH, r"x\[0\] has 7.*y has 14"),
+    # Each tower has one, and no rows to which it belongs.
+    "a number": (
+        with_a_table(static=False).map(lambda x, _: (x, 3.0)),
+        EACH,
+        "y of a batch has no rows",
+    ),
+    "later": (generated(5, 5, 5, 5, 3), {}, r"x\[0\] has 5.*y has 3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_parts_that_towers_cannot_divide_are_refused(case):
+    data, options, words = REFUSED[case]
     model = make()
     before = [weight.numpy() for weight in model.trainable_weights]
-    data = of_sizes(7, 14, static=False)
     with (
-        pytest.raises(kt.TowerError, match=r"x\[0\] has 7.*y has 14"),
-        kt.TowerStrategy(2, batches="each"),
+        pytest.raises(kt.TowerError, match=words),
+        kt.TowerStrategy(2, **options),
     ):
         model.fit(data, verbose=0)
-    assert_all_close(model.trainable_weights, before, 0)
-    model.fit(data, verbose=0)
-
-
-def test_a_number_in_batches_of_towers_own_is_refused():
-    """Each tower has one, and no rows to which it belongs."""
-    data = with_a_table(static=False).map(lambda x, _: (x, 3.0))
-    with (
-        pytest.raises(kt.TowerError, match="y of a batch has no rows"),
-        kt.TowerStrategy(2, batches="each"),
-    ):
-        make().fit(data, verbose=0)
-
-
-def test_rows_that_differ_after_the_first_steps_are_refused():
-    with (
-        pytest.raises(kt.TowerError, match=r"x\[0\] has 5.*y has 3"),
-        kt.TowerStrategy(2),
-    ):
-        make().fit(generated(5, 5, 5, 5, 3), verbose=0)
+    if case == "other rows":
+        assert_all_close(model.trainable_weights, before, 0)
+        model.fit(data, verbose=0)
 
 
 class OtherLengths(keras.Sequential):

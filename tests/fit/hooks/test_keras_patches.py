@@ -1,6 +1,7 @@
-"""Patches of Keras are undone, and affect nothing else."""
+"""Patches of Keras: what calls it trains on towers, and all are undone."""
 
 import contextlib
+import functools
 import sys
 import threading
 from unittest import mock
@@ -14,13 +15,18 @@ import keras_towers as kt
 from keras_towers.fit.context import patches
 from keras_towers.strategies import keras_distribution
 from tests.exactness import models as m
+from tests.fit.one_device import trained
 from tests.kit.compare import (
+    assert_close,
     assert_exact,
+    assert_same,
     assert_same_history,
     assert_same_model,
+    use_model,
 )
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import X, fit, linear
+from tests.kit.sampling import sample_of
+from tests.kit.training import X, Y, fit, linear
 
 
 def _everything() -> dict:
@@ -153,9 +159,9 @@ def test_another_thread_trains_as_plain_keras():
     assert_same_history(history, wanted, 1e-5)
     assert not has_strategy
     assert model.distribute_strategy is tf.distribute.get_strategy()
-    for trained in (model, on_towers):
-        assert_ordinary(trained)
-        assert_same_model(trained, reference, 1e-5)
+    for each in (model, on_towers):
+        assert_ordinary(each)
+        assert_same_model(each, reference, 1e-5)
 
 
 def test_another_thread_makes_an_optimizer_under_a_stock_strategy():
@@ -221,3 +227,150 @@ def test_own_optimizer_defined_inside():
     assert_exact(linear, act, kt.TowerStrategy(2))
     # It is an ordinary class again.
     assert defined[-1].apply.__code__.co_name == "apply"
+
+
+NAMES = ("fit", "evaluate", "predict")
+
+
+def wrap_class(monkeypatch):
+    """Wrap methods of all models, as libraries that log runs do."""
+    for name in NAMES:
+        original = getattr(keras.Model, name)
+
+        @functools.wraps(original)
+        def logged(model, *args, original=original, **kwargs):
+            return original(model, *args, **kwargs)
+
+        monkeypatch.setattr(keras.Model, name, logged, raising=False)
+
+
+def all_methods(model):
+    """Train on batches that do not split evenly; evaluate and predict."""
+    evaluated = {"validation_data": (X[:11], Y[:11]), "verbose": 0}
+    return [
+        model.fit(X, Y, batch_size=9, shuffle=False, **evaluated).history,
+        model.evaluate(X[:21], Y[:21], verbose=0),
+        model.predict(X[:21], verbose=0),
+    ]
+
+
+@functools.cache
+def on_one_device():
+    return use_model(functools.partial(linear, run_eagerly=True), all_methods)
+
+
+@pytest.mark.parametrize(
+    "when", sample_of(["before", "inside", "between"], part=3)
+)
+def test_a_library_that_wraps_all_models(when, monkeypatch):
+    wrapped = functools.partial(wrap_class, monkeypatch)
+
+    def act(model):
+        if when == "inside":
+            wrapped()
+        found = all_methods(model)
+        if when == "inside":
+            monkeypatch.undo()
+        return found
+
+    if when == "between":
+        with kt.TowerStrategy(2):
+            linear().predict(X, verbose=0)
+    wanted = on_one_device()
+    if when != "inside":
+        wrapped()
+    assert_same(use_model(linear, act, kt.TowerStrategy(2)), wanted)
+
+
+def test_methods_that_were_read_before_the_block():
+    def make():
+        model = linear()
+        model.taken = [getattr(model, n) for n in (*NAMES, "train_on_batch")]
+        return model
+
+    class Taken:
+        pass
+
+    def act(model):
+        taken = Taken()
+        taken.fit, taken.evaluate, taken.predict, train_on_batch = model.taken
+        return all_methods(taken), train_on_batch(X[:7], Y[:7])
+
+    assert_exact(make, act, kt.TowerStrategy(2))
+
+
+@pytest.fixture
+def as_before_the_import():
+    """Keras as it is before keras_towers is imported."""
+    keras_distribution.disconnect()
+    yield
+    keras_distribution.connect()
+
+
+def test_a_batch_method_that_was_read_before_the_block_is_refused(
+    as_before_the_import,
+):
+    model = linear()
+    before = model.get_weights()
+    for name in ("train", "test", "predict"):
+        taken = getattr(model, f"{name}_on_batch")
+        data = (X[:8],) if name == "predict" else (X[:8], Y[:8])
+        with (
+            kt.TowerStrategy(2),
+            pytest.raises(kt.TowerError, match="wrap it inside the block"),
+        ):
+            taken(*data)
+        np.testing.assert_equal(model.get_weights(), before)
+        assert_ordinary(model)
+
+
+@pytest.fixture
+def nothing_left():
+    """Variables made after the block know nothing of the strategy."""
+    yield
+    assert not tf.distribute.has_strategy()
+    for variable in (tf.Variable(1.0), keras.Variable(1.0).value):
+        assert not isinstance(variable, tf.distribute.DistributedValues)
+        assert not hasattr(variable, "_distributed_container")
+    assert not tf.compat.v1.get_default_graph()._distribution_strategy_stack
+
+
+def test_models_from_before_and_after_clear_session_train_exactly(
+    variables_on_towers, nothing_left
+):
+    outside, reference = linear(), trained(2)
+    losses = [trained(fits).history.history["loss"] for fits in (1, 2)]
+    with kt.TowerStrategy(2) as towers:
+        inside = linear()
+        for model in (outside, inside):
+            assert_close(fit(model)["loss"], losses[0])
+        for _ in range(2):
+            keras.utils.clear_session()
+            assert tf.distribute.get_strategy() is towers
+            assert tf.distribute.in_cross_replica_context()
+        after = linear()
+        for model in (outside, inside):
+            assert_close(fit(model)["loss"], losses[1])
+        for wanted in losses:
+            assert_close(fit(after)["loss"], wanted)
+        assert_close(
+            after.predict(X, verbose=0), reference.predict(X, verbose=0)
+        )
+    assert not variables_on_towers()
+    for model in (outside, inside, after):
+        assert_same_model(model, reference)
+        assert_ordinary(model, trains_on_towers=model is not outside)
+
+
+def test_clear_session_between_blocks(nothing_left):
+    """Also of one strategy; an error ends the block as ever."""
+    model = linear()
+    towers = kt.TowerStrategy(2)
+    for block in (towers, towers, kt.TowerStrategy(3)):
+        with pytest.raises(KeyError, match="mine"), block:
+            fit(model)
+            keras.utils.clear_session()
+            raise KeyError("mine")
+        keras.utils.clear_session()
+    assert_same_model(model, trained(3))
+    assert_ordinary(model)

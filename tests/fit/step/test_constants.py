@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from keras_towers.fit.step import constants
 from keras_towers.fit.step.constants import constants_of
-from keras_towers.fit.step.outside import outside_variables
 from keras_towers.fit.step.trace import trace
 
 pytestmark = pytest.mark.core
@@ -129,5 +128,5 @@ def test_what_only_a_summary_shows_may_differ(tmp_path, wrapped, written):
     assert constants_of(shown) == constants_of(without)
     used = {id(SCALE.handle), *([id(NUMBER.handle)] if written else ())}
     for found in shown, without:
-        outside = outside_variables(found, keras.Sequential())
+        outside = found.variables_outside(keras.Sequential())
         assert {id(handle) for handle in outside} == used

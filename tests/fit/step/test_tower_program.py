@@ -1,15 +1,22 @@
-"""Each level of a program is one function, which all towers call."""
+"""Levels of a program, functions that all towers call, and exchanges."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
-from keras_towers.fit.step.divided_batch import DividedBatch, layouts_of
 from keras_towers.fit.step.step_order import StepOrder
-from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.step.tower_program import (
+    DividedBatch,
+    TowerProgram,
+    exchange_tensors,
+    layouts_of,
+)
 from keras_towers.partition import partition_graph
+from keras_towers.partition.program import Exchange, Tensor
 from keras_towers.transport import SingleProcess
+from tests.reduction.ranks import on_ranks
 
 SPEC = tf.TensorSpec([None, 3])
 LAYOUTS = layouts_of(SPEC, [True])
@@ -35,13 +42,10 @@ def traced(program, devices):
         batch = batches.split(x, TOWERS)
         divided = DividedBatch(batch, SPEC, LAYOUTS, batch)
         common, parts = divided.values_of(program.inputs, True)
-        ready, alone = (
-            TowerProgram(program, "called", devices[0]),
-            SingleProcess(),
-        )
-        return ready.add_to_graph(
-            common, parts, devices[:TOWERS], alone, StepOrder(alone), None
-        )
+        alone, towers = SingleProcess(), devices[:TOWERS]
+        order = StepOrder(alone)
+        ready = TowerProgram(program, "called", towers, alone, order)
+        return ready.add_to_graph(common, parts, None)
 
     return run.get_concrete_function(SPEC).graph
 
@@ -69,3 +73,62 @@ def test_a_layout_that_contradicts_tensorflow_is_refused(devices, where):
     words = r"has the shape \(None, 3\) where the layout has \(5,\)"
     with pytest.raises(TowerError, match=words):
         traced(program, devices)
+
+
+def exchange_of(kind, dtype, rank, axis=0):
+    tensors = [
+        Tensor(
+            tf.as_dtype(dtype), tf.TensorShape([None] * rank), on_towers=True
+        )
+        for _ in range(2)
+    ]
+    return Exchange(kind, *tensors, axis)
+
+
+EXCHANGES = [
+    exchange_of("sum", "float32", 1),
+    exchange_of("gather", "float32", 2),
+    exchange_of("gather", "int32", 2, axis=1),
+    exchange_of("sum", "float32", 2),
+    exchange_of("before", "int64", 0),
+    exchange_of("first", "float32", 0),
+]
+
+
+def tensors_of_tower(k):
+    """The tensors of tower k, which has k rows."""
+    return [
+        tf.constant([1.0, k]),
+        tf.fill([k, 2], float(k)),
+        tf.fill([2, k], k),
+        tf.eye(2) * k,
+        tf.constant(k, tf.int64),
+        tf.constant(5.0),
+    ]
+
+
+@pytest.mark.parametrize("towers", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_exchanges_over_towers_and_ranks(towers, ranks):
+    total = towers * ranks
+
+    def run(transport):
+        first = transport.rank * towers
+        own = [tensors_of_tower(k) for k in range(first, first + towers)]
+        every = [list(column) for column in zip(*own, strict=True)]
+        return exchange_tensors(EXCHANGES, every, transport)
+
+    results, _ = on_ranks(ranks, run)
+    numbers = np.arange(total)
+    rows = np.repeat(numbers, numbers)
+    for rank, found in enumerate(results):
+        pair, gathered, columns, matrix, before, first = found
+        np.testing.assert_array_equal(pair, [total, numbers.sum()])
+        np.testing.assert_array_equal(gathered, np.stack([rows, rows], 1))
+        np.testing.assert_array_equal(columns, np.stack([rows, rows]))
+        np.testing.assert_array_equal(matrix, np.eye(2) * numbers.sum())
+        wanted = [
+            sum(range(k)) for k in range(rank * towers, (rank + 1) * towers)
+        ]
+        assert [int(b) for b in before] == wanted
+        assert float(first) == 5

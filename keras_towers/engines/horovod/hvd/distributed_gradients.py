@@ -490,9 +490,7 @@ class GradientReducer(Reducer):
     @functools.cached_property
     def _counts(self) -> tuple[tf.Variable, tf.Variable]:
         """How many reductions have begun, and how many have ended."""
-        begun, ended = (
-            compat.hidden_variable("CPU:0", 0, tf.int64) for _ in range(2)
-        )
+        begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:
             watch.counters.append(

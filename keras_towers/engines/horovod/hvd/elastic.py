@@ -33,7 +33,6 @@ from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
     ObjectState as ObjectState,
-    VariablesState,
     run as run,
 )
 from keras_towers.engines.horovod.hvd.operations import (
@@ -112,7 +111,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class TensorFlowState(VariablesState):
+class TensorFlowState(ObjectState):
     """Variables and objects that survive the loss of workers.
 
     Args:

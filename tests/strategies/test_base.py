@@ -1,4 +1,8 @@
-"""Bad input: one error that says what to do, and a model that is as before."""
+"""What every strategy does: says what runs, is copied, refuses bad input."""
+
+import copy
+import pydoc
+import re
 
 import keras
 import numpy as np
@@ -7,10 +11,98 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.training import compiled
+from tests.kit.compare import use_model
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import compiled, fit, linear
 from tests.strategies.before import Before
 
 X, Y = m.FEATURES, m.LABELS
+
+
+@pytest.mark.core
+def test_describe_says_what_runs_and_what_changes_results():
+    described = kt.TowerStrategy().describe()
+    assert described.startswith("TowerStrategy: 8 towers (/device:CPU:0 to")
+    for part in ("those of one device;", "updated on tower 0", "is split"):
+        assert part in described
+    assert "changes results" not in described
+    tower = kt.TowerStrategy(2, batch_norm="tower").describe()
+    assert 'batch_norm="tower" changes results' in tower
+    other = kt.TowerStrategy(2, average=False, batches="each")
+    for part in ("one device times 2", "every tower draws a whole batch"):
+        assert part in other.describe()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("towers", [["CPU:2"], ["CPU:5", "CPU:1"]])
+def test_one_tower_is_plain_keras(towers):
+    strategy = kt.TowerStrategy(towers)
+    alone = len(towers) == 1
+    seen = []
+
+    def act(model):
+        def look(batch, logs):
+            seen.append(tf.distribute.get_strategy() is strategy)
+
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        fit(model, callbacks=[watch])
+
+    # It is an ordinary model, with the same variables, afterwards.
+    use_model(linear, act, strategy)
+    assert set(seen) == {not alone}
+
+
+OURS = {
+    *("adopt", "average", "batches", "describe", "first_tower"),
+    *("is_chief", "local_rank", "local_size", "mode", "num_replicas"),
+    *("num_towers", "rank", "size", "sync_every_epoch", "updates"),
+    *("scale_gradient", "staleness"),
+}
+
+
+def test_public_names():
+    cls, theirs = kt.AsyncTowerStrategy, dir(tf.distribute.MirroredStrategy)
+    public = {n for n in dir(cls()) if not n.startswith("_")}
+    assert public.difference(theirs) == OURS
+    shown = pydoc.plain(pydoc.render_doc(cls))
+    shown = shown.partition("Methods defined here:")[2]
+    ours = shown.partition("inherited from tensorflow")[0]
+    members = set(re.findall(r"^ \|  (\w+)(?=\(|$| =)", ours, re.MULTILINE))
+    assert "describe" in members
+    # Python adds the last one where somebody has asked for it.
+    members -= public | set(theirs) | {"__annotations__"}
+    assert members == {"__enter__", "__exit__"}
+
+
+def test_what_is_copied_shares_its_strategy():
+    towers = kt.TowerStrategy(2)
+    for options in ({"strategy": towers}, [towers]):
+        (same,) = tf.nest.flatten(copy.deepcopy(options))
+        assert same is towers
+    with towers:
+        assert copy.deepcopy(towers) is towers
+        assert copy.copy(towers) is towers
+
+
+# Each keeps weights in its own way.
+@pytest.mark.parametrize(
+    "strategy", [kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy]
+)
+def test_what_is_copied_inside_is_on_no_towers(strategy):
+    model = linear()
+    with strategy(2) as towers:
+        towers.adopt(model)
+        copies = copy.deepcopy(model.weights)
+        other = copy.deepcopy(model)
+        copy.deepcopy(model.optimizer)
+    assert_ordinary(other, trains_on_towers=True)
+    for variable in copies:
+        assert isinstance(variable.value, tf.Variable)
+        assert not isinstance(variable.value, tf.distribute.DistributedValues)
+    for values in zip(
+        copies, model.get_weights(), other.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(values[1:], [values[0]] * 2)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from keras_towers.bench.comparison import COLUMNS, print_tables, summarize
 from keras_towers.bench.rows import ROWS, find_row
+from keras_towers.cli.bench import COLUMNS, print_tables, summarize
 from tests.bench.shared import samples_of
 
 pytestmark = pytest.mark.core

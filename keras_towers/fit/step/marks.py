@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.data.batches import tensors_in
 
 Point = Literal["begun", "computed", "reduced", "updated"]
 # In the order in which a step reaches them.
@@ -143,7 +144,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
         # arrives after the work is done.
         with tf.control_dependencies(ends), tf.device(device):
             later = tf.random.uniform([], seed=1)
-        seen = compat.hidden_variable(_host_of(device), 0.0)
+        seen = compat.hidden_variable(0.0, device=_host_of(device))
         ends = [seen.assign(later, read_value=False)]
     with tf.control_dependencies(ends):
         now = tf.timestamp()
@@ -187,7 +188,7 @@ def reached(tower: int, point: Point, ends: Any) -> None:
     """Mark that a tower reaches a point once some tensors are computed."""
     marks = _marks.get()
     if marks is not None:
-        marks.add(tower, point, _tensors(ends))
+        marks.add(tower, point, tensors_in(ends))
 
 
 @contextlib.contextmanager
@@ -200,11 +201,6 @@ def until(tower: int, point: Point) -> Iterator[None]:
     if marks is not None:
         made = graph.get_operations()[before:]
         marks.add(tower, point, [o for o in made if o.op_def.is_stateful])
-
-
-def _tensors(structure: Any) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
 def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
