@@ -14,8 +14,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
-from keras_towers.fit.contract import KerasCall, TowerConfig
-from keras_towers.fit.step.keras_function import TowerFunction
+from keras_towers.fit.contract import KerasCall, TowerConfig, TowerFunction
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
 
