@@ -140,10 +140,8 @@ def micro_batches_of(
     pieces: list[Any] = []
     for piece in batch.pieces:
         leaves = tf.nest.flatten(piece)
-        rows = next(
-            (x for x, divides in zip(leaves, divided, strict=True) if divides),
-            None,
-        )
+        pairs = zip(leaves, divided, strict=True)
+        rows = next((leaf for leaf, divides in pairs if divides), None)
         size = 1 if rows is None else batch_size_of(rows)
         pieces += _cut(piece, _starts(size, number), divided)
     return batch._replace(pieces=tuple(pieces))
