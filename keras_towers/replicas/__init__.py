@@ -10,6 +10,7 @@
 ``hogwild``          updates by each tower, without waiting for others
 ``tower_steps``      the training steps of towers
 ``tower_threads``    the threads that run them
+``staleness``        how many updates the steps of towers have missed
 ``async_calls``      calls of Keras's methods on these towers
 ===================  =========================================================
 

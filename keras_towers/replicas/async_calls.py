@@ -30,15 +30,12 @@ from keras_towers.replicas.replica_call import (
     refuse_eager,
 )
 from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
+from keras_towers.replicas.staleness import Staleness
 from keras_towers.replicas.tower_steps import (
     ReplicaSteps,
     TowerSteps,
 )
-from keras_towers.replicas.tower_threads import (
-    Staleness,
-    TowerThreads,
-    write_staleness,
-)
+from keras_towers.replicas.tower_threads import TowerThreads
 
 
 class AsyncCalls(TowerCalls):
@@ -136,7 +133,7 @@ class _ThreadedCall(ReplicaCall):
             if self.dropped is None:
                 add_summary_writer(
                     self.keras_call.arguments,
-                    lambda epoch: write_staleness(self._calls.staleness, epoch),
+                    lambda epoch: self._calls.staleness.write(epoch),
                 )
         with patches.patched_while_used(SHARED_STATE), super().installed():
             yield
@@ -211,7 +208,7 @@ class _ThreadedCall(ReplicaCall):
     def wait_for_steps(self, trains: bool) -> None:
         if self._threads is not None:
             # An evaluation must not cause an update of too few gradients.
-            self._threads.drain(whole=trains)
+            self._threads.drain(flush=trains)
 
     def end_threads(self) -> None:
         if self._threads is not None:

@@ -16,7 +16,7 @@ from keras_towers.replicas.replica_group import (
     ReplicaGroup,
 )
 
-NAME = "keras_towers-coordinator"
+THREAD_NAME = "keras_towers-coordinator"
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Coordinator(threading.Thread):
             send: sends an event to this thread from another one.
             limit_s: how many seconds another thread waits for this one.
         """
-        super().__init__(name=NAME, daemon=True)
+        super().__init__(name=THREAD_NAME, daemon=True)
         self._group = group
         self._aggregate = group.quorum.aggregate
         self._apply = apply

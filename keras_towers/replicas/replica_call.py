@@ -110,13 +110,13 @@ class TrainFunction(TowerFunction):
     """Passes the next batches of Keras's loop to the current call."""
 
     def __init__(self, call: ReplicaCall, steps: Any):
-        self._kind = type(call)
+        self._call_type = type(call)
         self.steps = steps
 
     def __call__(self, data: Any) -> Any:
         call = tower_call.current()
-        if not isinstance(call, self._kind):
-            raise TowerError(self._kind.refusal)
+        if not isinstance(call, self._call_type):
+            raise TowerError(self._call_type.refusal)
         return call.train(self.steps, data)
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import (
     MAX_GRADIENTS,
-    Accumulator,
+    DenseAccumulator,
     GradientSpec,
 )
 from keras_towers.replicas.named_resources import (
@@ -181,7 +181,7 @@ class ReplicaGroup:
         arrivals = GradientSpec(
             "arrivals", (quorum.replicas,), tf.float64, False, device
         )
-        self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
+        self._arrivals = DenseAccumulator(f"{name}/arrivals", arrivals, "SUM")
         # For each replica: the step of its gradients, how many it has pushed in
         # this fit, and how many of these before that step.
         replicas = range(quorum.replicas)

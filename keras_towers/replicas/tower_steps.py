@@ -109,8 +109,8 @@ class TowerSteps:
         """Wait, in a tower's thread, for its next batch; False at the end."""
         return True
 
-    def wait_for_updates(self, whole: bool) -> None:
-        """Wait for updates, when all batches have been trained on."""
+    def wait_for_updates(self, flush: bool) -> None:
+        """Wait for updates; if ``flush``, also of too few gradients."""
 
     def release_threads(self) -> None:
         """Release all waiting threads."""
@@ -205,10 +205,10 @@ class ReplicaSteps(TowerSteps):
         )
         return int(step) < END
 
-    def wait_for_updates(self, whole: bool) -> None:
+    def wait_for_updates(self, flush: bool) -> None:
         if self._coordinator is not None:
             self._coordinator.wait_until_handled(
-                ReplicaEvent.FLUSH if whole else ReplicaEvent.SYNC
+                ReplicaEvent.FLUSH if flush else ReplicaEvent.SYNC
             )
 
     def release_threads(self) -> None:

@@ -4,68 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
-import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.step.marks import StepRecorder
+from keras_towers.replicas.staleness import Staleness
 from keras_towers.replicas.tower_steps import Step, TowerSteps
 
-
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The staleness of the steps of one epoch, in updates.
-
-    Attributes:
-        histogram: number of steps, by staleness.
-
-    Example:
-        >>> with keras_towers.AsyncTowerStrategy(4) as strategy:
-        ...     model.fit(x, y)
-        >>> strategy.staleness.mean
-        2.9
-    """
-
-    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return sum(self.histogram.values())
-
-    @property
-    def mean(self) -> float:
-        """Mean staleness; 0 without steps."""
-        total = sum(value * count for value, count in self.histogram.items())
-        return total / max(self.steps, 1)
-
-    @property
-    def max(self) -> int:
-        """Maximum staleness; 0 without steps."""
-        return max(self.histogram, default=0)
-
-    def __str__(self) -> str:
-        return f"mean {self.mean:.2f}, max {self.max} over {self.steps} steps"
-
-
-def write_staleness(staleness: Staleness, epoch: int) -> None:
-    """Write mean, maximum and histogram of an epoch to TensorBoard."""
-    if not staleness.steps:
-        return
-    values = np.repeat(
-        list(staleness.histogram), list(staleness.histogram.values())
-    )
-    tf.summary.scalar("epoch_staleness_mean", staleness.mean, step=epoch)
-    tf.summary.scalar("epoch_staleness_max", staleness.max, step=epoch)
-    tf.summary.histogram("staleness", values, step=epoch)
-
-
-NAME = "keras_towers-async"
+THREAD_NAME_PREFIX = "keras_towers-async"
 
 
 class TowerThreads:
@@ -103,28 +51,33 @@ class TowerThreads:
         self._busy: set[int] = set()
         self._ended_steps = 0
         # The number of steps, by how many updates of other towers they missed.
-        self._missed: collections.Counter[int] = collections.Counter()
+        self._staleness: collections.Counter[int] = collections.Counter()
         self._error: BaseException | None = None
         self._closed = False
         self._hangs = False
         self._threads: list[threading.Thread] = []
 
-    def submit(self, traced: Sequence[Step], batch: Any) -> None:
+    def submit(self, steps: Sequence[Step], batch: Any) -> None:
         """Queue a batch for the next idle tower; wait while it is full."""
         with self._changed:
             self._wait(lambda: len(self._waiting) < self._towers)
-            self._waiting.append((traced, batch))
+            self._waiting.append((steps, batch))
             self._changed.notify_all()
         if not self._threads:
             self._start()
 
-    def drain(self, whole: bool = True) -> None:
-        """Wait until all submitted batches are done."""
+    def drain(self, flush: bool = True) -> None:
+        """Wait until all submitted batches are done.
+
+        Args:
+            flush: whether gradients that are too few for an update of replicas
+                are applied, too.
+        """
         with self._changed:
             self._wait(lambda: not self._busy and not self._waiting)
-        self._steps.wait_for_updates(whole)
+        self._steps.wait_for_updates(flush)
         with self._changed:
-            self._wait(lambda: True)
+            self._raise_error()
 
     def wait_for_a_step(self) -> None:
         """Wait until at least one step has ended."""
@@ -136,26 +89,30 @@ class TowerThreads:
         while self._error is None and not ready():
             ended = self._ended_steps
 
-            def moves(ended: int = ended) -> bool:
+            def has_progressed(ended: int = ended) -> bool:
                 failed = self._error is not None
                 return failed or ready() or self._ended_steps != ended
 
-            if not self._changed.wait_for(moves, self._stall_shutdown_s):
+            limit_s = self._stall_shutdown_s
+            if not self._changed.wait_for(has_progressed, limit_s):
                 self._hangs = True
                 raise TowerError(
-                    f"no step has finished for {self._stall_shutdown_s:g} s: "
+                    f"no step has finished for {limit_s:g} s: "
                     f"replicas {sorted(self._busy)} of {self._towers} are "
                     "running one. A device hangs, or a step is very slow: "
                     "raise stall_shutdown_s to wait longer."
                 )
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     def take_staleness(self) -> Staleness:
         """Return the staleness recorded since the last call."""
         with self._changed:
-            missed, self._missed = self._missed, collections.Counter()
-        return Staleness(dict(sorted(missed.items())))
+            found, self._staleness = self._staleness, collections.Counter()
+        return Staleness(dict(sorted(found.items())))
 
     def close(self) -> None:
         """End the threads once all batches are done or dropped by an error."""
@@ -180,7 +137,7 @@ class TowerThreads:
             threading.Thread(
                 target=self._run,
                 args=(index,),
-                name=f"{NAME}-{index}",
+                name=f"{THREAD_NAME_PREFIX}-{index}",
                 daemon=True,
             )
             for index in range(self._towers)
@@ -207,7 +164,7 @@ class TowerThreads:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return False
-            traced, batch = self._waiting.popleft()
+            steps, batch = self._waiting.popleft()
             self._busy.add(index)
             read = self._ended_steps
             self._changed.notify_all()
@@ -215,9 +172,9 @@ class TowerThreads:
         if self._recorder is not None:
             span = self._recorder.span(index)
         with span:
-            result = traced[index](batch)
+            result = steps[index](batch)
         with self._changed:
-            self._missed[self._ended_steps - read] += 1
+            self._staleness[self._ended_steps - read] += 1
             self._ended_steps += 1
             self.latest = result
             self._busy.discard(index)
