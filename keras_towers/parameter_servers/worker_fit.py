@@ -37,7 +37,7 @@ from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, seed_of_replica
-from keras_towers.replicas.replica_call import (
+from keras_towers.replicas.replica_calls import (
     DroppedGradients,
     OneFitPerModel,
     ReplicaCall,
