@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -480,9 +479,3 @@ def stacked_layout(element: Any) -> Any:
 def may_hold_rows(size: Any, layout: Sharded) -> bool:
     """Whether a size of a declared shape admits rows."""
     return size is not UNKNOWN and size in (-1, layout.size)
-
-
-def is_small(shape: tf.TensorShape) -> bool:
-    """Whether a tensor is too small to be worth an exchange."""
-    size = shape.num_elements()
-    return size is not None and size <= LARGEST

@@ -19,6 +19,7 @@ from keras_towers.partition.layouts import (
     RowNumbers,
     Value,
     Values,
+    known_axes,
     local_shape,
     require,
     required,
@@ -28,10 +29,7 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, notes, rule
 from keras_towers.partition.rules.ragged import repeat_rows
-from keras_towers.partition.rules.reductions import (
-    known_axes,
-    reduce_over_towers,
-)
+from keras_towers.partition.rules.reductions import reduce_over_towers
 from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
 
 # ---- local row numbers -------------------------------------------------------

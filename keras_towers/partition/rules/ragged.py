@@ -15,13 +15,13 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    known_ints,
     require,
     required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
-from keras_towers.partition.rules.reductions import known_ints
 from keras_towers.partition.rules.row_numbers import skip_reshapes
 
 

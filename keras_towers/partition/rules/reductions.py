@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.division import Factors, NewAxis, along_axes
@@ -15,37 +14,15 @@ from keras_towers.partition.layouts import (
     Shape,
     Value,
     Values,
+    known_axes,
     require,
-    required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, rule, shape_of
-from keras_towers.partition.sizes import UNKNOWN, Size
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 _COPIES = ("Identity", "StopGradient", "Snapshot")
-
-
-def known_ints(value: Value) -> list[int]:
-    """Return the entries of a vector or number as ints.
-
-    Raises:
-        NotDivided: an entry is unknown or symbolic.
-    """
-    entries = list(np.ravel(required(value.known)))
-    require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
-    return [int(entry) for entry in entries]
-
-
-def known_axes(value: Value, rank: int) -> list[int]:
-    """Return the axes that a value names, sorted, and none negative.
-
-    Raises:
-        NotDivided: they are unknown, or the reduced value has no axes.
-    """
-    require(rank)
-    return sorted({axis % rank for axis in known_ints(value)})
 
 
 @axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")

@@ -18,13 +18,13 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    known_ints,
     require,
     static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
-from keras_towers.partition.rules.reductions import known_ints
 
 # Moves that leave out no row number, or all.
 _WHOLE_MOVES = (

@@ -18,6 +18,8 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    known_axes,
+    known_ints,
     require,
     sizes_of,
 )
@@ -30,7 +32,6 @@ from keras_towers.partition.registry import (
     rule,
     shape_of,
 )
-from keras_towers.partition.rules.reductions import known_axes, known_ints
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 
