@@ -56,26 +56,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     require(layout.axis in reduced)
     along = partitioner.constant(reduced, node.dtype(1))
     (own,) = node.copy([rows, along])
-    return [reduce_over_towers(partitioner, node.type, own)]
-
-
-def reduce_over_towers(
-    partitioner: Partitioner, kind: str, own: Tensor
-) -> Value:
-    """Reduce the results of all towers to one.
-
-    Without rows, a tower's own result is the neutral element.
-
-    Args:
-        partitioner: the partitioner of the program.
-        kind: the type of the reduction, such as ``Max``.
-        own: the result of each tower for its own rows.
-    """
-    require(own.shape.rank is not None)
-    own_row = partitioner.op("ExpandDims", [own, 0], [1, *own.shape])
-    results = partitioner.exchange("gather", own_row)
-    whole = partitioner.op(kind, [results, [0]], own.shape, keep_dims=False)
-    return Value(REPLICATED, whole=whole)
+    return [partitioner.reduce_over_towers(node.type, own)]
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")
