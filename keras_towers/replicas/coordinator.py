@@ -153,7 +153,7 @@ class Coordinator(threading.Thread):
         """Called first in this thread."""
 
     def _end(self) -> None:
-        # They hold the model.
+        # Both functions hold the model.
         del self._apply, self._on_failure
 
     def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
@@ -164,7 +164,7 @@ class Coordinator(threading.Thread):
             replica.arrived += int(step >= self._step)
         elif event is ReplicaEvent.RETURNED:
             replica.is_lost = False
-            # It may have died before it could send an arrival.
+            # The replica may have died before it sent an arrival.
             replica.pushed = max(replica.pushed, replica.used)
         elif event is ReplicaEvent.LOST:
             replica.is_lost = not replica.has_left

@@ -244,7 +244,7 @@ class ReplicaGroup:
         with tf.device(self._device):
             due = self._local[replica].read_value()
             if quota == 1:
-                # It may not have pushed its gradient yet.
+                # The replica may not have pushed its gradient yet.
                 due += 1
             else:
                 pushed = self.read_pushed(replica)
@@ -391,10 +391,10 @@ class ReplicaGroup:
             with tf.device(self._device):
                 pushed = self._pushed[replica].read_value()
                 if self.quorum.shared:
-                    # It has lost the token that it had.
+                    # The replica has lost the token that it had.
                     self._steps[0].put(self.step.read_value())
                 else:
-                    # It has to begin this step's first gradient again.
+                    # The first gradient of the step is begun again.
                     again = tf.equal(pushed, self._before[replica].read_value())
                     self._local[replica].assign_sub(tf.cast(again, tf.int64))
                 return tf.identity(pushed)

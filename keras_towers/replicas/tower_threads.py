@@ -349,7 +349,7 @@ class TowerThreads:
                 # A thread that hangs never ends.
                 thread.join(0 if self._hangs and index in self._busy else None)
         self._threads.clear()
-        # Its traceback holds all objects of the fit call.
+        # The error's traceback holds all objects of the fit call.
         self._error = None
 
     def _start(self) -> None:
