@@ -142,8 +142,7 @@ def _layers(model: keras.Model) -> str:
         if not isinstance(layer, keras.Model)
     ]
     text = "\n".join(map(_describe, layers))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{len(layers)}, of digest {digest}"
+    return f"{len(layers)}, of digest {_digest(text.encode())}"
 
 
 def describe_setting(value: Any) -> str:
@@ -152,8 +151,11 @@ def describe_setting(value: Any) -> str:
     text = _describe(value)
     if len(text) <= _SHOWN_CHARACTERS:
         return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{text[:_SHOWN_CHARACTERS]}... ({digest})"
+    return f"{text[:_SHOWN_CHARACTERS]}... ({_digest(text.encode())})"
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()[:8]
 
 
 def _describe(value: Any) -> str:
@@ -162,8 +164,8 @@ def _describe(value: Any) -> str:
     if isinstance(value, np.generic | np.ndarray):
         if value.size == 1:
             return repr(value.item())
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes())
-        return f"{value.shape} {value.dtype} {digest.hexdigest()[:8]}"
+        digest = _digest(np.ascontiguousarray(value).tobytes())
+        return f"{value.shape} {value.dtype} {digest}"
     if isinstance(value, Mapping):
         items = {str(k): v for k, v in value.items() if k not in _PER_RANK}
         pairs = (f"{key}={_describe(items[key])}" for key in sorted(items))
@@ -192,7 +194,7 @@ def _function(function: Any) -> str:
     # All lambdas have the same name: compare their code.
     constants = [c for c in code.co_consts if isinstance(c, str | float | int)]
     parts = code.co_code.hex(), code.co_names, constants
-    return f"{name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+    return f"{name} {_digest(repr(parts).encode())}"
 
 
 _SHOWN_VARIABLES = 5
@@ -217,9 +219,7 @@ def compare_variables(
         TowerError: their names, shapes or dtypes differ, or only some ranks
             could build the model.
     """
-    failure = ""
-    if build_error is not None:
-        failure = error_notes.shorten(build_error)
+    failure = "" if build_error is None else error_notes.shorten(build_error)
     described = [
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables

@@ -101,7 +101,13 @@ def launch(
         )
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as name:
         folder = Path(name)
-        _send(folder, fn, args, kwargs or {})
+        (folder / _PATH).write_bytes(pickle.dumps(sys.path))
+        _dump(
+            (fn, tuple(args), dict(kwargs or {})),
+            folder / _CALL,
+            f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: "
+            "create what cannot be pickled inside the function",
+        )
         outcome = run_job(
             Job(
                 command=[sys.executable, "-P", "-c", _RANK_PROGRAM, name],
@@ -117,22 +123,12 @@ def launch(
         return _result(folder / _RESULT)
 
 
-def _send(
-    folder: Path,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> None:
+def _dump(value: object, path: Path, problem: str) -> None:
+    """Pickle a value into a file; ``problem`` begins the error if it cannot."""
     try:
-        data = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+        path.write_bytes(cloudpickle.dumps(value))
     except Exception as error:
-        raise TowerError(
-            f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks, "
-            f"because it uses an object that cannot be pickled ({error}): "
-            "create that object inside the function."
-        ) from error
-    (folder / _PATH).write_bytes(pickle.dumps(sys.path))
-    (folder / _CALL).write_bytes(data)
+        raise TowerError(f"{problem} ({error}).") from error
 
 
 def call_as_rank(folder_name: str) -> None:
@@ -143,7 +139,13 @@ def call_as_rank(folder_name: str) -> None:
         function, args, kwargs = pickle.loads((folder / _CALL).read_bytes())
         result = function(*args, **kwargs)
         if rank == 0:
-            _write_result(result, folder / _RESULT)
+            _dump(
+                result,
+                folder / _RESULT,
+                f"the function returned a {type(result).__name__}, which "
+                "cannot be pickled: return numbers, arrays, weights or a Keras "
+                "model",
+            )
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else 1
         if code == EXIT_AGAIN:
@@ -151,7 +153,7 @@ def call_as_rank(folder_name: str) -> None:
         if not code:
             # sys.exit() without an error: nothing to return.
             if rank == 0:
-                _write_result(None, folder / _RESULT)
+                _dump(None, folder / _RESULT, "")
             return
         trace = error.__traceback__
         # Drop the frame of this function unless it is the only one.
@@ -160,18 +162,6 @@ def call_as_rank(folder_name: str) -> None:
         (folder / _ERROR.format(rank)).write_text(text, encoding="utf-8")
         sys.stderr.write(text)
         sys.exit(1)
-
-
-def _write_result(result: object, path: Path) -> None:
-    try:
-        data = cloudpickle.dumps(result)
-    except Exception as error:
-        raise TowerError(
-            "the function returned a value that cannot be pickled, "
-            f"{type(result).__name__}: return numbers, arrays, weights or a "
-            "Keras model."
-        ) from error
-    path.write_bytes(data)
 
 
 def _check(outcome: Outcome, folder: Path) -> None:

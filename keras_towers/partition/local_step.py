@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import (
     Exchange,
+    Inputs,
     Operation,
     Program,
     Tensor,
@@ -30,12 +31,9 @@ class LocalStep:
     """The step of one process.
 
     Attributes:
-        program: the program. Its ``start``, ``total`` and ``is_first`` refer to
-            the process's own rows.
-        start: for each tower, the number of examples of all earlier towers of
-            all processes.
-        total: the number of examples of all processes.
-        is_first: for each tower, whether it is the first of all processes.
+        program: the program. Its inputs refer to the process's own rows.
+        of_all: its inputs, whose ``start``, ``total`` and ``is_first`` refer to
+            the rows of all processes.
         has_rows: whether the process has any rows.
         parts: the names of the updates whose gradients are terms of the global
             gradient. The remaining ones have the gradients of the process's own
@@ -43,9 +41,7 @@ class LocalStep:
     """
 
     program: Program
-    start: Tensor
-    total: Tensor
-    is_first: Tensor
+    of_all: Inputs
     has_rows: Tensor
     parts: frozenset[str]
 
@@ -53,13 +49,19 @@ class LocalStep:
 def to_local_step(program: Program) -> LocalStep:
     """Convert a program to the step of one process."""
     given = program.inputs
-    start, total, is_first = (
-        Tensor(t.dtype, t.shape, t.on_towers)
-        for t in (given.start, given.total, given.is_first)
+    of_all = dataclasses.replace(
+        given,
+        start=dataclasses.replace(given.start),
+        total=dataclasses.replace(given.total),
+        is_first=dataclasses.replace(given.is_first),
     )
     has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
     # Tensors of the global batch, by their counterparts of the local one.
-    whole = {given.start: start, given.total: total, given.is_first: is_first}
+    whole = {
+        given.start: of_all.start,
+        given.total: of_all.total,
+        given.is_first: of_all.is_first,
+    }
     by_result = {e.result: e for e in program.exchanges}
     exchanges = list(program.exchanges)
     # Tensors that depend on rows, and tensors that need all processes' rows.
@@ -119,7 +121,7 @@ def to_local_step(program: Program) -> LocalStep:
     of_process = dataclasses.replace(
         program, operations=left, exchanges=needed_exchanges, updates=updates
     )
-    return LocalStep(of_process, start, total, is_first, has_rows, parts)
+    return LocalStep(of_process, of_all, has_rows, parts)
 
 
 def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:

@@ -119,9 +119,8 @@ class StoreClient(Store):
     ) -> bytes | None:
         """Read the bytes of a key; ``hold_s=None`` waits without a limit."""
         body = str(hold_s).encode() if hold_s else b""
-        limit_s = None if hold_s is None else settings.STORE_ANSWER_S + hold_s
         try:
-            return self._request("GET", scope, key, body, limit_s)
+            return self._request("GET", scope, key, body, hold_s)
         except urllib.error.HTTPError as error:
             if error.code != _NOT_FOUND:
                 raise
@@ -153,9 +152,10 @@ class StoreClient(Store):
         scope: str,
         key: str,
         body: bytes,
-        limit_s: float | None = settings.STORE_ANSWER_S,
+        hold_s: float | None = 0,
     ) -> bytes:
         path = f"/{scope}/{key}"
+        limit_s = None if hold_s is None else settings.STORE_ANSWER_S + hold_s
         request = urllib.request.Request(
             self._url + path,
             body or None,

@@ -126,20 +126,6 @@ class Queue:
             )
 
 
-class Queues(dict[Any, Queue]):
-    """Queues of integers on one device, by key; made when first used."""
-
-    def __init__(self, name: str, device: str):
-        super().__init__()
-        self._name = name
-        self._device = device
-
-    def __missing__(self, key: Any) -> Queue:
-        name = f"{self._name}/{key}"
-        self[key] = Queue(name, self._device)
-        return self[key]
-
-
 def variable(
     name: str, device: str, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:

@@ -18,7 +18,6 @@ from keras_towers.replicas.accumulators import (
 )
 from keras_towers.replicas.named_resources import (
     Queue,
-    Queues,
     TracedCalls,
     run_flat,
     variable,
@@ -176,7 +175,7 @@ class ReplicaGroup:
             for index in range(1 if quorum.shared else quorum.replicas)
         ]
         # For each replica and part of the weights, the step that may read it.
-        self._parts = Queues(f"{name}/parts", device)
+        self._parts: dict[tuple[int, int], Queue] = {}
         self._events = Queue(f"{name}/events", device, 3)
         # Part of every average: the replicas that have pushed all gradients.
         arrivals = GradientSpec(
@@ -232,7 +231,13 @@ class ReplicaGroup:
 
     def wait_for_part(self, replica: int, part: int) -> tf.Tensor:
         """Wait for a part of the next step's weights."""
-        return self._wait_in(self._parts[f"{replica}/{part}"], replica)
+        return self._wait_in(self._part(replica, part), replica)
+
+    def _part(self, replica: int, part: int) -> Queue:
+        if (replica, part) not in self._parts:
+            name = f"{self._name}/part_{part}_{replica}"
+            self._parts[replica, part] = Queue(name, self._device)
+        return self._parts[replica, part]
 
     def _wait_in(self, queue: Queue, replica: int) -> tf.Tensor:
         quota = self.quorum.quotas[replica]
@@ -324,7 +329,7 @@ class ReplicaGroup:
         with tf.device(self._device):
             step = self.step.read_value() + 1
             for replica in range(self.quorum.replicas):
-                self._parts[f"{replica}/{part}"].put(step)
+                self._part(replica, part).put(step)
 
     def _put(self, event: ReplicaEvent, replica: int, step: tf.Tensor) -> Any:
         with tf.device(self._device):
@@ -344,8 +349,7 @@ class ReplicaGroup:
 
     def send_end(self, replica: int) -> None:
         """End a replica, which leaves the weights as they are."""
-        named = self._parts.items()
-        own = [part for key, part in named if key.startswith(f"{replica}/")]
+        own = [q for (owner, _), q in self._parts.items() if owner == replica]
 
         def body() -> None:
             with tf.device(self._device):
@@ -382,18 +386,19 @@ class ReplicaGroup:
         Returns:
             How many gradients it has pushed in this ``fit``.
         """
-        (pushed,) = self.calls(("back", replica), lambda: self._go_on(replica))
+
+        def body() -> tf.Tensor:
+            with tf.device(self._device):
+                pushed = self._pushed[replica].read_value()
+                if self.quorum.shared:
+                    # It has lost the token that it had.
+                    self._steps[0].put(self.step.read_value())
+                else:
+                    # It has to begin this step's first gradient again.
+                    again = tf.equal(pushed, self._before[replica].read_value())
+                    self._local[replica].assign_sub(tf.cast(again, tf.int64))
+                return tf.identity(pushed)
+
+        (pushed,) = self.calls(("back", replica), body)
         self.send(ReplicaEvent.RETURNED, replica)
         return int(pushed)
-
-    def _go_on(self, replica: int) -> tf.Tensor:
-        with tf.device(self._device):
-            pushed = self._pushed[replica].read_value()
-            if self.quorum.shared:
-                # It has lost the token that it had.
-                self._steps[0].put(self.step.read_value())
-            else:
-                # It has to begin this step's first gradient again.
-                again = tf.equal(pushed, self._before[replica].read_value())
-                self._local[replica].assign_sub(tf.cast(again, tf.int64))
-            return tf.identity(pushed)

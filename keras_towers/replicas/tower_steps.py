@@ -109,10 +109,6 @@ class TowerSteps:
         """Wait, in a tower's thread, for its next batch; False at the end."""
         return True
 
-    def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
-        """Run a step of a tower in its thread."""
-        return step()
-
     def wait_for_updates(self, whole: bool) -> None:
         """Wait for updates, when all batches have been trained on."""
 
@@ -162,7 +158,12 @@ class ReplicaSteps(TowerSteps):
 
     def _run(self, tower: int, step: Step, batch: Any) -> Any:
         self._averages.begin_step()
-        logs = super()._run(tower, step, batch)
+        # Once more: since its turn the tower may have waited for a batch.
+        started = []
+        if not self._quorum.shared:
+            started.append(self._group.start_gradient(tower))
+        with tf.control_dependencies(started):
+            logs = super()._run(tower, step, batch)
         self._averages.end_step(tower)
         return logs
 
@@ -203,14 +204,6 @@ class ReplicaSteps(TowerSteps):
             ("wait", tower), lambda: self._group.wait_for_step(tower)
         )
         return int(step) < END
-
-    def run_on_tower(self, tower: int, step: Callable[[], Any]) -> Any:
-        if not self._quorum.shared:
-            # It may have waited for a batch since.
-            self._group.calls(
-                ("start", tower), lambda: self._group.start_gradient(tower)
-            )
-        return step()
 
     def wait_for_updates(self, whole: bool) -> None:
         if self._coordinator is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -216,8 +215,7 @@ class TowerThreads:
         if self._recorder is not None:
             span = self._recorder.span(index)
         with span:
-            step = functools.partial(traced[index], batch)
-            result = self._steps.run_on_tower(index, step)
+            result = traced[index](batch)
         with self._changed:
             self._missed[self._ended_steps - read] += 1
             self._ended_steps += 1

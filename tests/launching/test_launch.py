@@ -81,7 +81,7 @@ def test_ctrl_c_ends_the_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("unpicklable", "returned a value that cannot be pickled, lock"),
+        ("unpicklable", "returned a lock, which cannot be pickled"),
         ("killed", "was killed by SIGKILL"),
         ("early", "rank 0 ended before the function returned"),
         ("exit", "SystemExit: enough"),

@@ -74,9 +74,9 @@ def _on_processes(loss, variable=None, mirrored=False):
     @tf.function(autograph=False)
     def run(start, count, first):
         more = [
-            (mine.start, start),
-            (mine.total, len(X)),
-            (mine.is_first, first),
+            (mine.of_all.start, start),
+            (mine.of_all.total, len(X)),
+            (mine.of_all.is_first, first),
             (mine.has_rows, count > 0),
         ]
         parts = [[X[start : start + count]], [W], *([c] for c in captured)]

@@ -26,7 +26,6 @@ class Game:
 
     Attributes:
         group: as the chief sees it.
-        updates: the number of gradients in each update, unless it is early.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Game:
     ):
         self.name = f"tests/replicas_{next(_numbers)}"
         self.quorum = Quorum(replicas, aggregate, shared)
-        self.updates = []
+        self._updates = []
         self.errors = []
         self._early = early
         self._groups = [self.connect(replica) for replica in range(replicas)]
@@ -81,7 +80,7 @@ class Game:
         if self._early:
             return running
         (averaged,) = running.wait()
-        self.updates.append(int(sum(averaged)))
+        self._updates.append(int(sum(averaged)))
         return averaged
 
     def start(self, replica):
@@ -131,6 +130,11 @@ class Game:
     def settle(self):
         """Wait until all events so far are handled."""
         self.coordinator.wait_until_handled(ReplicaEvent.SYNC)
+
+    def updates(self):
+        """Return the number of gradients in each update that is not early."""
+        self.settle()
+        return self._updates
 
     def counts(self):
         """Return the counts after all events so far, and the last update."""

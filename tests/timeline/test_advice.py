@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers import timeline as timeline_lib
 from keras_towers.fit.step.graph_function import GraphFunction
-from keras_towers.timeline import phases
-from keras_towers.timeline.phases import advise
+from keras_towers.timeline import advise
 from tests.kit.traces import fit_with_timeline
 from tests.kit.training import STEPS, linear
 
@@ -90,7 +90,7 @@ def slow_tower(monkeypatch):
 
 def test_a_slow_tower_is_named(path, slow_tower, monkeypatch):
     # On a loaded machine callbacks, which do nothing, may take longer still.
-    monkeypatch.setattr(phases, "_STANDS_OUT", {"wait": 0.0})
+    monkeypatch.setattr(timeline_lib, "_STANDS_OUT", {"wait": 0.0})
     _, timeline, found = fit_with_timeline(path, linear(), epochs=2)
     # Of one of two towers.
     assert timeline.phases["compute"] > 100 / 2

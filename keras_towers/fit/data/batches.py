@@ -98,7 +98,7 @@ def split(
     replicas: int,
     first: int = 0,
     towers: int | None = None,
-    rows: RowCheck | None = None,
+    parts: DividedParts | None = None,
 ) -> TowerBatch:
     """Split a global batch into pieces whose sizes differ by at most one.
 
@@ -109,20 +109,19 @@ def split(
         replicas: the number of towers of all processes.
         first: the first tower to return a piece for.
         towers: number of pieces to return; None for all.
-        rows: knows which of its leaves are divided.
+        parts: knows which of its leaves are divided.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
     last = first + (replicas if towers is None else towers)
-    rows = rows or RowCheck()
+    divided = (parts or DividedParts()).divided_leaves(batch)
     size = batch_size_of(batch)
     if not isinstance(size, int):
-        checks = check_rows(batch, _SPLIT, rows.divided_leaves(batch))
-        with tf.control_dependencies(checks):
+        with tf.control_dependencies(check_rows(batch, _SPLIT, divided)):
             size = tf.cast(tf.identity(size), tf.int64)
     starts = _starts(size, replicas)[first : last + 1]
-    pieces = _cut(batch, starts, rows.divided_leaves(batch))
+    pieces = _cut(batch, starts, divided)
     return TowerBatch(pieces, size, starts[0])
 
 
@@ -269,16 +268,16 @@ def is_whole(batch: Any) -> bool:
 
 
 def as_tower_batch(
-    config: TowerConfig, batch: Any, rows: RowCheck
+    config: TowerConfig, batch: Any, parts: DividedParts | None = None
 ) -> TowerBatch:
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
     towers = config.num_towers
     if is_whole(batch):
         if config.options.batches == "split":
             return split(
-                batch, config.num_replicas, config.first_tower, towers, rows
+                batch, config.num_replicas, config.first_tower, towers, parts
             )
-        return split(batch, towers, rows=rows)._replace(total=(), start=())
+        return split(batch, towers, parts=parts)._replace(total=(), start=())
     is_own = config.options.batches == "each"
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
@@ -311,7 +310,7 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
-    pieces = as_tower_batch(config, batch, RowCheck()).pieces
+    pieces = as_tower_batch(config, batch).pieces
 
     def joined(*leaves: Any) -> Any:
         """Join the rows of the towers' tensors; take others once."""
@@ -358,7 +357,7 @@ def gather_batch(batch: Any, transport: Transport) -> Any:
     return whole
 
 
-class RowCheck:
+class DividedParts:
     """Knows which parts of a batch have a row for each example.
 
     Parts whose number of rows is known only at run time are assumed to have the

@@ -90,7 +90,7 @@ class _Saves:
 
     def __init__(self, rank: int, size: int, store: Store):
         self._rank = rank
-        self._others = set(range(1, size))
+        self._others = range(1, size)
         self._store = store
         self._counts: collections.Counter[str] = collections.Counter()
         # Ranks that do not save at a path where rank 0 does.
@@ -137,7 +137,7 @@ class _Saves:
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for ranks that may still be reading the previous file."""
         until = time.monotonic() + settings.SAVE_WAIT_S
-        for rank in sorted(self._others):
+        for rank in self._others:
             if (rank, path) in self._absent:
                 continue
             left_s = until - time.monotonic()

@@ -22,6 +22,7 @@ from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
 from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_agreement import ComparedStep
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import (
     DividedBatch,
@@ -67,7 +68,7 @@ class GlobalStep:
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
-        self.rows: data_lib.RowCheck = data_lib.RowCheck()
+        self.divided_parts: data_lib.DividedParts = data_lib.DividedParts()
         self.config: TowerConfig = config or update.config
         self.update = update
         number = self.config.options.micro_batches
@@ -193,7 +194,7 @@ class GlobalStep:
         ``batches.split`` cuts a whole batch into the towers' rows.
         """
         whole = data_lib.is_whole(data)
-        batch = data_lib.as_tower_batch(self.config, data, self.rows)
+        batch = data_lib.as_tower_batch(self.config, data, self.divided_parts)
         batch = self.order.begin_step(batch)
         fingerprint = None
         if self._shares_batches and whole:
@@ -201,7 +202,8 @@ class GlobalStep:
             batch = self.order.begin_after(check, batch)
             fingerprint = same_data.rounded_fingerprint(data)
         of_all, batch = self._count_examples(batch, kind)
-        has_rows = self.rows.divided_leaves(data if whole else batch.pieces[0])
+        example = data if whole else batch.pieces[0]
+        has_rows = self.divided_parts.divided_leaves(example)
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._sees_global_batch:
             spec = data_lib.spec_of(data)
@@ -354,15 +356,15 @@ class GlobalStep:
         ]
         outside = traced.variables_outside(model)
         variables = [_describe_variable(_capture(t)) for t in outside]
-        copies = self.update.variables.handles()
-        self.order.compare(
+        compared = ComparedStep(
             [*exchanges, *traced.describe_gradients(), *variables],
             constants_of(traced),
             divided.spec,
             divided.fingerprint,
-            [copies.get(id(handle), [handle]) for handle in outside],
-            self.config.devices,
         )
+        copies = self.update.variables.handles()
+        others = [copies.get(id(handle), [handle]) for handle in outside]
+        self.order.compare(compared, others, self.config.devices)
 
     @property
     def _has_workers(self) -> bool:

@@ -119,9 +119,7 @@ class KerasFunction(TowerFunction):
             int(count)
             for batch in batches
             for count in data_lib.counts_of(
-                data_lib.as_tower_batch(
-                    self._step.config, batch, data_lib.RowCheck()
-                )
+                data_lib.as_tower_batch(self._step.config, batch)
             )
         )
         if not is_first and rows <= self._largest:
@@ -138,7 +136,7 @@ class KerasFunction(TowerFunction):
         undivided: set[str] = set()
         for batch in batches:
             if data_lib.is_whole(batch):
-                undivided |= self._step.rows.see(batch)
+                undivided |= self._step.divided_parts.see(batch)
         if undivided <= self._undivided:
             return
         self._undivided |= undivided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +32,25 @@ _KEY = "kt.step"
 _END = -1
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparedStep:
+    """What the ranks compare of a step.
+
+    Attributes:
+        exchanged: describes what they exchange, in its order.
+        constants: its constants, which must be the same, too, on ranks that
+            have traced it for the same specs; None: they are not compared.
+        spec: the specs of the batch for which it was traced.
+        fingerprint: integers of the global batch, which differ by at most one
+            between ranks with the same batch; None: each has its own.
+    """
+
+    exchanged: Sequence[str]
+    constants: Constants | None = None
+    spec: Any = None
+    fingerprint: tf.Tensor | None = None
+
+
 class StepAgreement:
     """Checks that the ranks' steps match.
 
@@ -50,12 +70,7 @@ class StepAgreement:
         self._constants: dict[tuple[str, int], None] = {}
 
     def assert_same(
-        self,
-        described: Sequence[str],
-        after: Sequence[Any],
-        constants: Constants | None = None,
-        batch: Any = None,
-        data: tf.Tensor | None = None,
+        self, step: ComparedStep, after: Sequence[Any]
     ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
@@ -63,28 +78,22 @@ class StepAgreement:
         step then fails before any other collective has begun.
 
         Args:
-            described: what the ranks exchange, in its order.
+            step: what to compare.
             after: tensors for which the comparison waits.
-            constants: the constants of the step; None: they are not compared.
-            batch: the specs of the batch for which the step was traced.
-            data: integers of the global batch, which differ by at most one
-                between ranks with the same batch; None: each has its own.
         """
         # A step may do this for each of several optimizers.
-        key = next_key("gradients") if constants is None else _KEY
-        constants = constants or Constants()
+        key = next_key("gradients") if step.constants is None else _KEY
+        constants, data = step.constants or Constants(), step.fingerprint
         self._constants.update(dict.fromkeys(_numbered(constants.shown)))
-        if self._transport.size == 1:
-            return []
-        kinds = map(rank_checks.without_numbers, described)
+        kinds = map(rank_checks.without_numbers, step.exchanged)
         digest = zlib.crc32("\n".join(kinds).encode())
-        self._traced[digest] = list(described)
+        self._traced[digest] = list(step.exchanged)
         if tf.executing_eagerly():
             where = "compares the steps"
             if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
                 raise self.mismatch_error()
             return []
-        leaves = tf.nest.flatten(batch)
+        leaves = tf.nest.flatten(step.spec)
         shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
         shapes_digest = zlib.crc32(" ".join(shapes).encode())
         # At the end of the data there is no batch, and the step is cancelled.

@@ -209,16 +209,10 @@ def _once(program: Program) -> dict[str, float]:
     return {line: count / total for line, count in counts.items()}
 
 
-@functools.cache
-def _absolute(path: str) -> str:
-    """Return an absolute path; many operations come from the same files."""
-    return os.path.abspath(path)
-
-
 def line_of(operation: Any) -> str:
     """Return the innermost line of the user's code, or the operation's name."""
     for frame in reversed(list(operation.traceback)):
-        path = _absolute(frame.filename)
+        path = frame.filename
         if path == trace.__file__:
             break
         if _is_users(path):
@@ -229,6 +223,7 @@ def line_of(operation: Any) -> str:
 
 @functools.cache
 def _is_users(path: str) -> bool:
+    path = os.path.abspath(path)
     return not path.startswith(_LIBRARIES) and os.path.exists(path)
 
 

@@ -15,8 +15,7 @@ from keras_towers.fit.data.batches import (
     identity_of,
     tensors_in,
 )
-from keras_towers.fit.step.constants import Constants
-from keras_towers.fit.step.step_agreement import StepAgreement
+from keras_towers.fit.step.step_agreement import ComparedStep, StepAgreement
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
@@ -92,10 +91,7 @@ class StepOrder:
 
     def compare(
         self,
-        described: Sequence[str],
-        constants: Constants,
-        batch: Any,
-        data: tf.Tensor | None = None,
+        step: ComparedStep,
         others: Sequence[Sequence[Any]] = (),
         devices: Sequence[str] = (),
     ) -> None:
@@ -105,19 +101,12 @@ class StepOrder:
         variables outside of the model.
 
         Args:
-            described: what the ranks exchange, in its order.
-            constants: the constants of the step, which must be the same, too,
-                on ranks that have traced it for the same specs.
-            batch: the specs of the batch for which the step was traced.
-            data: integers of the global batch, which differ by at most one
-                between ranks with the same batch; None: each has its own.
+            step: what to compare.
             others: of each variable outside of the model, the handles of its
                 copies on K towers, or its only handle.
             devices: the K towers' devices.
         """
-        self._same_step = self.agreement.assert_same(
-            described, self._batch, constants, batch, data
-        )
+        self._same_step = self.agreement.assert_same(step, self._batch)
         if others:
             take_over = functools.partial(
                 self.agreement.take_over, others, devices
@@ -183,7 +172,8 @@ class StepOrder:
             return reduction(tower_grads)
         same_step = self._same_step
         if same_step is None:
-            same_step = self.agreement.assert_same(described, self._batch)
+            step = ComparedStep(described)
+            same_step = self.agreement.assert_same(step, self._batch)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))
 

@@ -103,7 +103,7 @@ class DividedBatch:
         counts = counts_of(self.batch)
 
         def add_position(
-            of: Inputs | LocalStep, batch: TowerBatch, has_first: bool
+            of: Inputs, batch: TowerBatch, has_first: bool
         ) -> None:
             """Add where each part begins in a batch, and its total."""
             shared[of.total] = tf.cast(batch.total, tf.int64)
@@ -115,7 +115,7 @@ class DividedBatch:
 
         add_position(inputs, self.batch, is_first)
         if local_step is not None:
-            add_position(local_step, self.of_all, is_first_of_all)
+            add_position(local_step.of_all, self.of_all, is_first_of_all)
             shared[local_step.has_rows] = shared[inputs.total] > 0
         return shared, parts
 

@@ -1,10 +1,15 @@
-"""Loops with one iteration for each example, against one device."""
+"""Loops on towers, also with one iteration for each example."""
+
+import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers.partition import partition_graph
+from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.partitioner import Partitioner
 from tests.kit.sampling import sample_of
 from tests.partition.kit import (
@@ -18,6 +23,280 @@ from tests.partition.kit import (
     sharded,
     with_gradients,
 )
+
+_check = functools.partial(check_divided, towers=FEW)
+
+
+# ---- all iterations ----------------------------------------------------------
+
+
+def _loop(times, each, start, **options):
+    """Go some rounds; return what has gone round but for the number."""
+
+    def round_(i, *state):
+        after = each(i, *state)
+        return i + 1, *(after if isinstance(after, tuple) else (after,))
+
+    found = tf.while_loop(
+        lambda i, *_: i < times, round_, (0, *start), **options
+    )
+    return found[1:]
+
+
+def _powers(x, w):
+    return _loop(3, lambda i, y: tf.tanh(y @ w) + x, (x,))
+
+
+def test_loops_carry_rows_and_their_gradients():
+    program = _check(_powers, sharded(-1, 2), replicated(2, 2))
+    assert exchange_counts(program) == {"gather": 1}
+    program = _check(with_gradients(_powers), sharded(-1, 2), replicated(2, 2))
+    assert exchange_counts(program) == {"gather": 2, "sum": 1}
+    assert program.levels == 1
+
+
+def test_loops_carry_second_derivatives():
+    def penalty(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(_powers(x, w))
+        return tape.gradient(y, x)
+
+    given = sharded(-1, 2), replicated(2, 2)
+    check_on_towers(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
+
+
+def test_loops_carry_other_axes_and_blocks_of_rows():
+    _check(with_gradients(_powers), sharded(2, -1, 2), replicated(2, 2, 2))
+    _check(with_gradients(_powers), sharded(-1, 2, rows=2), replicated(2, 2))
+    _check(_powers, sharded(-1, 2, blocks=2, rows=3), replicated(2, 2))
+
+
+def _zeros(x):
+    return tf.zeros((tf.shape(x)[0], 2))
+
+
+def _divided_by_the_number(x):
+    def each(i, y):
+        n = tf.cast(tf.shape(y)[0], tf.float32)
+        return y / n + tf.ones_like(y) * tf.cast(i, tf.float32)
+
+    return _loop(2, each, (x,))
+
+
+def _twice_as_late(x):
+    """The third loop variable becomes rows in the third iteration only."""
+    a = _zeros(x)
+    return _loop(
+        4, lambda i, a, b, c: (x + a, a + 1.0, b * 2.0), (a, a + 1.0, a + 2.0)
+    )
+
+
+def _wider(x):
+    shapes = tf.TensorShape([]), tf.TensorShape([None, None])
+    each = lambda i, y: tf.concat([y, x], 1)  # noqa: E731
+    return _loop(3, each, (x,), shape_invariants=shapes)
+
+
+def _noisy(x):
+    def each(i, y):
+        return y * tf.random.stateless_uniform((2,), tf.stack([i, 7]))
+
+    return _loop(3, each, (x,))
+
+
+def _of_loops(x, w):
+    """Loops within loops, of which the tape keeps lists of lists."""
+
+    def each(i, y):
+        (z,) = _loop(2, lambda j, z: tf.tanh(z @ w), (y,))
+        return tf.cond(i > 0, lambda: z * x, lambda: z + x)
+
+    return _loop(3, each, (x,))
+
+
+def _with_a_choice_of_sizes(x):
+    """Its inner results are the same for all towers, not its inputs."""
+
+    def each(i, y):
+        n = tf.cond(i > 1, lambda: tf.shape(x)[0], lambda: 0)
+        return y + tf.cast(n, tf.float32) * x
+
+    return _loop(3, each, (_zeros(x),))
+
+
+# Loop variables that change their layout: from replicated to sharded, ...
+_DIVIDED = {
+    "zeros": (
+        lambda x: _loop(3, lambda i, y: y + x, (_zeros(x),)),
+        sharded(-1, 2),
+    ),
+    "sums": (
+        lambda x, y: _loop(3, lambda i, s: s + tf.reduce_sum(x, 0), (y,)),
+        sharded(-1, 2),
+        replicated(2),
+    ),
+    "factors": (
+        lambda x, y: _loop(2, lambda i, z: z * tf.exp(y), (x,)),
+        sharded(-1, 2),
+        partial_sum(2),
+    ),
+    "late": (with_gradients(_twice_as_late), sharded(-1, 2)),
+    "wider": (_wider, sharded(-1, 2)),
+    "the number of examples": (_divided_by_the_number, sharded(-1, 2)),
+    "as often as there are examples": (
+        with_gradients(
+            lambda x: _loop(tf.shape(x)[0], lambda i, y: y * 0.5 + x, (x,))
+        ),
+        sharded(-1, 2),
+    ),
+    "no rounds": (
+        with_gradients(lambda x, n: _loop(n[0], lambda i, y: y + x, (x,))),
+        sharded(-1, 2),
+        replicated(1, dtype="int32", low=0, high=0),
+    ),
+    "draws": (_noisy, sharded(-1, 2)),
+    "a choice of sizes": (_with_a_choice_of_sizes, sharded(-1, 2)),
+    "loops": (with_gradients(_of_loops), sharded(-1, 2), replicated(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", _DIVIDED)
+def test_loops_are_divided(name):
+    function, *given = _DIVIDED[name]
+    program = _check(function, *given, tolerance=1e-4)
+    assert exchange_counts(program)["sum"] <= 1
+
+
+def _by_another_axis(x):
+    """The axis, which is a known number, is another one in later rounds."""
+
+    def each(i, axis, y):
+        return 1 - axis, y + tf.reduce_sum(y, axis, keepdims=True)
+
+    return _loop(2, each, (tf.constant(1), x))[1]
+
+
+def _longer(x):
+    shapes = tf.TensorShape([]), tf.TensorShape([None, 2])
+    each = lambda i, y: tf.concat([y, x], 0)  # noqa: E731
+    return _loop(3, each, (x,), shape_invariants=shapes)
+
+
+def _until_the_batch_is_small(x):
+    return tf.while_loop(
+        lambda y: tf.reduce_sum(tf.abs(y)) > 0.1, lambda y: (y / 2,), (x,)
+    )
+
+
+def _examples_mixed(x):
+    return _loop(2, lambda i, y: y - tf.reduce_mean(y, 0), (x,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_by_another_axis, _longer, _until_the_batch_is_small, _examples_mixed],
+)
+def test_loops_are_computed_once(function):
+    program = check_on_towers(function, sharded(-1, 2), towers=FEW)
+    assert "StatelessWhile" in computed_once(program)
+
+
+def _pairs(x, mask):
+    return tf.reshape(tf.boolean_mask(x, mask), [-1, 2])
+
+
+def _masked_in_a_loop(x):
+    mask = x[:, 0] > 0
+    each = lambda i, y: y + tf.reduce_sum(_pairs(x, mask))  # noqa: E731
+    return _loop(3, each, (0.0,)), _pairs(x, mask)
+
+
+def _masked_in_branches(x):
+    mask, way = x[:, 0] > 0, tf.reduce_sum(x) > 0
+    total = tf.cond(
+        way,
+        lambda: tf.reduce_sum(_pairs(x, mask)),
+        lambda: tf.reduce_sum(_pairs(-x, mask)),
+    )
+    return total, _pairs(x, mask)
+
+
+def _masked_by_branches(x):
+    mask, way = x[:, 0] > 0, tf.reduce_sum(x) > 0
+    kept = tf.cond(way, lambda: _pairs(x, mask), lambda: _pairs(-x, mask))
+    return 2 * kept, _pairs(x, mask)
+
+
+@pytest.mark.parametrize(
+    "function", [_masked_in_a_loop, _masked_in_branches, _masked_by_branches]
+)
+def test_a_function_counts_the_rows_that_it_finds(function):
+    check_on_towers(function, sharded(-1, 4), towers=FEW)
+
+
+def _scanned(x, w):
+    """States of all times, of time-major rows."""
+    steps = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
+    states = tf.TensorArray(tf.float32, tf.shape(x)[0])
+
+    def each(i, state, states):
+        state = tf.tanh(steps.read(i) @ w + state)
+        return state, states.write(i, state)
+
+    return _loop(tf.shape(x)[0], each, (tf.zeros_like(x[0]), states))[1].stack()
+
+
+def test_loops_carry_lists_of_rows():
+    program = _check(_scanned, sharded(3, -1, 2), replicated(2, 2))
+    assert exchange_counts(program) == {"gather": 1}
+    program = _check(
+        with_gradients(_scanned), sharded(3, -1, 2), replicated(2, 2)
+    )
+    assert exchange_counts(program) == {"gather": 2, "sum": 1}
+
+
+def test_gradients_of_a_list_that_all_have():
+    def weighted(x, v):
+        weights = tf.TensorArray(tf.float32, 3).unstack(v)
+        return _loop(3, lambda i, y: tf.tanh(y * weights.read(i)), (x,))
+
+    program = _check(with_gradients(weighted), sharded(-1, 2), replicated(3, 2))
+    assert exchange_counts(program) == {"gather": 2, "sum": 1}
+
+
+def test_a_loop_reads_between_the_writes_around_it():
+    graph = compat.FuncGraph("one_device")
+    with graph.as_default():
+        handle = tf.compat.v1.placeholder(tf.resource, ())
+        x = tf.compat.v1.placeholder(tf.float32, (None, 2))
+
+        def write(value):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+        def read():
+            found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+            return tf.ensure_shape(found, (2,))
+
+        write(tf.reduce_sum(x, 0))
+        (y,) = _loop(2, lambda i, y: y * read(), (x,))
+        write(tf.constant([1.0, 2.0]))
+        again = read()
+    graph.inputs = [handle, x]
+    program = partition_graph(graph, [REPLICATED, Sharded(0)], [y, again])
+    assert not computed_once(program)
+    first, last = [
+        o.level for o in program.operations if o.type == "AssignVariableOp"
+    ]
+    (loop,) = [o for o in program.operations if o.type == "While"]
+    (after,) = [o for o in program.operations if o.type == "ReadVariableOp"]
+    # Operations that are computed once come first in a level.
+    assert first <= loop.level < last <= after.level
+    assert loop.on_towers
+
+
+# ---- one iteration for each example ------------------------------------------
+
 
 _WHOLE = np.array([3], "int32")
 _FLOAT = {"element_shape": _WHOLE, "element_dtype": tf.float32}

@@ -1,16 +1,23 @@
-"""What a ``fit`` records on each rank, and the phases of its steps.
+"""A timeline of ``fit``: a trace, a table of phases, and a line of advice.
 
-Recordings of ranks are put on one clock. The phases are shown as a table, with
-a line of advice.
+Each rank records its steps. At the end of ``fit`` the recordings of all ranks
+are put on one clock, and written in the format of ``chrome://tracing`` and
+ui.perfetto.dev.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import logging
+import os
+import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -19,8 +26,24 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from keras_towers import compat
+from keras_towers.devices import short_name
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls.callback_effects import NEVER_STOPS
+from keras_towers.fit.calls.callback_roles import ObservesFit
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.step import marks
+from keras_towers.rendezvous import rank_checks
+from keras_towers.system import check_writable, make_writable
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+# Steps of an epoch between two reads of TensorFlow's queues of times.
+_READ_EVERY = 1000
+# The number of last steps that the table covers.
+_KEPT = 10_000
+# The row of a rank's loop; the rows of towers start at 1.
+_LOOP = 0
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2
 # The phases of a tower's step, in order.
@@ -76,6 +99,280 @@ class LoopClock(keras.callbacks.Callback):
         calls = np.array(self._calls, np.float64).reshape(-1, 4).T
         calls[3] = np.diff(calls[3], append=traces) > 0
         return calls
+
+
+class Timeline(ObservesFit):
+    """Measures where the time of ``fit`` goes, and says what to change.
+
+    When ``fit`` ends or fails, the callback writes a file that
+    https://ui.perfetto.dev and ``chrome://tracing`` show: each rank is a
+    process with one row for input and callbacks, and one row per tower. A
+    tower's step has these phases:
+
+    * compute: from the start of its part of the batch until all of its
+      gradients are computed;
+    * wait: until the last tower of all ranks has computed its gradients;
+    * reduction: until the gradients are summed. Sums that overlap with the
+      computation of gradients do not count;
+    * update: until the weights are updated, and copied to other towers. If one
+      tower updates them for all, only that tower has this phase.
+
+    A table of the phases is printed, with means and medians (a mean far above
+    the median comes from a few long steps), and, if a phase stands out, advice
+    on what to change first. Calls in which TensorFlow traced the step are left
+    out. Times are kept for the last 10,000 steps, or for ``steps`` if that is
+    more, so memory does not grow.
+
+    Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
+    step: each has its own steps in its row. ``fit`` traces its step again, and
+    so does the next ``fit``: an operation that draws without an explicit seed,
+    such as ``tf.random.normal``, restarts its stream.
+
+    On accelerators, where TensorFlow only queues work, a phase ends when a
+    value that was queued after it has reached the host. The operations that
+    take the times do not change the weights.
+
+    Args:
+        path: the file to write, for all ranks. If ``fit`` fails, or ranks have
+            no common step, each rank writes a separate file, such as
+            ``trace.rank1.json`` instead of ``trace.json``.
+        steps: the number of last steps to write.
+
+    Attributes:
+        phases: mean milliseconds of each phase of a step in the last ``fit``;
+            on rank 0.
+        advice: what to change first; empty if nothing stands out.
+
+    Raises:
+        TowerError: ``path`` is not a path, or ``steps`` is not positive; in
+            ``fit``: the file cannot be written when it begins, it runs outside
+            of a strategy's block, or TensorFlow's determinism is enabled, which
+            forbids reading the clock. A file that cannot be written when it
+            ends is a warning.
+
+    Example:
+        >>> with kt.TowerStrategy():
+        ...     model.fit(x, y, callbacks=[kt.Timeline("trace.json")])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], steps: int = 1000):
+        super().__init__()
+        if not isinstance(path, str | os.PathLike):
+            raise TowerError(f"path={path!r} is not allowed: give a path.")
+        if not isinstance(steps, int) or steps < 1:
+            raise TowerError(f"steps={steps!r} is not allowed: give 1 or more.")
+        self.path: Path = Path(path)
+        self.phases: dict[str, float] = {}
+        self.advice: str = ""
+        self.first: LoopClock = LoopClock()
+        self._written_steps = steps
+        self._recorder: marks.StepRecorder | None = None
+
+    @contextlib.contextmanager
+    def around(
+        self, model: keras.Model, config: TowerConfig | None, x: Any
+    ) -> Iterator[None]:
+        """Measure the ``fit`` in this block, and write the measurements."""
+        if compat.is_op_determinism_enabled():
+            raise TowerError(
+                "Timeline reads the clock within a step, which TensorFlow "
+                "refuses after enable_op_determinism(): measure without it."
+            )
+        rank = 0 if config is None else config.peers.rank
+        make_writable(
+            self.path.absolute().parent, "give Timeline another path."
+        )
+        check_writable(self._path_of(rank), "Timeline")
+        self.phases, self.advice = {}, ""
+        kept = max(self._written_steps, _KEPT)
+        self._recorder = marks.StepRecorder(model, kept)
+        self.first.restart(kept)
+        if config is not None:
+            # Trace the step with marks, and drop the marked trace afterwards.
+            model.train_function = None
+        try:
+            with marks.recording(self._recorder):
+                yield
+        except BaseException:
+            # Do not hide the error of fit.
+            with contextlib.suppress(Exception):
+                self._write(self._path_of(rank), [self._recording(config)])
+            raise
+        else:
+            self._report(model, config, self._recording(config))
+        finally:
+            self._recorder = None
+            if config is not None:
+                model.train_function = None
+
+    def _recording(self, config: TowerConfig | None) -> RankRecording:
+        """Collect the records of this rank."""
+        assert self._recorder is not None
+        stamps = self._recorder.read()
+        calls = self.first.calls(self._recorder.traces)
+        computed = stamps[..., marks.POINTS.index("computed")]
+        if np.isnan(computed).all() or not calls.size:
+            # The gradients of these steps do not pass the marks.
+            stamps = stamps[:0]
+        devices = [] if config is None else config.devices
+        return RankRecording(
+            0 if config is None else config.peers.rank,
+            platform.node(),
+            [short_name(device) for device in devices],
+            self._recorder.count - len(stamps),
+            stamps,
+            np.array(self._recorder.spans, np.float64).reshape(-1, 3),
+            calls,
+        )
+
+    def _path_of(self, rank: int) -> Path:
+        suffix = f".rank{rank}{self.path.suffix}"
+        return self.path.with_suffix(suffix) if rank else self.path
+
+    def _report(
+        self,
+        model: keras.Model,
+        config: TowerConfig | None,
+        here: RankRecording,
+    ) -> None:
+        """Combine the measurements of all ranks, on rank 0."""
+        ranks = [here]
+        # Ranks without a common step may come and go: nothing is gathered.
+        if config is not None and config.transport.size > 1:
+            where = "gathers the timelines of all ranks"
+            gathered = rank_checks.gather(config.transport, vars(here), where)
+            if here.rank > 0:
+                return
+            ranks = [RankRecording(**values) for values in gathered]
+        align_clocks(ranks)
+        self._write(self._path_of(here.rank), ranks)
+        phases, compute = compute_phases(ranks)
+        self.phases = {
+            name: 1e3 * float(seconds.mean())
+            for name, seconds in phases.items()
+        }
+        self.advice = advise(
+            self.phases, tower_names(ranks), compute, model.run_eagerly
+        )
+        title = f"fit of {model.name!r}, {self.path}"
+        print_table(Console(), title, phases, self.advice)
+
+    def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
+        try:
+            write_trace(path, ranks, self._written_steps)
+        except OSError as error:
+            logger.warning(
+                "Timeline can no longer write %r (%s): its measurements are "
+                "lost, except for the printed table. Training is not affected.",
+                str(path),
+                error.strerror or error,
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse a call that is not measured."""
+        if self._recorder is None:
+            raise TowerError(
+                "Timeline measures fit, not evaluate or predict, inside a "
+                "strategy's block, such as `with kt.TowerStrategy():`."
+            )
+
+    on_test_begin = on_predict_begin = on_train_begin
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Record that the train function is about to be called."""
+        assert self._recorder is not None
+        self.first.begin_call(self._recorder.traces)
+        if batch % _READ_EVERY == 0:
+            self._recorder.read()
+
+    setattr(on_train_batch_begin, NEVER_STOPS, True)
+
+
+def write_trace(path: Path, ranks: Sequence[RankRecording], last: int) -> None:
+    """Write the events of the last steps, or calls, of aligned ranks."""
+    places = [(r.rank, 1 + k) for r in ranks for k in range(len(r.devices))]
+    rows = {(r.rank, _LOOP): "input and callbacks" for r in ranks}
+    rows |= zip(places, tower_names(ranks), strict=True)
+    events = list(_tower_events(ranks, places, last))
+    for rank in ranks:
+        events += _loop_events(rank, last)
+    events.sort(key=lambda event: event["ts"])
+    start = events[0]["ts"] if events else 0.0
+    for event in events:
+        event["ts"] = round(1e6 * (event["ts"] - start), 1)
+        event["dur"] = round(1e6 * event["dur"], 1)
+    named = [
+        {"name": key, "ph": "M", "pid": rank, "tid": row, "args": {kind: value}}
+        for (rank, row), name in sorted(rows.items())
+        for key, kind, value in (
+            ("process_name", "name", f"rank {rank}"),
+            ("thread_name", "name", name),
+            ("thread_sort_index", "sort_index", row),
+        )
+    ]
+    document = {
+        "traceEvents": [*named, *events],
+        "displayTimeUnit": "ms",
+        "otherData": {"machines": [rank.machine for rank in ranks]},
+    }
+    path.write_text(json.dumps(document))
+
+
+def _event(
+    name: str, place: tuple[int, int], begin: float, end: float, **facts: int
+) -> dict[str, Any]:
+    """Make an event from seconds, in a row of a rank."""
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "ts": float(begin),
+        "dur": float(end - begin),
+        "args": facts,
+    }
+
+
+def _tower_events(
+    ranks: Sequence[RankRecording], places: Sequence[tuple[int, int]], last: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the phases of the towers' last steps."""
+    stamps = join_stamps(ranks)
+    first = ranks[0].first_step + max(0, len(stamps) - last)
+    for name, bounds in tower_phases(stamps[-last:]).items():
+        for (step, tower), begin in np.ndenumerate(bounds[..., 0]):
+            end = float(bounds[step, tower, 1])
+            # If the tower skipped a phase, its times are NaN: comparisons fail.
+            if end > begin or (name != "wait" and end == begin):
+                yield _event(name, places[tower], begin, end, step=first + step)
+    for rank in ranks:
+        for tower, begin, end in rank.spans[-last:]:
+            yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
+
+
+def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
+    """Yield the input and callbacks around the last steps."""
+    calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
+    steps = find_steps(tower_phases(rank.stamps), calls)
+    goes_on = np.diff(steps.call, prepend=-1) == 0
+    for step in range(len(steps.call))[-last:]:
+        call = steps.call[step]
+        if call >= 0:
+            traced = calls.traced[call] and not goes_on[step]
+            name = "tracing" if traced else "input"
+            begin, end = steps.ready[step], steps.begins[step]
+            yield _event(name, place, begin, end, step=rank.first_step + step)
+    is_divided = len(steps.call) or len(rank.spans)
+    for begin, end, ended in zip(
+        calls.begins[-last:],
+        calls.returns[-last:],
+        calls.ended[-last:],
+        strict=True,
+    ):
+        if not is_divided:
+            yield _event("step", place, begin, end)
+        if ended > end:
+            yield _event("callbacks", place, end, ended)
 
 
 @dataclasses.dataclass
