@@ -51,7 +51,8 @@ The terms of the code, in the order in which a reader needs them:
   ``losses - loss``, towers would do this in level 1.
 * **known**: entries that are known before the step runs. ``tf.shape(losses)``
   is ``[n]`` on one device, so ``known`` is ``[n]``, although a tower has fewer
-  rows. Rules look up axes and sizes in it; ``folding.py`` computes it.
+  rows. Rules look up axes and sizes in it; ``folding.py`` computes it. Integers
+  that are known completely are emitted as constants, or as products of sizes.
 * **can_exchange**: whether exchanges are possible. They are not in the body of
   a loop or in a branch: if one is needed there, the whole loop or branch is
   computed once.

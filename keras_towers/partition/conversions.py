@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -153,6 +152,21 @@ class Converter(Builder):
                 return dataclasses.replace(layout, rows=rows)
         return None
 
+    def find_row_axis(self, sizes: Sequence[Any]) -> Sharded:
+        """Return the layout of a tensor with these sizes.
+
+        Raises:
+            NotDivided: no axis has rows of a unit, or several may have.
+        """
+        layouts = [self.find_rows(a, size) for a, size in enumerate(sizes)]
+        grown = [
+            layout
+            for layout, size in zip(layouts, sizes, strict=True)
+            if isinstance(size, Size) or layout is not None
+        ]
+        require(len(grown) == 1)
+        return required(grown[0])
+
     def local_rows(self, layout: Sharded) -> Tensor:
         """Return the local size of the axis of a layout."""
         return self.scaled_size(layout.rows_per_unit, layout.unit.count)
@@ -270,6 +284,21 @@ class Converter(Builder):
         ]
         given = [tensor, self.size_vector(target, SIZE_DTYPE)]
         return self.op("Reshape", given, sizes)
+
+    def reduce_over_towers(self, kind: str, own: Tensor) -> Value:
+        """Reduce the results of all towers to one.
+
+        Without rows, a tower's own result is the neutral element.
+
+        Args:
+            kind: the type of the reduction, such as ``Max``.
+            own: the result of each tower for its own rows.
+        """
+        require(own.shape.rank is not None)
+        row = self.op("ExpandDims", [own, 0], [1, *own.shape])
+        results = self.exchange("gather", row)
+        whole = self.op(kind, [results, [0]], own.shape, keep_dims=False)
+        return Value(REPLICATED, whole=whole)
 
     def replicate(self, value: Value) -> Tensor:
         """Return the whole value as a tensor on every tower."""
@@ -480,9 +509,3 @@ def stacked_layout(element: Any) -> Any:
 def may_hold_rows(size: Any, layout: Sharded) -> bool:
     """Whether a size of a declared shape admits rows."""
     return size is not UNKNOWN and size in (-1, layout.size)
-
-
-def is_small(shape: tf.TensorShape) -> bool:
-    """Whether a tensor is too small to be worth an exchange."""
-    size = shape.num_elements()
-    return size is not None and size <= LARGEST

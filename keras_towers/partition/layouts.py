@@ -378,6 +378,27 @@ class Value:
         return isinstance(self.layout, Partial) and self.whole is None
 
 
+def known_ints(value: Value) -> list[int]:
+    """Return the entries of a vector or number as ints.
+
+    Raises:
+        NotDivided: an entry is unknown or symbolic.
+    """
+    entries = list(np.ravel(required(value.known)))
+    require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
+    return [int(entry) for entry in entries]
+
+
+def known_axes(value: Value, rank: int) -> list[int]:
+    """Return the axes that a value names, sorted, and none negative.
+
+    Raises:
+        NotDivided: they are unknown, or the reduced value has no axes.
+    """
+    require(rank)
+    return sorted({axis % rank for axis in known_ints(value)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Elements:
     """The facts that hold for the elements of a list on one device.

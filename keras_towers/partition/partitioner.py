@@ -9,6 +9,7 @@ never changes a result.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.conversions import Converter, Options, is_small
+from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
     Effect,
@@ -27,7 +28,7 @@ from keras_towers.partition.effects import (
     tower_phase,
     written,
 )
-from keras_towers.partition.folding import constant, folded
+from keras_towers.partition.folding import LARGEST, constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -165,15 +166,15 @@ class Partitioner(Converter):
 
         XLA needs constants for shapes and axes.
         """
-        values: list[Value] = []
-        for index, entries in enumerate(known):
-            dtype, whole = node.output_dtype(index), None
-            if dtype.is_integer or dtype.is_bool:
-                whole = self.known_tensor(entries, dtype)
-            if whole is None:
-                return []
-            values.append(Value(REPLICATED, whole=whole, known=entries))
-        return values
+        dtypes = [tensor.dtype for tensor in node.operation.outputs]
+        with contextlib.suppress(NotDivided):
+            require(all(dtype.is_integer or dtype.is_bool for dtype in dtypes))
+            wholes = map(self.known_tensor, known, dtypes)
+            return [
+                Value(REPLICATED, whole=required(whole), known=entries)
+                for entries, whole in zip(known, wholes, strict=True)
+            ]
+        return []
 
     def _update(self, node: Node, inputs: list[Value]) -> None:
         """Add an update, and order later users of its variables after it."""
@@ -470,16 +471,22 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     ):
         return False
     at_towers = [(v, t.shape) for v, t in pairs if _is_on_every_tower(v)]
-    small = all(is_small(shape) for shape in node.shapes)
+    small = all(_is_small(shape) for shape in node.shapes)
     if small and any(value.whole is None for value, _ in at_towers):
         return True
     return any(
-        value.whole is not None or not is_small(shape)
+        value.whole is not None or not _is_small(shape)
         for value, shape in at_towers
     ) and all(
-        _is_on_every_tower(v) or is_small(t.shape) or _is_repeated(v)
+        _is_on_every_tower(v) or _is_small(t.shape) or _is_repeated(v)
         for v, t in pairs
     )
+
+
+def _is_small(shape: tf.TensorShape) -> bool:
+    """Whether a tensor is too small to be worth an exchange."""
+    size = shape.num_elements()
+    return size is not None and size <= LARGEST
 
 
 def _is_on_every_tower(value: Value) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.division import Factors
@@ -15,10 +16,13 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     local_shape,
+    require,
     required,
+    sizes_of,
     static,
 )
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.sizes import UNKNOWN
 
 if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
@@ -74,6 +78,24 @@ class Node:
     def output_dtype(self, index: int = 0) -> tf.DType:
         """Return the dtype of an output."""
         return self.operation.outputs[index].dtype
+
+    def requested_shape(self, target: Value) -> Shape:
+        """Return the shape of the output, which is also an input.
+
+        Args:
+            target: the input that is the shape.
+
+        Raises:
+            NotDivided: its rank is unknown.
+        """
+        require(self.shapes[0].rank is not None)
+        traced = sizes_of(self.shapes[0])
+        if target.known is None:
+            return traced
+        return tuple(
+            size if known is UNKNOWN or known == -1 else known
+            for known, size in zip(np.ravel(target.known), traced, strict=True)
+        )
 
     def copy(
         self,

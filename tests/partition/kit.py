@@ -291,7 +291,10 @@ def _check_claims(graph, values, inputs, count):
             pairs += zip(value.known.flat, array.flat, strict=True)
         for claimed, actual in pairs:
             number = evaluated(claimed, count)
-            assert number is None or number == actual, (tensor, claimed)
+            assert number is None or number == actual, (
+                f"{tensor}: {claimed} was claimed, but it is {actual} of "
+                f"{count} examples"
+            )
             if isinstance(claimed, Size) and len(claimed.powers) == 1:
                 # The same symbol is the same size everywhere.
                 (power,) = claimed.powers

@@ -17,9 +17,8 @@ The file of an operation's rule, with some of TensorFlow's names:
 * ``indexing.py``: gathers, scatters, segments and sparse matrices: GatherV2
   GatherNd ResourceGather ScatterNd TensorScatterUpdate UnsortedSegmentSum
   SparseTensorDenseMatMul DynamicStitch DenseBincount
-* ``row_numbers.py``: integers that are row numbers, as of a mask: Where Range
-  DynamicPartition
-* ``ragged.py``: ragged rows: RaggedTensorToTensor
+* ``row_numbers.py``: integers that refer to rows, as of a mask, and ragged
+  rows: Where Range DynamicPartition RaggedTensorToTensor
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
 * ``control_flow.py``: calls and branches: PartitionedCall If Case

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.layouts import (
     NotDivided,
+    Shape,
     Value,
     Values,
     local_shape,
@@ -25,7 +26,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule, shape_of
-from keras_towers.partition.rules.shapes import find_row_axis, requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 _DRAWS = (
@@ -67,8 +67,8 @@ def _draw(
     *limits: Value,
 ) -> Values:
     partitioner = node.partitioner
-    sizes = requested_shape(node, target)
-    layout = find_row_axis(partitioner, sizes)
+    sizes = node.requested_shape(target)
+    layout = partitioner.find_row_axis(sizes)
     require(not layout.axis and UNKNOWN not in sizes)
     require(algorithm.number in _PHILOX)
     if partitioner.options.xla and node.type == "StatelessRandomNormalV2":
@@ -130,4 +130,6 @@ def _advance(partitioner: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     return partitioner.op("AddV2", [start, more], start.shape)
 
 
-shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)(requested_shape)
+@shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
+def _drawn_shape(node: Node, target: Value, *rest: Value) -> Shape:
+    return node.requested_shape(target)

@@ -19,6 +19,7 @@ from keras_towers.partition.layouts import (
     RowNumbers,
     Value,
     Values,
+    known_axes,
     local_shape,
     require,
     required,
@@ -27,12 +28,11 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, notes, rule
-from keras_towers.partition.rules.ragged import repeat_rows
-from keras_towers.partition.rules.reductions import (
-    known_axes,
-    reduce_over_towers,
+from keras_towers.partition.rules.row_numbers import (
+    index_value,
+    repeat_rows,
+    skip_reshapes,
 )
-from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
 
 # ---- local row numbers -------------------------------------------------------
 
@@ -349,7 +349,7 @@ def _segment_extreme(
     require(layout.axis < segments.rank)
     rows = [partitioner.shard(value, layout) for value in (values, segments)]
     (own,) = node.copy([*rows, partitioner.replicate(count)])
-    return [reduce_over_towers(partitioner, _EXTREMES[node.type], own)]
+    return [partitioner.reduce_over_towers(_EXTREMES[node.type], own)]
 
 
 @axes("Bincount", "DenseBincount")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.division import Factors, NewAxis, along_axes
@@ -15,37 +14,15 @@ from keras_towers.partition.layouts import (
     Shape,
     Value,
     Values,
+    known_axes,
     require,
-    required,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, axes, rule, shape_of
-from keras_towers.partition.sizes import UNKNOWN, Size
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 _COPIES = ("Identity", "StopGradient", "Snapshot")
-
-
-def known_ints(value: Value) -> list[int]:
-    """Return the entries of a vector or number as ints.
-
-    Raises:
-        NotDivided: an entry is unknown or symbolic.
-    """
-    entries = list(np.ravel(required(value.known)))
-    require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
-    return [int(entry) for entry in entries]
-
-
-def known_axes(value: Value, rank: int) -> list[int]:
-    """Return the axes that a value names, sorted, and none negative.
-
-    Raises:
-        NotDivided: they are unknown, or the reduced value has no axes.
-    """
-    require(rank)
-    return sorted({axis % rank for axis in known_ints(value)})
 
 
 @axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")
@@ -79,26 +56,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     require(layout.axis in reduced)
     along = partitioner.constant(reduced, node.dtype(1))
     (own,) = node.copy([rows, along])
-    return [reduce_over_towers(partitioner, node.type, own)]
-
-
-def reduce_over_towers(
-    partitioner: Partitioner, kind: str, own: Tensor
-) -> Value:
-    """Reduce the results of all towers to one.
-
-    Without rows, a tower's own result is the neutral element.
-
-    Args:
-        partitioner: the partitioner of the program.
-        kind: the type of the reduction, such as ``Max``.
-        own: the result of each tower for its own rows.
-    """
-    require(own.shape.rank is not None)
-    own_row = partitioner.op("ExpandDims", [own, 0], [1, *own.shape])
-    results = partitioner.exchange("gather", own_row)
-    whole = partitioner.op(kind, [results, [0]], own.shape, keep_dims=False)
-    return Value(REPLICATED, whole=whole)
+    return [partitioner.reduce_over_towers(node.type, own)]
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")

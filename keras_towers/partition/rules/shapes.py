@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    known_axes,
+    known_ints,
     require,
-    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -30,7 +30,6 @@ from keras_towers.partition.registry import (
     rule,
     shape_of,
 )
-from keras_towers.partition.rules.reductions import known_axes, known_ints
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 
@@ -73,46 +72,21 @@ def _global_sizes(partitioner: Partitioner, value: Value) -> list[Tensor]:
 
 
 @shape_of("Fill", "StridedSliceGrad")
-def requested_shape(node: Node, target: Value, *rest: Value) -> Shape:
-    """Return the shape that an operation takes as an input."""
-    require(node.shapes[0].rank is not None)
-    output = sizes_of(node.shapes[0])
-    if target.known is None:
-        return output
-    return tuple(
-        traced if size is UNKNOWN or size == -1 else size
-        for size, traced in zip(np.ravel(target.known), output, strict=True)
-    )
-
-
-def find_row_axis(partitioner: Partitioner, sizes: Sequence[Any]) -> Sharded:
-    """Return the layout of a tensor with these sizes.
-
-    Raises:
-        NotDivided: no axis has rows of a unit, or several may have.
-    """
-    layouts = [partitioner.find_rows(a, s) for a, s in enumerate(sizes)]
-    grown = [
-        layout
-        for layout, size in zip(layouts, sizes, strict=True)
-        if isinstance(size, Size) or layout is not None
-    ]
-    if len(grown) != 1 or grown[0] is None:
-        raise NotDivided
-    return grown[0]
+def _shape_of_target(node: Node, target: Value, *rest: Value) -> Shape:
+    return node.requested_shape(target)
 
 
 @rule("BroadcastTo")
 def _broadcast(node: Node, value: Value, target: Value) -> Values:
     partitioner = node.partitioner
-    sizes = requested_shape(node, target)
+    sizes = node.requested_shape(target)
     offset = len(sizes) - len(value.sizes)
     if value.sharded is not None:
         layout = value.sharded.at_axis(value.sharded.axis + offset)
         # An axis with a single row may be broadcast to any size.
         require(sizes[layout.axis] == layout.size)
     else:
-        layout = find_row_axis(partitioner, sizes)
+        layout = partitioner.find_row_axis(sizes)
         axis = layout.axis - offset
         if axis >= 0 and value.sizes[axis] != 1:
             own = layout.at_axis(axis)
@@ -122,14 +96,14 @@ def _broadcast(node: Node, value: Value, target: Value) -> Values:
 
 @rule("Fill")
 def _fill(node: Node, target: Value, value: Value) -> Values:
-    sizes = requested_shape(node, target)
-    layout = find_row_axis(node.partitioner, sizes)
+    sizes = node.requested_shape(target)
+    layout = node.partitioner.find_row_axis(sizes)
     return node.run_with_shape([target, value], 0, sizes, layout)
 
 
 @shape_of("BroadcastTo", "ScatterNd")
 def _shape_of_last(node: Node, *inputs: Value) -> Shape:
-    return requested_shape(node, inputs[-1])
+    return node.requested_shape(inputs[-1])
 
 
 @shape_of("Range")
@@ -141,7 +115,7 @@ def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
 @shape_of("Reshape")
 def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
     """Derive a single unknown size from the number of entries."""
-    sizes = list(requested_shape(node, target))
+    sizes = list(node.requested_shape(target))
     if sizes.count(UNKNOWN) != 1 or value.shape is None:
         return tuple(sizes)
     at = sizes.index(UNKNOWN)

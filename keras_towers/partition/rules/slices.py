@@ -17,6 +17,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    known_axes,
     local_shape,
     require,
     required,
@@ -24,7 +25,6 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
-from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.sizes import UNKNOWN
 
 

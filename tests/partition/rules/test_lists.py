@@ -13,7 +13,6 @@ from tests.partition.kit import (
 )
 from tests.partition.rules.cases.case import raw_op
 
-_FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
 _FLOATS = {"element_dtype": tf.float32}
 _reserved = raw_op("TensorListReserve", **_FLOATS)
 _empty = raw_op("EmptyTensorList", max_num_elements=-1, **_FLOATS)
@@ -107,12 +106,12 @@ def _measured(x):
 _STEPS = sharded(2, -1, 2)
 _PLACES = replicated(2, dtype="int32", low=0, high=1)
 _DIVIDED = {
-    "apart": (_taken_apart, _STEPS),
-    "again": (_set_again, _STEPS, sharded(-1, 2)),
+    "pop all": (_taken_apart, _STEPS),
+    "set again": (_set_again, _STEPS, sharded(-1, 2)),
     "filled": (_filled, sharded(-1, 2), sharded(-1, 2)),
     "unset": (_unset, sharded(-1, 2)),
     "never set": (_never_set, sharded(-1, 2)),
-    "zeros": (_rows_among_zeros, sharded(-1, 2)),
+    "rows among zeros": (_rows_among_zeros, sharded(-1, 2)),
     "added": (_added, sharded(-1, 2), _STEPS),
     "picked": (lambda x, at: _picked(_list(x), at, [-1, 2]), _STEPS, _PLACES),
     "resized": (
@@ -121,25 +120,24 @@ _DIVIDED = {
     ),
     "joined": (lambda x: _joined(_list(x), [-1, -1, 2]), sharded(2, 3, -1, 2)),
     "scattered": (lambda x: _scattered(x, tf.constant([3, 1])), _STEPS),
-    "measured": (_measured, _STEPS),
+    "length and shape": (_measured, _STEPS),
 }
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", _DIVIDED)
-def test_lists_of_rows_are_divided(name):
+def test_lists_of_rows_are_divided(name, seed):
     function, *given = _DIVIDED[name]
-    for seed in range(3):
-        check_divided(function, *given, towers=_FEW, seed=seed)
+    check_divided(function, *given, seed=seed)
 
 
 def test_other_axes_and_blocks_of_rows():
     check_divided(
         lambda x: _stack(_push(_list(x), x[0] * 2), -1),
         sharded(2, 3, -1),
-        towers=_FEW,
     )
     for place in ({"blocks": 2}, {"rows": 3}, {"blocks": 2, "rows": 2}):
-        check_divided(_taken_apart, sharded(2, -1, 2, **place), towers=_FEW)
+        check_divided(_taken_apart, sharded(2, -1, 2, **place))
 
 
 def test_lists_of_partial_sums_stay_partial():
@@ -151,7 +149,7 @@ def test_lists_of_partial_sums_stay_partial():
         return _stack(items, -1), last, _get(items, 1, -1), _length(items)
 
     program = check_on_towers(
-        parts, sharded(-1), partial_sum(2, 2), replicated(2), towers=_FEW
+        parts, sharded(-1), partial_sum(2, 2), replicated(2)
     )
     assert set(exchange_counts(program)) <= {"sum", "first"}
 
@@ -162,7 +160,7 @@ def test_sums_over_elements_are_partial():
         items = _push(items, tf.reduce_sum(x, 0))
         return tf.reduce_sum(_stack(items, -1), 0)
 
-    program = check_divided(total, sharded(-1, 2), replicated(2), towers=_FEW)
+    program = check_divided(total, sharded(-1, 2), replicated(2))
     assert exchange_counts(program) == {"sum": 1}
 
 
@@ -171,7 +169,7 @@ def test_each_tower_has_its_own_elements():
         items = _list(x, [2])
         return _stack(items, [2]), _length(items), _shape(items)
 
-    program = check_divided(back, sharded(-1, 2), towers=_FEW)
+    program = check_divided(back, sharded(-1, 2))
     assert exchange_counts(program) == {"gather": 1}
 
 
@@ -184,7 +182,7 @@ def test_lists_of_lists():
         inner = raw_op("TensorListGetItem", **lists)(outer, 0, shape)
         return _stack(inner, -1)
 
-    check_divided(nested, _STEPS, towers=_FEW)
+    check_divided(nested, _STEPS)
 
 
 @pytest.mark.parametrize("given", [replicated(2, 3), partial_sum(2, 3)])
@@ -247,7 +245,7 @@ _ONCE = {
 }
 
 
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", _ONCE)
-def test_lists_without_a_rule_are_those_of_one_device(name):
-    for seed in range(2):
-        check_on_towers(*_ONCE[name], seed=seed)
+def test_lists_without_a_rule_are_those_of_one_device(name, seed):
+    check_on_towers(*_ONCE[name], seed=seed)
