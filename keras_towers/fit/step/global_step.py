@@ -21,8 +21,7 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
 from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.step_agreement import ComparedStep
-from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.step.step_order import ComparedStep, StepOrder
 from keras_towers.fit.step.tower_program import (
     DividedBatch,
     TowerProgram,

@@ -1,23 +1,44 @@
-"""Ordering of steps, and of their collectives, over all ranks."""
+"""Order and agreement of steps, and of their collectives, over all ranks."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit import step_errors
 from keras_towers.fit.data.batches import (
     TowerBatch,
     identity_of,
     tensors_in,
 )
-from keras_towers.fit.step.step_agreement import ComparedStep, StepAgreement
+from keras_towers.fit.data.same_data import (
+    SIZE,
+    different_data,
+    different_numbers,
+)
+from keras_towers.fit.step.traced_constants import Constants
+from keras_towers.fit.weights.tower_variables import copy_first, read_handle
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport
+from keras_towers.rendezvous import rank_checks
+from keras_towers.transport import Transport, next_key
+
+_BATCH = "they have different examples in a batch after the first one"
+# The steps of a rank run one after another, and each compares itself once. So
+# ranks that trace other steps, or have no further batch, meet under one key:
+# but not over TensorFlow where several steps are a loop, whose iterations are
+# part of the key.
+_KEY = "kt.step"
+# In place of the digest of a step: the data has ended.
+_END = -1
 
 
 class StepOrder:
@@ -205,3 +226,235 @@ def _true() -> tf.Variable:
 
 def _end_data() -> tf.Tensor:
     return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparedStep:
+    """What the ranks compare of a step.
+
+    Attributes:
+        exchanged: describes what they exchange, in its order.
+        constants: its constants, which must be the same, too, on ranks that
+            have traced it for the same specs; None: they are not compared.
+        spec: the specs of the batch for which it was traced.
+        fingerprint: integers of the global batch, which differ by at most one
+            between ranks with the same batch; None: each has its own.
+    """
+
+    exchanged: Sequence[str]
+    constants: Constants | None = None
+    spec: Any = None
+    fingerprint: tf.Tensor | None = None
+
+
+class StepAgreement:
+    """Checks that the ranks' steps match.
+
+    If the steps of two ranks had different collectives, the ranks would wait
+    for each other.
+
+    Args:
+        transport: connects the ranks.
+        counter: a variable that is never negative.
+    """
+
+    def __init__(self, transport: Transport, counter: tf.Variable):
+        self._transport = transport
+        self._counter = counter
+        # What steps exchange, and their constants.
+        self._traced: dict[int, list[str]] = {}
+        self._constants: dict[tuple[str, int], None] = {}
+
+    def assert_same(
+        self, step: ComparedStep, after: Sequence[Any]
+    ) -> list[Any]:
+        """Compare the ranks' steps; return assertions that fail if they differ.
+
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then fails before any other collective has begun.
+
+        Args:
+            step: what to compare.
+            after: tensors for which the comparison waits.
+        """
+        # A step may do this for each of several optimizers.
+        key = next_key("gradients") if step.constants is None else _KEY
+        constants, data = step.constants or Constants(), step.fingerprint
+        self._constants.update(dict.fromkeys(_numbered(constants.descriptions)))
+        kinds = map(rank_checks.without_numbers, step.exchanged)
+        digest = zlib.crc32("\n".join(kinds).encode())
+        self._traced[digest] = list(step.exchanged)
+        if tf.executing_eagerly():
+            where = "compares the steps"
+            if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
+                raise self.mismatch_error()
+            return []
+        leaves = tf.nest.flatten(step.spec)
+        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+        shapes_digest = zlib.crc32(" ".join(shapes).encode())
+        # At the end of the data there is no batch, and the step is cancelled.
+        # TensorFlow's collectives hang if they are cancelled while they run.
+        with tf.control_dependencies(after):
+            equal = self._compare(
+                [digest, constants.digest, shapes_digest],
+                constants.approximate,
+                data,
+                key,
+            )
+        same_exchanges, same_integers, same_sizes = tf.unstack(equal.exact)
+        reals = len(constants.approximate)
+        same_reals = tf.reduce_all(equal.approximate[:reals])
+        same_data = tf.reduce_all(equal.approximate[reals:])
+        # Ranks with data of their own may know other sizes of a batch, on which
+        # constants depend.
+        same_constants = (same_integers & same_reals) | ~same_sizes
+        same_step = same_exchanges & same_constants
+        assertions = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
+        if data is None:
+            return assertions
+        # Other steps may have other data: say that the steps differ.
+        with tf.control_dependencies(assertions):
+            return assertions + step_errors.assert_for_user(
+                same_data, str(different_data(_BATCH)), []
+            )
+
+    def all_end(self, batches: Any, after: Sequence[Any]) -> tf.Tensor:
+        """Whether the data of all ranks has ended after so many batches.
+
+        A rank whose data goes on compares its next step instead.
+        """
+        with tf.control_dependencies(after):
+            equal = self._compare([_END, batches, 0], Constants().approximate)
+            return tf.reduce_all(equal.exact)
+
+    def take_over(
+        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+    ) -> tf.Tensor:
+        """Assign rank 0's values to variables, unless they are the same.
+
+        Args:
+            variables: of each variable, the handles of its copies on K towers,
+                or its only handle.
+            devices: the K towers' devices.
+        """
+        values = [read_handle(handles[0]) for handles in variables]
+        rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+        digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+        digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
+        key = next_key("gradients")
+        equal = are_equal(self._transport, digest, [], key)
+
+        def send() -> tf.Tensor:
+            key = next_key("broadcast")
+            received = self._transport.broadcast(values, key)
+            for handles, value in zip(variables, received, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
+                copy_first(handles, devices[: len(handles)])
+            return tf.ones((), tf.int64)
+
+        same = tf.reduce_all(equal.exact)
+        return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
+
+    def _compare(
+        self,
+        exact: Sequence[Any],
+        constants: Sequence[int],
+        data: tf.Tensor | None = None,
+        key: str = _KEY,
+    ) -> Equal:
+        if data is None:
+            data = tf.zeros(SIZE, tf.int64)
+        # TensorFlow's constant folding would run an exchange of constants.
+        mine = tf.convert_to_tensor(exact, tf.int64)
+        mine = tf.where(self._counter >= 0, mine, 0)
+        nearly = tf.concat([tf.constant(constants, tf.int64), data], 0)
+        return are_equal(self._transport, mine, nearly, key)
+
+    @staticmethod
+    def is_mismatch(error: Exception) -> bool:
+        """Whether an error says that the steps of ranks differ."""
+        return rank_checks.OTHER_STEP in str(error)
+
+    def mismatch_error(self, batches: int | None = None) -> TowerError:
+        """Return an error that names the differences. Collective.
+
+        Args:
+            batches: the number of batches after which this rank's data has
+                ended; None: it is in a step.
+        """
+        lists, constants, ends = zip(
+            *rank_checks.gather(
+                self._transport,
+                (list(self._traced.values()), list(self._constants), batches),
+                "compares the steps",
+            ),
+            strict=True,
+        )
+        if set(ends) != {None}:
+            return different_numbers(["more" if n is None else n for n in ends])
+        of_ranks = [
+            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
+            for own in lists
+        ]
+        common = set.intersection(*map(set, of_ranks))
+        odd = [
+            [
+                pair
+                for kinds, described in own.items()
+                if kinds not in common
+                for pair in zip(_numbered(kinds), described, strict=True)
+            ]
+            for own in of_ranks
+        ]
+        numbered = [list(map(tuple, own)) for own in constants]
+        return TowerError(rank_checks.describe_steps(odd, numbered))
+
+
+class Equal(NamedTuple):
+    """Which numbers are equal on all ranks: a truth value for each of them."""
+
+    exact: tf.Tensor
+    approximate: tf.Tensor
+
+
+def are_equal(
+    transport: Transport, exact: tf.Tensor, approximate: Any, key: str
+) -> Equal:
+    """Whether all ranks have the same numbers, for each of them.
+
+    Args:
+        transport: connects the ranks.
+        exact: 32-bit numbers.
+        approximate: more numbers, which may differ by one.
+        key: the key of the collective.
+    """
+    # One sum is faster than a gather, which exchanges sizes first.
+    size = transport.size
+    half = tf.constant(2**16, tf.int64)
+    exact = tf.reshape(exact, [-1])
+    halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
+    nearly = tf.cast(approximate, tf.int64)
+    numbers = tf.concat([halves, nearly], 0)
+    both = tf.concat([numbers, numbers**2], 0)
+    (sums,) = transport.all_reduce([both], key)
+    # The mean of the squares equals the square of the mean only if all
+    # numbers are equal. Of large numbers, both are modulo 2**64.
+    total, squares = tf.split(sums, 2)
+    # The most that numbers which differ by one can reach.
+    slack = tf.ones_like(nearly) * (size**2 // 4)
+    allowed = tf.concat([tf.zeros_like(halves), slack], 0)
+    equal = abs(squares * size - total**2) <= allowed
+    high, low, others = tf.split(
+        equal, [tf.size(exact), tf.size(exact), tf.size(nearly)]
+    )
+    return Equal(high & low, others)
+
+
+def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Return texts with the number of equal ones before each."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for text in texts:
+        numbered.append((text, seen[text]))
+        seen[text] += 1
+    return numbered

@@ -1,11 +1,13 @@
-"""The order of steps, and of their exchanges with other ranks."""
+"""Steps of ranks are in order and agree; in some tests ranks are threads."""
 
 import pytest
 import tensorflow as tf
 
 from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.step import step_order
+from keras_towers.fit.step.step_order import StepAgreement, StepOrder
 from keras_towers.transport import SingleProcess
+from tests.reduction.ranks import on_ranks
 
 
 class Counting(SingleProcess):
@@ -83,3 +85,95 @@ def test_variables_are_sent_once_an_epoch_if_they_differ(same):
         assert rank_0.sent.numpy() == (0 if same else epoch)
         now = [variable.numpy().tolist() for variable in (*numbers, *copies)]
         assert now == after
+
+
+def are_alike(numbers, about=None):
+    """What ranks find, each of which has a number and knows another nearly."""
+    about = about or [0] * len(numbers)
+
+    def run(transport):
+        number, near = (
+            tf.constant([of_ranks[transport.rank]], tf.int64)
+            for of_ranks in (numbers, about)
+        )
+        equal = step_order.are_equal(transport, number, near, "k")
+        return bool(tf.reduce_all(tf.concat(equal, 0)))
+
+    results, _ = on_ranks(len(numbers), run)
+    (found,) = set(results)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 16])
+@pytest.mark.parametrize("number", [0, 1, 2**16, 2**32 - 1])
+def test_one_sum_tells_whether_all_ranks_have_the_same_number(ranks, number):
+    numbers = [number] * ranks
+    assert are_alike(numbers)
+    for other in (number ^ 1, number ^ 2**16, number ^ (2**32 - 1)):
+        assert not are_alike([*numbers[:-1], other])
+        assert not are_alike([other, *numbers[1:]])
+    # Two other numbers may have the first one as their mean.
+    assert not are_alike([number, number ^ 3, number ^ 5])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 16])
+@pytest.mark.parametrize("number", [0, -1, 2**20, 2**40])
+def test_numbers_may_be_about_the_same(ranks, number):
+    numbers = [7] * ranks
+    near = [number + rank % 2 for rank in range(ranks)]
+    assert are_alike(numbers, near)
+    for far in (number + ranks + 1, number - ranks):
+        assert not are_alike(numbers, [*near[:-1], far])
+
+
+@pytest.mark.parametrize("ends", [(3, 3), (3, 4), (3, None)])
+def test_data_ends_on_all_ranks_or_on_none(ends):
+    """Where it goes on there is another step, which fails."""
+
+    def run(transport):
+        agreement = StepAgreement(transport, tf.Variable(0))
+        batches = ends[transport.rank]
+        if batches is not None:
+            same = bool(agreement.all_end(batches, []))
+        else:
+            equal = agreement._compare([7, 0, 0], [0, 0, 0])
+            same = bool(tf.reduce_all(equal.exact))
+        return same or str(agreement.mismatch_error(batches))
+
+    (one, other), _ = on_ranks(2, run)
+    assert one == other
+    if ends == (3, 3):
+        assert one is True
+    else:
+        assert f"(rank 0: 3, rank 1: {ends[1] or 'more'})" in one
+
+
+@pytest.mark.parametrize(
+    "step, constants, said, unsaid",
+    [
+        (["sum a_1"], ["2"], ["different constants"], "different steps"),
+        (["sum a"], ["1"] * 2, ["constants", "1: 1"], "different steps"),
+        (["sum a", "w"], ["1"], ["different steps", "1: w"], "constants"),
+        (["sum a"] * 2, ["1"], ["0: none", "1: sum a"], "constants"),
+        (
+            ["w"],
+            ["2"],
+            ["0: sum a; only on rank 1: w", "different constants"],
+            "none",
+        ),
+    ],
+    ids=["constants", "one-more-constant", "steps", "one-more", "both"],
+)
+def test_a_difference_is_told_for_what_it_is(step, constants, said, unsaid):
+    def run(transport):
+        agreement = StepAgreement(transport, tf.Variable(0))
+        agreement._traced[1] = step if transport.rank else ["sum a"]
+        own = constants if transport.rank else ["1"]
+        numbered = step_order._numbered(own)
+        agreement._constants.update(dict.fromkeys(numbered))
+        return str(agreement.mismatch_error())
+
+    (text, same), _ = on_ranks(2, run)
+    assert same == text
+    assert all(words in text for words in said), text
+    assert unsaid not in text
