@@ -13,7 +13,6 @@ from tests.partition.kit import (
 )
 from tests.partition.rules.cases.case import raw_op
 
-_FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
 _FLOATS = {"element_dtype": tf.float32}
 _reserved = raw_op("TensorListReserve", **_FLOATS)
 _empty = raw_op("EmptyTensorList", max_num_elements=-1, **_FLOATS)
@@ -129,17 +128,16 @@ _DIVIDED = {
 def test_lists_of_rows_are_divided(name):
     function, *given = _DIVIDED[name]
     for seed in range(3):
-        check_divided(function, *given, towers=_FEW, seed=seed)
+        check_divided(function, *given, seed=seed)
 
 
 def test_other_axes_and_blocks_of_rows():
     check_divided(
         lambda x: _stack(_push(_list(x), x[0] * 2), -1),
         sharded(2, 3, -1),
-        towers=_FEW,
     )
     for place in ({"blocks": 2}, {"rows": 3}, {"blocks": 2, "rows": 2}):
-        check_divided(_taken_apart, sharded(2, -1, 2, **place), towers=_FEW)
+        check_divided(_taken_apart, sharded(2, -1, 2, **place))
 
 
 def test_lists_of_partial_sums_stay_partial():
@@ -151,7 +149,7 @@ def test_lists_of_partial_sums_stay_partial():
         return _stack(items, -1), last, _get(items, 1, -1), _length(items)
 
     program = check_on_towers(
-        parts, sharded(-1), partial_sum(2, 2), replicated(2), towers=_FEW
+        parts, sharded(-1), partial_sum(2, 2), replicated(2)
     )
     assert set(exchange_counts(program)) <= {"sum", "first"}
 
@@ -162,7 +160,7 @@ def test_sums_over_elements_are_partial():
         items = _push(items, tf.reduce_sum(x, 0))
         return tf.reduce_sum(_stack(items, -1), 0)
 
-    program = check_divided(total, sharded(-1, 2), replicated(2), towers=_FEW)
+    program = check_divided(total, sharded(-1, 2), replicated(2))
     assert exchange_counts(program) == {"sum": 1}
 
 
@@ -171,7 +169,7 @@ def test_each_tower_has_its_own_elements():
         items = _list(x, [2])
         return _stack(items, [2]), _length(items), _shape(items)
 
-    program = check_divided(back, sharded(-1, 2), towers=_FEW)
+    program = check_divided(back, sharded(-1, 2))
     assert exchange_counts(program) == {"gather": 1}
 
 
@@ -184,7 +182,7 @@ def test_lists_of_lists():
         inner = raw_op("TensorListGetItem", **lists)(outer, 0, shape)
         return _stack(inner, -1)
 
-    check_divided(nested, _STEPS, towers=_FEW)
+    check_divided(nested, _STEPS)
 
 
 @pytest.mark.parametrize("given", [replicated(2, 3), partial_sum(2, 3)])
