@@ -225,8 +225,8 @@ def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
         return [repeat_rows(node)]
     numbered = _row_numbers_of(indices, "numbers")
     axis, batch = _axis_and_batch(node, values, indices, along)
-    layout, rows = values.as_rows()
-    require(not batch and layout == numbered.row_layout.at_axis(axis))
+    of_rows, rows = values.as_rows()
+    require(not batch and of_rows == numbered.row_layout.at_axis(axis))
     operands = [rows, numbered.local, node.partitioner.replicate(along)]
     layout = numbered.layout.at_axis(axis + numbered.layout.axis)
     return node.run_on_towers(operands, layout)
