@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import secrets
 import signal
 import tempfile
 import zipfile
@@ -309,7 +310,7 @@ class BackupFile(FitPosition):
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
         self.epoch = self.batch = 0
-        self.seed = random.SystemRandom().getrandbits(31)
+        self.seed = secrets.randbits(31)
         self.random_state = random.getstate()
         self.epochs, self.history, self.metrics = [], {}, []
         self._values = None

@@ -15,5 +15,5 @@ The modules, from the runtime up:
 =====================  =======================================================
 
 The strategies are in ``strategies/parameter_server_strategies.py`` and
-``sync_replicas.py``.
+``replica_strategies.py``.
 """

@@ -304,13 +304,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def _announce(self) -> None:
         """Announce the strategy in one line."""
-        one_device = (
-            isinstance(self._config.peers, SingleProcess)
-            and self._config.num_replicas
-            == len(devices_lib.devices_of(None))
-            == 1
-        )
-        if one_device and self._calls.runs_plain_keras:
+        alone = isinstance(self._config.peers, SingleProcess)
+        plain = alone and self._calls.runs_plain_keras
+        if plain and len(devices_lib.devices_of(None)) == 1:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "

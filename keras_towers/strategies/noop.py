@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
-from keras_towers._notices import announce
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import model_building, tower_call
@@ -68,9 +67,6 @@ class NoOpStrategy(BaseStrategy):
         super().__init__(devices_lib.devices_of(None)[:1])
         update = WeightUpdate(self._config, self._mode.reduce)
         self._compose(update, NoOpCalls(update, self.logs))
-
-    def _announce(self) -> None:
-        announce(repr(self))
 
     def __repr__(self) -> str:
         return (

@@ -291,8 +291,15 @@ def _check_claims(graph, values, inputs, count):
             pairs += zip(value.known.flat, array.flat, strict=True)
         for claimed, actual in pairs:
             number = evaluated(claimed, count)
+<<<<<<< HEAD
             is_true = number is None or number == actual
             assert is_true, (tensor, claimed, actual, f"{count} examples")
+=======
+            assert number is None or number == actual, (
+                f"{tensor}: {claimed} was claimed, but it is {actual} of "
+                f"{count} examples"
+            )
+>>>>>>> next
             if isinstance(claimed, Size) and len(claimed.powers) == 1:
                 # The same symbol is the same size everywhere.
                 (power,) = claimed.powers

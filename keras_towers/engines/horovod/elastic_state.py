@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -190,7 +191,7 @@ class State(ModelState, FitPosition):
             model,
             epoch=0,
             batch=0,
-            seed=random.SystemRandom().getrandbits(31),
+            seed=secrets.randbits(31),
             random_state=random.getstate(),
             epochs=[],
             history={},

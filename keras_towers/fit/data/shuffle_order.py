@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import secrets
 import types
 from typing import Any
 
@@ -25,7 +26,7 @@ class ShuffleOrder:
     """
 
     def __init__(self, peers: Peers, start: FitStart | None = None):
-        drawn = random.SystemRandom().getrandbits(31)
+        drawn = secrets.randbits(31)
         local = compat.global_seed(), random.getstate(), drawn
         ranks = rank_checks.gather(peers, local, "begins to shuffle")
         seeds, states, draws = zip(*ranks, strict=True)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
-import random
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -180,7 +180,7 @@ class GlobalStep:
     @functools.cached_property
     def _eager_seed(self) -> int | None:
         """The first seed of eager steps; None: all ranks have a common one."""
-        local = compat.global_seed(), random.SystemRandom().getrandbits(31)
+        local = compat.global_seed(), secrets.randbits(31)
         where = "begins a step that runs eagerly"
         ranks = rank_checks.gather(self.config.transport, local, where)
         seeds = [seed for seed, _ in ranks]

@@ -106,12 +106,12 @@ def _measured(x):
 _STEPS = sharded(2, -1, 2)
 _PLACES = replicated(2, dtype="int32", low=0, high=1)
 _DIVIDED = {
-    "apart": (_taken_apart, _STEPS),
-    "again": (_set_again, _STEPS, sharded(-1, 2)),
+    "pop all": (_taken_apart, _STEPS),
+    "set again": (_set_again, _STEPS, sharded(-1, 2)),
     "filled": (_filled, sharded(-1, 2), sharded(-1, 2)),
     "unset": (_unset, sharded(-1, 2)),
     "never set": (_never_set, sharded(-1, 2)),
-    "zeros": (_rows_among_zeros, sharded(-1, 2)),
+    "rows among zeros": (_rows_among_zeros, sharded(-1, 2)),
     "added": (_added, sharded(-1, 2), _STEPS),
     "picked": (lambda x, at: _picked(_list(x), at, [-1, 2]), _STEPS, _PLACES),
     "resized": (
@@ -120,15 +120,15 @@ _DIVIDED = {
     ),
     "joined": (lambda x: _joined(_list(x), [-1, -1, 2]), sharded(2, 3, -1, 2)),
     "scattered": (lambda x: _scattered(x, tf.constant([3, 1])), _STEPS),
-    "measured": (_measured, _STEPS),
+    "length and shape": (_measured, _STEPS),
 }
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", _DIVIDED)
-def test_lists_of_rows_are_divided(name):
+def test_lists_of_rows_are_divided(name, seed):
     function, *given = _DIVIDED[name]
-    for seed in range(3):
-        check_divided(function, *given, seed=seed)
+    check_divided(function, *given, seed=seed)
 
 
 def test_other_axes_and_blocks_of_rows():
@@ -245,7 +245,7 @@ _ONCE = {
 }
 
 
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", _ONCE)
-def test_lists_without_a_rule_are_those_of_one_device(name):
-    for seed in range(2):
-        check_on_towers(*_ONCE[name], seed=seed)
+def test_lists_without_a_rule_are_those_of_one_device(name, seed):
+    check_on_towers(*_ONCE[name], seed=seed)
