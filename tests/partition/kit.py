@@ -254,7 +254,7 @@ def check_on_towers(
         _check_claims(graph, program.values, inputs, sum(counts))
         found = _run(program, [g.split(w, counts) for g, w in drawn], counts)
         for n, (own, right) in enumerate(zip(found, wanted, strict=True)):
-            where = f"output {n}, towers with {counts} examples, seed {seed}"
+            where = f"output {n}, towers with {counts} examples"
             _assert_equal(own, right, tolerance, where)
     return program
 
@@ -291,15 +291,10 @@ def _check_claims(graph, values, inputs, count):
             pairs += zip(value.known.flat, array.flat, strict=True)
         for claimed, actual in pairs:
             number = evaluated(claimed, count)
-<<<<<<< HEAD
-            is_true = number is None or number == actual
-            assert is_true, (tensor, claimed, actual, f"{count} examples")
-=======
             assert number is None or number == actual, (
                 f"{tensor}: {claimed} was claimed, but it is {actual} of "
                 f"{count} examples"
             )
->>>>>>> next
             if isinstance(claimed, Size) and len(claimed.powers) == 1:
                 # The same symbol is the same size everywhere.
                 (power,) = claimed.powers
