@@ -156,7 +156,7 @@ class WorkerFit(ReplicaCall):
                 self.config.without_other_processes(), kind, **kwargs
             )
         return super()._make_iterator(
-            kind, between=self._workers.beat, **kwargs
+            kind, on_next_step=self._workers.beat, **kwargs
         )
 
     def prepare(self, batch: Any) -> None:

@@ -16,10 +16,14 @@ from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
+from keras_towers.fit.contract import (
+    FitStart,
+    KerasCall,
+    TowerConfig,
+    TowerFunction,
+)
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_step import log_without_xla
-from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.fit.step.marks import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.replicas.coordinator import Coordinator

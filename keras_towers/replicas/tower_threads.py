@@ -21,8 +21,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import UpdateCall
-from keras_towers.fit.step.keras_function import TowerFunction
+from keras_towers.fit.contract import TowerFunction, UpdateCall
 from keras_towers.fit.step.marks import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.tower_variables import native
