@@ -249,12 +249,12 @@ def try_with_partial_sums(
         NotDivided: the call has to be computed once.
     """
     partitioner = node.partitioner
-    before = len(partitioner.once)
+    before = len(partitioner.computed_once)
     while True:
         try:
             return lay_out(inputs)
         except NotDivided:
-            del partitioner.once[before:]
+            del partitioner.computed_once[before:]
         parts = [value for value in inputs if value.is_partial]
         require(parts)
         for value in parts:

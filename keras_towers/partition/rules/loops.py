@@ -145,11 +145,11 @@ def _lay_out_loop(
     partitioner = node.partitioner
     loop_vars = _loop_variables(body)
     require(all(body.inputs[k].dtype != tf.resource for k in loop_vars))
-    before = len(partitioner.once)
+    before = len(partitioner.computed_once)
 
     def lay_out_round(states: Mapping[int, Value]) -> Any:
         # Only the last pass counts.
-        del partitioner.once[before:]
+        del partitioner.computed_once[before:]
         round_, tensors, ends = _lay_out_round(
             partitioner, body, inputs, states
         )
@@ -507,7 +507,7 @@ class _RoundPartitioner(Partitioner):
         # nothing in it is computed once for all towers.
         no_unit = dataclasses.replace(outer.unit, size=symbol("none"))
         super().__init__(no_unit, outer.is_first, outer.options, outer)
-        self.units, self._unit_by_key, self.once = {}, {}, []
+        self.units, self._unit_by_key, self.computed_once = {}, {}, []
         self._row_unit = unit
         self.row_numbers: set[Value] = set()
         self.tracked: dict[Value, tuple[_State, int | None]] = {}
