@@ -77,7 +77,7 @@ class Partitioner(Converter):
         around: for the body of a function, the partitioner of its caller.
 
     Attributes:
-        computed_once: the traced operations that take rows, but are not divided.
+        computed_once: traced operations that take rows, but are not divided.
         graphs: the graphs that were laid out.
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.

@@ -172,7 +172,7 @@ class Program:
         updates: its updates, in order.
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
-        computed_once: the traced operations that take rows, but are not divided.
+        computed_once: traced operations that take rows, but are not divided.
         values: the values of the traced tensors, by their names.
         has_gathered: whether rows are gathered in place of larger sums, which
             is slow for batches larger than expected.
