@@ -188,8 +188,8 @@ class SyncReplicasStrategy(BaseStrategy):
             does not apply one gradient of each optimizer.
 
     Example:
-        >>> strategy = keras_towers.SyncReplicasStrategy(replicas_to_aggregate=3)
-        >>> with strategy:
+        >>> import keras_towers as kt
+        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
         ...     model.fit(x, y, epochs=5)
         >>> print(strategy.counts)
         94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
