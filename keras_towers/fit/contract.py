@@ -238,6 +238,18 @@ class KerasCall:
         return self.original(self.model, **self.arguments)
 
 
+class TowerFunction:
+    """A train, test or predict function for towers."""
+
+    def __call__(self, data: Any) -> Any:
+        """Run the model's ``steps_per_execution`` steps.
+
+        Args:
+            data: an iterator of batches, or a list of them.
+        """
+        raise NotImplementedError
+
+
 class KerasStrategy:
     """The base class of all strategies, as ``fit/`` sees them."""
 

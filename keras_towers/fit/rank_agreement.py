@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit import error_notes
+from keras_towers.fit import step_errors
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -219,7 +219,7 @@ def compare_variables(
         TowerError: their names, shapes or dtypes differ, or only some ranks
             could build the model.
     """
-    failure = "" if build_error is None else error_notes.shorten(build_error)
+    failure = "" if build_error is None else step_errors.shorten(build_error)
     described = [
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables

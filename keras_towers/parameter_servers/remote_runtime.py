@@ -18,7 +18,7 @@ from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.listening import reachable_only_at
 
-# Without it, a call to a dead server waits until the server is restarted.
+# Otherwise a call to a dead server waits until the server is restarted.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 
@@ -98,7 +98,7 @@ class RunningFunction:
                 poll()
         finally:
             self.cancel()
-        # It may have ended before it was cancelled.
+        # The function may have ended before it was cancelled.
         with contextlib.suppress(tf.errors.CancelledError, TimeoutError):
             return self._outputs.result(0)
         raise TimeoutError(f"not done after {timeout_s} s")

@@ -58,7 +58,7 @@ class WorkerLiveness(Liveness):
 
     def has_started(self, rank: int) -> bool:
         """Return whether a worker has started."""
-        # It may have ended before it was polled.
+        # A worker may have ended before it was polled.
         return self.signs[rank] is not None or key_value_store.has_started(
             self._store, rank
         )

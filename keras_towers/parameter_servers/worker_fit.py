@@ -37,7 +37,7 @@ from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, seed_of_replica
-from keras_towers.replicas.replica_call import (
+from keras_towers.replicas.replica_calls import (
     DroppedGradients,
     OneFitPerModel,
     ReplicaCall,
@@ -156,7 +156,7 @@ class WorkerFit(ReplicaCall):
                 self.config.without_other_processes(), kind, **kwargs
             )
         return super()._make_iterator(
-            kind, between=self._workers.beat, **kwargs
+            kind, on_next_step=self._workers.beat, **kwargs
         )
 
     def prepare(self, batch: Any) -> None:
@@ -191,7 +191,7 @@ class WorkerFit(ReplicaCall):
         if is_back:
             self._come_back()
         if self._workers.steps_done:
-            # It reads them, so that all workers see the same order of data.
+            # Batches are read, and skipped, to keep the order of the data.
             epochs, self._skipped = self.epoch_iterator.skip_batches(
                 self._workers.steps_done
             )
@@ -218,7 +218,7 @@ class WorkerFit(ReplicaCall):
                     if workers.steps_done:
                         session.restore_seeds(workers.steps_done)
                     return
-                # It may have died before it left the updates.
+                # The worker may have died before it left the updates.
                 session.leave()
                 workers.wait_for_chief()
         self._has_left = True
@@ -270,12 +270,12 @@ class WorkerFit(ReplicaCall):
             self.session.variables.download(self.session.variables.trained)
         self._workers.publish(epoch_begun=epoch)
         if self._is_chief:
-            # Its next callback may write, too.
+            # The chief's next callback may write, too.
             self._workers.wait_until_begun(epoch)
 
     def _on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Go on if only a callback of this worker stops, after all of them."""
-        # Nobody else would train on its rows of the next batches.
+        # No other worker would train on this one's rows of the next batches.
         if not self._is_chief and self.session.splits_batches:
             self.model.stop_training = self._is_over
 

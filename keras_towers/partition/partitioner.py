@@ -318,14 +318,14 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     whole_operands = [
         value.whole for value in inputs if value.whole is not None
     ]
-    is_there = len(whole_operands) == len(local_operands) and (
+    whole_is_ready = len(whole_operands) == len(local_operands) and (
         order.earliest_level(node, whole_operands, True)
         <= order.earliest_level(node, local_operands, True)
     )
     results = [
         Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
     ]
-    if is_there:
+    if whole_is_ready:
         # Operations that are computed once may use it, too.
         outputs = _add_in_order(node, whole_operands)
         for value, whole in zip(results, outputs, strict=True):

@@ -6,11 +6,10 @@
 ``replica_group``    how many replicas there are, and the state they share
 ``averages``         updates by averaged gradients
 ``coordinator``      the thread that applies them
-``replica_call``     calls of Keras's methods on replicas, here or on workers
 ``hogwild``          updates by each tower, without waiting for others
-``tower_steps``      the training steps of towers
-``tower_threads``    the threads that run them
-``async_calls``      calls of Keras's methods on these towers
+``tower_threads``    the training steps of towers, and threads that run them
+``staleness``        how many updates the steps of towers have missed
+``replica_calls``    calls of Keras's methods on replicas, here or on workers
 ===================  =========================================================
 
 Queues, accumulators and the coordinator are the parts of

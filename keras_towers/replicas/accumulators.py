@@ -45,50 +45,32 @@ class Accumulator:
     A gradient is dropped if its step is less than the number of averages taken.
     """
 
-    def __init__(self, name: str, spec: GradientSpec, reduction: str = "MEAN"):
+    def __init__(self, name: str, spec: GradientSpec):
+        self._name = name
         self._spec = spec
-        self._handle = make_handle(
-            name,
-            spec.device,
-            lambda: tf.raw_ops.ResourceConditionalAccumulator(
-                dtype=spec.accumulated,
-                shape=spec.shape,
-                shared_name=name,
-                reduction_type=reduction,
-            ),
-        )
 
     def push(
-        self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
+        self, grad: Any, step: tf.Tensor, gradient_number: tf.Tensor
     ) -> tf.Operation:
-        """Add a gradient of a step; only sparse gradients need a ``number``."""
-        grad = tf.convert_to_tensor(grad)
-        with tf.device(self._spec.device):
-            # Cast on the device, so that fewer bytes are sent.
-            grad = tf.cast(grad, self._spec.accumulated)
-            return tf.raw_ops.ResourceAccumulatorApplyGradient(
-                handle=self._handle, local_step=step, gradient=grad
-            )
+        """Add a gradient of a step.
+
+        Args:
+            grad: the gradient.
+            step: the step whose weights it was computed with.
+            gradient_number: differs for all gradients of an average.
+        """
+        raise NotImplementedError
 
     def take_average(self, count: tf.Tensor) -> Gradient:
         """Wait for at least ``count`` gradients, and take their average."""
-        with tf.device(self._spec.device):
-            average = tf.raw_ops.ResourceAccumulatorTakeGradient(
-                handle=self._handle,
-                num_required=tf.cast(count, tf.int32),
-                dtype=self._spec.accumulated,
-            )
-            average = tf.ensure_shape(average, self._spec.shape)
-            return tf.cast(average, self._spec.dtype)
+        raise NotImplementedError
 
     def _left(self) -> tf.Tensor:
         """Return the number of gradients not yet taken."""
-        return tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=self._handle)
+        raise NotImplementedError
 
     def _set_step(self, step: tf.Tensor) -> tf.Operation:
-        return tf.raw_ops.ResourceAccumulatorSetGlobalStep(
-            handle=self._handle, new_global_step=step
-        )
+        raise NotImplementedError
 
     def advance_to(self, step: tf.Tensor, drops: bool) -> tf.Operation:
         """Drop gradients of earlier steps from now on.
@@ -114,7 +96,56 @@ class Accumulator:
                 return self._set_step(step)
 
 
-class _Sparse(Accumulator):
+class DenseAccumulator(Accumulator):
+    """An accumulator of tensors, or of their sum, with ``reduction="SUM"``."""
+
+    def __init__(self, name: str, spec: GradientSpec, reduction: str = "MEAN"):
+        super().__init__(name, spec)
+        self._handle = make_handle(
+            name,
+            spec.device,
+            lambda: tf.raw_ops.ResourceConditionalAccumulator(
+                dtype=spec.accumulated,
+                shape=spec.shape,
+                shared_name=name,
+                reduction_type=reduction,
+            ),
+        )
+
+    def push(
+        self,
+        grad: Any,
+        step: tf.Tensor,
+        gradient_number: tf.Tensor | None = None,
+    ) -> tf.Operation:
+        grad = tf.convert_to_tensor(grad)
+        with tf.device(self._spec.device):
+            # Cast on the device, so that fewer bytes are sent.
+            grad = tf.cast(grad, self._spec.accumulated)
+            return tf.raw_ops.ResourceAccumulatorApplyGradient(
+                handle=self._handle, local_step=step, gradient=grad
+            )
+
+    def take_average(self, count: tf.Tensor) -> Gradient:
+        with tf.device(self._spec.device):
+            average = tf.raw_ops.ResourceAccumulatorTakeGradient(
+                handle=self._handle,
+                num_required=tf.cast(count, tf.int32),
+                dtype=self._spec.accumulated,
+            )
+            average = tf.ensure_shape(average, self._spec.shape)
+            return tf.cast(average, self._spec.dtype)
+
+    def _left(self) -> tf.Tensor:
+        return tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=self._handle)
+
+    def _set_step(self, step: tf.Tensor) -> tf.Operation:
+        return tf.raw_ops.ResourceAccumulatorSetGlobalStep(
+            handle=self._handle, new_global_step=step
+        )
+
+
+class SparseAccumulator(Accumulator):
     """An accumulator of slices; an extra row counts gradients.
 
     TensorFlow's accumulator adds up slices with the same row, and its mean
@@ -123,10 +154,6 @@ class _Sparse(Accumulator):
     squares each of them). So every slice gets a unique index, made of its row,
     the number of its gradient, and its position in that gradient.
     """
-
-    def __init__(self, name: str, spec: GradientSpec):
-        self._spec = spec
-        self._name = name
 
     def _by_name(self) -> Any:
         # It cannot be created outside of a graph: every graph has an operation
@@ -140,9 +167,8 @@ class _Sparse(Accumulator):
         )
 
     def push(
-        self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
+        self, grad: Any, step: tf.Tensor, gradient_number: tf.Tensor
     ) -> tf.Operation:
-        assert number is not None
         rows = tf.cast(grad.indices, tf.int64)
         slices = tf.size(rows, tf.int64)
         fits = tf.debugging.assert_less(
@@ -151,7 +177,7 @@ class _Sparse(Accumulator):
             f"the gradient of {self._spec.name} has too many slices",
         )
         with tf.control_dependencies([fits]):
-            numbers = (rows * MAX_GRADIENTS + number) * _SLICES
+            numbers = (rows * MAX_GRADIENTS + gradient_number) * _SLICES
             numbers += tf.range(slices)
         # TensorFlow merges gradients whose indices are in order.
         order = tf.argsort(numbers)
@@ -193,11 +219,11 @@ def accumulator(name: str, spec: GradientSpec) -> Accumulator:
             "dtype only."
         )
     if not spec.sparse:
-        return Accumulator(name, spec)
+        return DenseAccumulator(name, spec)
     if spec.shape[0] > _MAX_ROWS:
         raise TowerError(
             f"the gradient of {spec.name} has {spec.shape[0]} rows, and only "
             f"{_MAX_ROWS} can be averaged over replicas: divide the weight "
             "into several."
         )
-    return _Sparse(name, spec)
+    return SparseAccumulator(name, spec)

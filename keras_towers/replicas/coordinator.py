@@ -16,7 +16,7 @@ from keras_towers.replicas.replica_group import (
     ReplicaGroup,
 )
 
-NAME = "keras_towers-coordinator"
+THREAD_NAME = "keras_towers-coordinator"
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Coordinator(threading.Thread):
             send: sends an event to this thread from another one.
             limit_s: how many seconds another thread waits for this one.
         """
-        super().__init__(name=NAME, daemon=True)
+        super().__init__(name=THREAD_NAME, daemon=True)
         self._group = group
         self._aggregate = group.quorum.aggregate
         self._apply = apply
@@ -153,7 +153,7 @@ class Coordinator(threading.Thread):
         """Called first in this thread."""
 
     def _end(self) -> None:
-        # They hold the model.
+        # Both functions hold the model.
         del self._apply, self._on_failure
 
     def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
@@ -164,7 +164,7 @@ class Coordinator(threading.Thread):
             replica.arrived += int(step >= self._step)
         elif event is ReplicaEvent.RETURNED:
             replica.is_lost = False
-            # It may have died before it could send an arrival.
+            # The replica may have died before it sent an arrival.
             replica.pushed = max(replica.pushed, replica.used)
         elif event is ReplicaEvent.LOST:
             replica.is_lost = not replica.has_left

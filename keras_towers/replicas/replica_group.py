@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import (
     MAX_GRADIENTS,
-    Accumulator,
+    DenseAccumulator,
     GradientSpec,
 )
 from keras_towers.replicas.named_resources import (
@@ -181,7 +181,7 @@ class ReplicaGroup:
         arrivals = GradientSpec(
             "arrivals", (quorum.replicas,), tf.float64, False, device
         )
-        self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
+        self._arrivals = DenseAccumulator(f"{name}/arrivals", arrivals, "SUM")
         # For each replica: the step of its gradients, how many it has pushed in
         # this fit, and how many of these before that step.
         replicas = range(quorum.replicas)
@@ -244,7 +244,7 @@ class ReplicaGroup:
         with tf.device(self._device):
             due = self._local[replica].read_value()
             if quota == 1:
-                # It may not have pushed its gradient yet.
+                # The replica may not have pushed its gradient yet.
                 due += 1
             else:
                 pushed = self.read_pushed(replica)
@@ -391,10 +391,10 @@ class ReplicaGroup:
             with tf.device(self._device):
                 pushed = self._pushed[replica].read_value()
                 if self.quorum.shared:
-                    # It has lost the token that it had.
+                    # The replica has lost the token that it had.
                     self._steps[0].put(self.step.read_value())
                 else:
-                    # It has to begin this step's first gradient again.
+                    # The first gradient of the step is begun again.
                     again = tf.equal(pushed, self._before[replica].read_value())
                     self._local[replica].assign_sub(tf.cast(again, tf.int64))
                 return tf.identity(pushed)

@@ -1,71 +1,240 @@
-"""Threads of asynchronous towers, fed from one queue of batches."""
+"""Training steps of asynchronous towers, and the threads that run them.
+
+Keras cannot trace in several threads: steps are traced one by one in the thread
+of ``fit``; the towers' threads call the traced functions only.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+import keras
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import thread_state
+from keras_towers.fit.contract import TowerFunction, UpdateCall
 from keras_towers.fit.step.marks import StepRecorder
-from keras_towers.replicas.tower_steps import Step, TowerSteps
+from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.tower_variables import native
+from keras_towers.replicas.averages import Averages, refuse_new_step
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.hogwild import HogwildUpdate
+from keras_towers.replicas.named_resources import free
+from keras_towers.replicas.replica_group import (
+    END,
+    Quorum,
+    ReplicaEvent,
+    ReplicaGroup,
+)
+from keras_towers.replicas.staleness import Staleness
+
+_numbers = itertools.count()
+_HOST = "/device:CPU:0"
+
+Step = Callable[[Any], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The staleness of the steps of one epoch, in updates.
+class TowerSteps:
+    """The training step of a model, traced for each of its towers.
+
+    Every tower trains and updates without waiting for other towers.
 
     Attributes:
-        histogram: number of steps, by staleness.
-
-    Example:
-        >>> with keras_towers.AsyncTowerStrategy(4) as strategy:
-        ...     model.fit(x, y)
-        >>> strategy.staleness.mean
-        2.9
+        alone: Keras's train function, for steps that no other step overlaps.
     """
 
-    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    alone: TowerFunction | None = None
 
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return sum(self.histogram.values())
+    def __init__(self, update: HogwildUpdate, model: keras.Model):
+        self._update = update
+        self._config = update.config
+        self._model = model
+        self._traced: list[tuple[Any, list[Step]]] = []
 
-    @property
-    def mean(self) -> float:
-        """Mean staleness; 0 without steps."""
-        total = sum(value * count for value, count in self.histogram.items())
-        return total / max(self.steps, 1)
+    def forget(self) -> None:
+        """Drop all traces, because the model has changed."""
+        self._traced.clear()
 
-    @property
-    def max(self) -> int:
-        """Maximum staleness; 0 without steps."""
-        return max(self.histogram, default=0)
+    def for_batches(self, spec: Any) -> list[Step]:
+        """Return the towers' steps for batches of a spec, traced."""
+        for known, steps in self._traced:
+            if known is spec or known == spec:
+                return steps
+        towers = range(self._config.num_towers)
+        steps = [self._trace(index, spec) for index in towers]
+        self._traced.append((spec, steps))
+        return steps
 
-    def __str__(self) -> str:
-        return f"mean {self.mean:.2f}, max {self.max} over {self.steps} steps"
+    def _trace(self, index: int, spec: Any) -> Step:
+        """Trace the step of a tower, as on one device."""
+        config, model = self._config, self._model
+        device = config.devices[index]
+        train_step = model._autoconvert_optionals(model.train_step)
+        active = thread_state.ActiveStep(
+            training=True,
+            apply=self._apply,
+            index=index,
+            total=config.num_towers,
+            device=devices_lib.short_name(device),
+        )
+
+        @tf.autograph.experimental.do_not_convert
+        def step(batch: Any) -> Any:
+            with tf.device(device):
+                return self._run(index, train_step, batch)
+
+        with compat.single_device_mode(), thread_state.tracing(active):
+            function = tf.function(step, autograph=False)
+            concrete = function.get_concrete_function(spec)
+        return lambda batch: _to_numpy(concrete(batch))
+
+    def _run(self, tower: int, step: Step, batch: Any) -> Any:
+        """Run the step of a tower, while it is traced."""
+        return tf.distribute.get_strategy().run(step, (batch,))
+
+    def _apply(self, call: UpdateCall) -> None:
+        """Handle a call of an optimizer in the step of a tower."""
+        self._update.apply_in_step(call)
+
+    # Called by ``TowerThreads`` during a ``fit``, in this order:
+
+    def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
+        """Prepare, before the threads start; ``failed`` ends the training."""
+
+    def wait_for_turn(self, tower: int) -> bool:
+        """Wait, in a tower's thread, for its next batch; False at the end."""
+        return True
+
+    def wait_for_updates(self, flush: bool) -> None:
+        """Wait for updates; if ``flush``, also of too few gradients."""
+
+    def release_threads(self) -> None:
+        """Release all waiting threads."""
 
 
-def write_staleness(staleness: Staleness, epoch: int) -> None:
-    """Write mean, maximum and histogram of an epoch to TensorBoard."""
-    if not staleness.steps:
-        return
-    values = np.repeat(
-        list(staleness.histogram), list(staleness.histogram.values())
+class ReplicaSteps(TowerSteps):
+    """Steps whose gradients are averaged; a tower waits for its turn."""
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        model: keras.Model,
+        quorum: Quorum,
+        begins: Callable[[Coordinator], None],
+        limit_s: float | None,
+    ):
+        super().__init__(update, model)
+        self._begins = begins
+        self._quorum = quorum
+        self._limit_s = limit_s
+        self._coordinator: Coordinator | None = None
+        # Frees the group; None before a step is traced.
+        self._freed: weakref.finalize | None = None
+
+    def forget(self) -> None:
+        if self._coordinator is not None:
+            refuse_new_step()
+        super().forget()
+        if self._freed is not None:
+            self._freed()
+            self._freed = None
+            del self._averages, self._group
+
+    def _create_group(self) -> None:
+        self._update.forget_on_release(self)
+        name = f"keras_towers/replicas_{next(_numbers)}"
+        freed = weakref.finalize(self, free, name)
+        freed.atexit = False
+        self._group = ReplicaGroup(name, _HOST, self._quorum)
+        self._group.initialize()
+        self._averages = Averages(
+            name, self._group, _device_of, self._apply_average
+        )
+        self._freed = freed
+
+    def _run(self, tower: int, step: Step, batch: Any) -> Any:
+        self._averages.begin_step()
+        # Once more: since its turn the tower may have waited for a batch.
+        started = []
+        if not self._quorum.shared:
+            started.append(self._group.start_gradient(tower))
+        with tf.control_dependencies(started):
+            logs = super()._run(tower, step, batch)
+        self._averages.end_step(tower)
+        return logs
+
+    def _trace(self, index: int, spec: Any) -> Step:
+        if self._freed is None:
+            self._create_group()
+        return super()._trace(index, spec)
+
+    def _apply(self, call: UpdateCall) -> None:
+        self._update.make_ready(call.optimizer, call.variables)
+        tower = thread_state.current_step()
+        assert tower is not None
+        self._averages.push(tower.index, call)
+
+    def _apply_average(self, call: UpdateCall) -> None:
+        with as_one_device(call.optimizer, call.variables):
+            call.update_variables()
+            self._update.after_update(call.variables)
+
+    def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
+        def fail(error: BaseException) -> None:
+            on_failure(error)
+            self._group.send_end_to_all()
+
+        update = self._averages.update_function()
+        self._averages.begin_fit()
+        self._coordinator = Coordinator(
+            self._group,
+            lambda count: update(tf.constant(count)).numpy(),
+            fail,
+            limit_s=self._limit_s,
+        )
+        self._begins(self._coordinator)
+        self._coordinator.start()
+
+    def wait_for_turn(self, tower: int) -> bool:
+        (step,) = self._group.calls(
+            ("wait", tower), lambda: self._group.wait_for_step(tower)
+        )
+        return int(step) < END
+
+    def wait_for_updates(self, flush: bool) -> None:
+        if self._coordinator is not None:
+            self._coordinator.wait_until_handled(
+                ReplicaEvent.FLUSH if flush else ReplicaEvent.SYNC
+            )
+
+    def release_threads(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            self._group.send_end_to_all()
+            coordinator.stop()
+
+
+def _device_of(variable: Any) -> str:
+    return native(variable).device
+
+
+def _to_numpy(logs: Any) -> Any:
+    """Wait for the results of a step and copy them to the host."""
+    return tf.nest.map_structure(
+        lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, logs
     )
-    tf.summary.scalar("epoch_staleness_mean", staleness.mean, step=epoch)
-    tf.summary.scalar("epoch_staleness_max", staleness.max, step=epoch)
-    tf.summary.histogram("staleness", values, step=epoch)
 
 
-NAME = "keras_towers-async"
+THREAD_NAME_PREFIX = "keras_towers-async"
 
 
 class TowerThreads:
@@ -103,28 +272,33 @@ class TowerThreads:
         self._busy: set[int] = set()
         self._ended_steps = 0
         # The number of steps, by how many updates of other towers they missed.
-        self._missed: collections.Counter[int] = collections.Counter()
+        self._staleness: collections.Counter[int] = collections.Counter()
         self._error: BaseException | None = None
         self._closed = False
         self._hangs = False
         self._threads: list[threading.Thread] = []
 
-    def submit(self, traced: Sequence[Step], batch: Any) -> None:
+    def submit(self, steps: Sequence[Step], batch: Any) -> None:
         """Queue a batch for the next idle tower; wait while it is full."""
         with self._changed:
             self._wait(lambda: len(self._waiting) < self._towers)
-            self._waiting.append((traced, batch))
+            self._waiting.append((steps, batch))
             self._changed.notify_all()
         if not self._threads:
             self._start()
 
-    def drain(self, whole: bool = True) -> None:
-        """Wait until all submitted batches are done."""
+    def drain(self, flush: bool = True) -> None:
+        """Wait until all submitted batches are done.
+
+        Args:
+            flush: whether gradients that are too few for an update of replicas
+                are applied, too.
+        """
         with self._changed:
             self._wait(lambda: not self._busy and not self._waiting)
-        self._steps.wait_for_updates(whole)
+        self._steps.wait_for_updates(flush)
         with self._changed:
-            self._wait(lambda: True)
+            self._raise_error()
 
     def wait_for_a_step(self) -> None:
         """Wait until at least one step has ended."""
@@ -136,26 +310,30 @@ class TowerThreads:
         while self._error is None and not ready():
             ended = self._ended_steps
 
-            def moves(ended: int = ended) -> bool:
+            def has_progressed(ended: int = ended) -> bool:
                 failed = self._error is not None
                 return failed or ready() or self._ended_steps != ended
 
-            if not self._changed.wait_for(moves, self._stall_shutdown_s):
+            limit_s = self._stall_shutdown_s
+            if not self._changed.wait_for(has_progressed, limit_s):
                 self._hangs = True
                 raise TowerError(
-                    f"no step has finished for {self._stall_shutdown_s:g} s: "
+                    f"no step has finished for {limit_s:g} s: "
                     f"replicas {sorted(self._busy)} of {self._towers} are "
                     "running one. A device hangs, or a step is very slow: "
                     "raise stall_shutdown_s to wait longer."
                 )
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     def take_staleness(self) -> Staleness:
         """Return the staleness recorded since the last call."""
         with self._changed:
-            missed, self._missed = self._missed, collections.Counter()
-        return Staleness(dict(sorted(missed.items())))
+            found, self._staleness = self._staleness, collections.Counter()
+        return Staleness(dict(sorted(found.items())))
 
     def close(self) -> None:
         """End the threads once all batches are done or dropped by an error."""
@@ -170,7 +348,7 @@ class TowerThreads:
                 # A thread that hangs never ends.
                 thread.join(0 if self._hangs and index in self._busy else None)
         self._threads.clear()
-        # Its traceback holds all objects of the fit call.
+        # The error's traceback holds all objects of the fit call.
         self._error = None
 
     def _start(self) -> None:
@@ -180,7 +358,7 @@ class TowerThreads:
             threading.Thread(
                 target=self._run,
                 args=(index,),
-                name=f"{NAME}-{index}",
+                name=f"{THREAD_NAME_PREFIX}-{index}",
                 daemon=True,
             )
             for index in range(self._towers)
@@ -207,7 +385,7 @@ class TowerThreads:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return False
-            traced, batch = self._waiting.popleft()
+            steps, batch = self._waiting.popleft()
             self._busy.add(index)
             read = self._ended_steps
             self._changed.notify_all()
@@ -215,9 +393,9 @@ class TowerThreads:
         if self._recorder is not None:
             span = self._recorder.span(index)
         with span:
-            result = traced[index](batch)
+            result = steps[index](batch)
         with self._changed:
-            self._missed[self._ended_steps - read] += 1
+            self._staleness[self._ended_steps - read] += 1
             self._ended_steps += 1
             self.latest = result
             self._busy.discard(index)

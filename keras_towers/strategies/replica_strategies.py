@@ -21,10 +21,10 @@ from keras_towers.parameter_servers.worker_fit import (
     WorkerCalls,
 )
 from keras_towers.rendezvous import tf_config
-from keras_towers.replicas.async_calls import AsyncCalls, ReplicaCalls
 from keras_towers.replicas.hogwild import HogwildUpdate
+from keras_towers.replicas.replica_calls import AsyncCalls, ReplicaCalls
 from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
-from keras_towers.replicas.tower_threads import Staleness
+from keras_towers.replicas.staleness import Staleness
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.parameter_server_strategies import (
     connect,

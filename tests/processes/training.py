@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.step import keras_function
+from keras_towers.fit.step import adaptive_function
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.by_hand import ByHand
@@ -258,7 +258,7 @@ def rank_0_tells_of_parts_with_other_rows():
     )
     mine = ByHand(step, net=s.model())
     mine.compile("sgd")
-    with mock.patch.object(keras_function, "announce") as say, s.Strategy():
+    with mock.patch.object(adaptive_function, "announce") as say, s.Strategy():
         s.fit(mine, data, None)
     said = [call.args[0] for call in say.call_args_list]
     told = any("a different number of rows" in text for text in said)

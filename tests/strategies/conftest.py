@@ -6,7 +6,7 @@ import pytest
 
 from keras_towers.replicas import coordinator, tower_threads
 
-NAMES = (tower_threads.NAME, coordinator.NAME)
+NAMES = (tower_threads.THREAD_NAME_PREFIX, coordinator.THREAD_NAME)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""The effects of callbacks, which are made the same on all ranks."""
+"""The effects of callbacks, which are made the same on all ranks.
+
+``callback_roles.py`` decides which ranks run a callback.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ NEVER_STOPS = "_never_stops"
 
 
 @contextlib.contextmanager
-def adapted(
+def callbacks_adapted(
     config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
 ) -> Iterator[None]:
     """Keep only this rank's callbacks, and share their effects."""

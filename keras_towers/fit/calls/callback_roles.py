@@ -1,4 +1,7 @@
-"""Callbacks: which ranks run them, and what they require of ``fit``."""
+"""Callbacks: which ranks run them, and what they require of ``fit``.
+
+``callback_effects.py`` makes their effects the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ _COUNTING = (
 )
 
 _Kind = TypeVar("_Kind")
+# Also the older ``on_batch_*``, which Keras still calls.
 ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
 # Ranks would overwrite each other's files or repeat each other's output.
@@ -230,7 +234,7 @@ def callbacks_of_rank(
 ) -> list[Any]:
     """Return the callbacks that this rank runs.
 
-    In the block of ``stack`` some of them save without the other ranks.
+    Until ``stack`` closes, some of them save without the other ranks.
     """
     callbacks_here = []
     for callback in listed(callbacks):
@@ -253,7 +257,7 @@ def callbacks_of_rank(
 
 
 @contextlib.contextmanager
-def on_one_device(arguments: dict[str, Any]) -> Iterator[None]:
+def swapping_on_first_tower(arguments: dict[str, Any]) -> Iterator[None]:
     """Make ``SwapEMAWeights`` work with weights on towers in this block."""
     with contextlib.ExitStack() as stack:
         for callback in listed(arguments.get("callbacks")):

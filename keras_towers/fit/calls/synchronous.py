@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import error_notes, rank_agreement
+from keras_towers.fit import rank_agreement, step_errors
 from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.tower_call import TowerCall
@@ -35,7 +35,7 @@ class TowerCalls:
         resuming = callback_roles.only_one(ResumesFit, keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
-                stack.enter_context(error_notes.explained(self._config))
+                stack.enter_context(step_errors.noting_failures(self._config))
             if resuming is None:
                 return self._start(keras_call, None)
             stack.enter_context(resuming.around())
@@ -87,7 +87,7 @@ class TowerCalls:
                 with noting_causes(call):
                     return self._run(call)
         except tf.errors.OpError as error:
-            refused = error_notes.error_for_user(error)
+            refused = step_errors.error_for_user(error)
             if refused is not None:
                 raise refused from None
             if not self._step.order.agreement.is_mismatch(error):
@@ -117,11 +117,13 @@ class TowerCalls:
                 call.prepare((arguments["x"],))
             if config.peers.size > 1:
                 stack.enter_context(
-                    callback_effects.adapted(
+                    callback_effects.callbacks_adapted(
                         config, self.adoption, call, nested
                     )
                 )
-            stack.enter_context(callback_roles.on_one_device(arguments))
+            stack.enter_context(
+                callback_roles.swapping_on_first_tower(arguments)
+            )
             stack.enter_context(callback_roles.observed(keras_call, config))
             result = keras_call.call_keras()
         if _sums_metrics_within(outer, call):

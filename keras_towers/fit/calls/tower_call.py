@@ -17,14 +17,18 @@ from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
-from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step.global_step import GlobalStep
-from keras_towers.fit.step.keras_function import (
-    KerasFunction,
+from keras_towers.fit.contract import (
+    FitStart,
+    KerasCall,
+    TowerConfig,
     TowerFunction,
+)
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.step.adaptive_function import (
+    AdaptiveFunction,
     make_by_keras,
 )
+from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ class StrategyProxy:
         """Run a step of Keras on all towers, any other function directly."""
         if self.call.is_step(fn):
             # The user wrote the train function, and AutoGraph rewrites it.
-            step = fn if isinstance(fn, _Step) else compat.convert_call(fn)
+            step = fn if isinstance(fn, _UserStep) else compat.convert_call(fn)
             return self.call.run_step(step, *args)
         return self.strategy.run(fn, args, kwargs, options)
 
@@ -80,7 +84,7 @@ class StrategyProxy:
         return type(self.strategy)
 
 
-class _Step:
+class _UserStep:
     """A step function of the model, marked to run on all towers."""
 
     def __init__(self, step: Callable[[Any], Any]):
@@ -179,10 +183,10 @@ class TowerCall:
         uses_towers = before is None or isinstance(before, TowerFunction)
         made = make_by_keras(model, name, force or not uses_towers)
         if not isinstance(made, TowerFunction):
-            made = KerasFunction(model, name, self._step)
+            made = AdaptiveFunction(model, name, self._step)
             setattr(model, name, made)
-        if isinstance(made, KerasFunction):
-            made.look_at_batches(
+        if isinstance(made, AdaptiveFunction):
+            made.begin_call(
                 rows_may_differ=self.config.options.batches == "split"
                 and iterator is not None
                 and iterator.has_unknown_rows(),
@@ -191,7 +195,7 @@ class TowerCall:
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""
-        return self._original_method("_make_function")(_Step(step))
+        return self._original_method("_make_function")(_UserStep(step))
 
     def is_step(self, fn: Any) -> bool:
         """Whether Keras, not the user's code, runs a function.
@@ -201,7 +205,7 @@ class TowerCall:
         """
         keras_module = compat.trainer_module.__name__
         return (
-            isinstance(fn, _Step)
+            isinstance(fn, _UserStep)
             or getattr(fn, "__module__", "") == keras_module
             or fn in (self.model.train_step, self.model.test_step)
         )

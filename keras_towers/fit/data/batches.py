@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import error_notes
+from keras_towers.fit import step_errors
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.transport import Transport, next_key
 
@@ -114,13 +114,13 @@ def split(
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
-    last = first + (replicas if towers is None else towers)
+    stop = first + (replicas if towers is None else towers)
     divided = (parts or DividedParts()).divided_leaves(batch)
     size = batch_size_of(batch)
     if not isinstance(size, int):
         with tf.control_dependencies(check_rows(batch, _SPLIT, divided)):
             size = tf.cast(tf.identity(size), tf.int64)
-    starts = _starts(size, replicas)[first : last + 1]
+    starts = _starts(size, replicas)[first : stop + 1]
     pieces = _cut(batch, starts, divided)
     return TowerBatch(pieces, size, starts[0])
 
@@ -140,9 +140,8 @@ def micro_batches_of(
     pieces: list[Any] = []
     for piece in batch.pieces:
         leaves = tf.nest.flatten(piece)
-        rows = next(
-            (x for x, has in zip(leaves, divided, strict=True) if has), None
-        )
+        pairs = zip(leaves, divided, strict=True)
+        rows = next((leaf for leaf, divides in pairs if divides), None)
         size = 1 if rows is None else batch_size_of(rows)
         pieces += _cut(piece, _starts(size, number), divided)
     return batch._replace(pieces=tuple(pieces))
@@ -167,8 +166,8 @@ def _cut(
         tf.nest.pack_sequence_as(
             batch,
             [
-                _slice(leaf, start, end - start) if has else leaf
-                for leaf, has in zip(leaves, divided, strict=True)
+                _slice(leaf, start, end - start) if divides else leaf
+                for leaf, divides in zip(leaves, divided, strict=True)
             ],
         )
         for start, end in itertools.pairwise(starts)
@@ -413,7 +412,7 @@ def check_rows(
         return []
     counts = [tf.cast(rows_of(leaf), tf.int64) for leaf in leaves.values()]
     listed = ", ".join(f"{name} has {{}}" for name in leaves)
-    return error_notes.assert_for_user(
+    return step_errors.assert_for_user(
         tf.reduce_all(tf.stack(counts) == counts[0]),
         f"the parts of a batch have different numbers of rows: {listed}. "
         f"{advice} A dataset of single examples needs .batch(n).",

@@ -32,10 +32,17 @@ _UNTIL_ALL_END = -1
 class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
-    ``between`` is called between two steps. An ``order`` makes all ranks
-    shuffle identically. ``epochs`` is how often it is iterated over with the
-    same data iterator, None if unknown. ``end_data`` is called with the number
-    of batches if data that all ranks share ends at a batch that Keras expects.
+    Args:
+        config: the towers.
+        kind: the method of Keras that reads the data.
+        on_next_step: called before each step.
+        order: makes all ranks shuffle identically.
+        whole: whether each batch is for one tower.
+        epochs: how often it is iterated over with the same data iterator; None:
+            unknown.
+        end_data: called with the number of batches if data that all ranks share
+            ends at a batch that Keras expects.
+        **kwargs: the arguments of Keras's own iterator.
     """
 
     _distributed_dataset: Any
@@ -48,7 +55,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self,
         config: TowerConfig,
         kind: str,
-        between: Callable[[], None] = lambda: None,
+        on_next_step: Callable[[], None] = lambda: None,
         order: ShuffleOrder | None = None,
         whole: bool = False,
         epochs: int | None = None,
@@ -59,7 +66,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # Processes that exchange nothing in steps may end at different times.
         together = config.transport.size > 1
         self._config, self._kind = config, kind
-        self._between, self._order = between, order
+        self._on_next_step, self._order = on_next_step, order
         self._end_data = end_data
         self.at_last_step: bool = False
         # Ranks with their own training data have their own validation data.
@@ -261,7 +268,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return self._fresh_iterator
 
     def __next__(self) -> Any:
-        self._between()
+        self._on_next_step()
         step = super().__next__()
         self._fresh_iterator = None
         steps = self.num_batches

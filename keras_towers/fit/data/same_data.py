@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import error_notes
+from keras_towers.fit import step_errors
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
@@ -157,7 +157,7 @@ def check_batch(transport: Transport, batch: Any) -> tf.Tensor:
     local = fingerprint(batch)[tf.newaxis]
     odd = _first_different(transport.all_gather(local, next_key("data")))
     why = "rank {} has different examples in a batch than rank 0"
-    same = error_notes.assert_for_user(
+    same = step_errors.assert_for_user(
         odd == 0, str(different_data(why)), [odd]
     )
     with tf.control_dependencies(same):

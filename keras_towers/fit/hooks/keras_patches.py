@@ -21,7 +21,7 @@ until the engine shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``strategies/noop.py``) and
-while Keras makes functions (``fit/step/keras_function.py``), methods of an
+while Keras makes functions (``fit/step/adaptive_function.py``), methods of an
 optimizer during an update (``fit/update/optimizers.py``), and of a
 ``SwapEMAWeights`` callback (``calls/callback_roles.py``).
 """
@@ -44,7 +44,7 @@ from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract, error_notes
+from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
@@ -56,6 +56,8 @@ from keras_towers.partition.rules.control_flow import own_mean
 
 logger = logging.getLogger("keras_towers")
 
+SHARED = "shared_rendezvous"
+"""An attribute of TensorFlow's functions."""
 _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
 
@@ -235,6 +237,37 @@ def _batch_norm(
     return tf.cast(normal, layer.compute_dtype)
 
 
+def _share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
+    """Make a TensorFlow function that shares its caller's rendezvous.
+
+    If a function has a private rendezvous, an error in it cancels the caller's
+    transfers between devices before the caller receives the error, and
+    TensorFlow reports the first failure that it sees: "RecvAsync is cancelled".
+    A shared rendezvous ends with the error itself. It is not used for functions
+    with transfers inside, which overlapping calls would mix up.
+    """
+    name, graph, attributes, *rest = given
+    attributes = attributes or {}
+    # Variables may be on another device than the function.
+    variables = (tf.resource, tf.variant)
+    has_variables = any(t.dtype in variables for t in graph.inputs)
+    if attributes.get(SHARED, not has_variables):
+        shared = len(_devices(graph)) < 2
+        attributes = {**attributes, SHARED: shared}
+    return original(name, graph, attributes, *rest)
+
+
+def _devices(graph: Any) -> set[str]:
+    """The devices named in a function and in the functions it calls."""
+    inputs = {tensor.op.name for tensor in graph.inputs}
+    operations = graph.get_operations()
+    devices = {op.device for op in operations if op.name not in inputs}
+    for function in graph._functions.values():
+        definition = function.cached_definition
+        devices |= {node.device for node in definition.node_def}
+    return devices
+
+
 _TRAINER = compat.TensorFlowTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
@@ -258,7 +291,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (tf.compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),
     # An error in a called function also ends its caller.
-    (compat.function_module, "from_func_graph", error_notes.share_rendezvous),
+    (compat.function_module, "from_func_graph", _share_rendezvous),
     # A step may use optimizers that its model does not hold.
     (compat.BaseOptimizer, "__getattribute__", attribute_of_optimizer),
     # Keras divides losses by the number of replicas, even outside of replicas.

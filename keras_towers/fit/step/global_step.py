@@ -20,7 +20,6 @@ from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
-from keras_towers.fit.step.constants import constants_of
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.step_agreement import ComparedStep
 from keras_towers.fit.step.step_order import StepOrder
@@ -31,6 +30,7 @@ from keras_towers.fit.step.tower_program import (
     share_of,
 )
 from keras_towers.fit.step.trace import Trace, trace, with_components
+from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit import error_notes
+from keras_towers.fit import step_errors
 from keras_towers.fit.data.same_data import (
     SIZE,
     different_data,
     different_numbers,
 )
-from keras_towers.fit.step.constants import Constants
+from keras_towers.fit.step.traced_constants import Constants
 from keras_towers.fit.weights.tower_variables import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
@@ -84,7 +84,7 @@ class StepAgreement:
         # A step may do this for each of several optimizers.
         key = next_key("gradients") if step.constants is None else _KEY
         constants, data = step.constants or Constants(), step.fingerprint
-        self._constants.update(dict.fromkeys(_numbered(constants.shown)))
+        self._constants.update(dict.fromkeys(_numbered(constants.descriptions)))
         kinds = map(rank_checks.without_numbers, step.exchanged)
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(step.exchanged)
@@ -118,7 +118,7 @@ class StepAgreement:
             return assertions
         # Other steps may have other data: say that the steps differ.
         with tf.control_dependencies(assertions):
-            return assertions + error_notes.assert_for_user(
+            return assertions + step_errors.assert_for_user(
                 same_data, str(different_data(_BATCH)), []
             )
 

@@ -178,7 +178,9 @@ def add_call(
     traced = node.operation.node_def.attr
     # The functions read variables, but write none.
     reads = [k for k, t in enumerate(inputs) if t.dtype == tf.resource]
-    least = partitioner.order.record_use(node, inputs, True) if reads else 0
+    least = (
+        partitioner.order.record_use(node, inputs, reads=True) if reads else 0
+    )
     return partitioner.add(
         node.type,
         inputs,

@@ -1,4 +1,4 @@
-"""The error that a user sees: the first failure, not its consequences.
+"""The errors of steps that a user sees, with notes on what failed.
 
 This module does not depend on code that traces or runs steps.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,44 +19,13 @@ from keras_towers.rendezvous import watch
 
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
-_LONGEST = 400
-_PARTS = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
-SHARED = "shared_rendezvous"
+_MAX_CHARACTERS = 400
+# Before the message of an error: where TensorFlow has traced the operation.
+_END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
 # Text between these markers in a TensorFlow error is our message for the user.
 _BEGIN, _END = "keras_towers: ", " (keras_towers)"
-# Numbers the calls that all ranks make.
-_numbers = itertools.count()
-
-
-def share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
-    """Make a TensorFlow function that shares its caller's rendezvous.
-
-    If a function has a private rendezvous, an error in it cancels the caller's
-    transfers between devices before the caller receives the error, and
-    TensorFlow reports the first failure that it sees: "RecvAsync is cancelled".
-    A shared rendezvous ends with the error itself. It is not used for functions
-    with transfers inside, which overlapping calls would mix up.
-    """
-    name, graph, attributes, *rest = given
-    attributes = attributes or {}
-    # Variables may be on another device than the function.
-    variables = (tf.resource, tf.variant)
-    has_variables = any(t.dtype in variables for t in graph.inputs)
-    if attributes.get(SHARED, not has_variables):
-        shared = len(_devices(graph)) < 2
-        attributes = {**attributes, SHARED: shared}
-    return original(name, graph, attributes, *rest)
-
-
-def _devices(graph: Any) -> set[str]:
-    """The devices named in a function and in the functions it calls."""
-    inputs = {tensor.op.name for tensor in graph.inputs}
-    operations = graph.get_operations()
-    devices = {op.device for op in operations if op.name not in inputs}
-    for function in graph._functions.values():
-        definition = function.cached_definition
-        devices |= {node.device for node in definition.node_def}
-    return devices
+# The numbers of the calls that all ranks make.
+_call_numbers = itertools.count()
 
 
 def assert_for_user(
@@ -86,9 +55,9 @@ def error_for_user(error: Exception) -> TowerError | None:
 
 
 @contextlib.contextmanager
-def explained(config: TowerConfig) -> Iterator[None]:
+def noting_failures(config: TowerConfig) -> Iterator[None]:
     """Add the tower or rank that failed to the error of a call."""
-    number = next(_numbers) if config.peers.size > 1 else None
+    number = next(_call_numbers) if config.peers.size > 1 else None
     try:
         yield
     except Exception as error:
@@ -108,9 +77,9 @@ def shorten(error: Exception) -> str:
     TensorFlow first prints the Python stack of the trace, or a line that says
     that it has none, and last the operations that failed.
     """
-    message = re.split(_PARTS, str(error))[-1]
+    message = re.split(_END_OF_STACK, str(error))[-1]
     words = message.split()
-    return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"
+    return f"{type(error).__name__}: {' '.join(words)[:_MAX_CHARACTERS]}"
 
 
 def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
@@ -119,10 +88,10 @@ def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
             "one of the towers or ranks failed before this. The same call on "
             f"one device, outside of {config.name}, shows the error."
         )
-    # Of other kinds are errors that are not about rows, such as lost ranks.
-    has_rows = isinstance(error, tf.errors.InvalidArgumentError)
+    # Errors of other types, such as a lost rank, are not about rows.
+    is_about_rows = isinstance(error, tf.errors.InvalidArgumentError)
     if (
-        not has_rows
+        not is_about_rows
         or config.num_replicas == 1
         or config.options.batches != "split"
     ):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step import constants
-from keras_towers.fit.step.constants import constants_of
+from keras_towers.fit.step import traced_constants
 from keras_towers.fit.step.trace import trace
+from keras_towers.fit.step.traced_constants import constants_of
 
 pytestmark = pytest.mark.core
 MANY = np.random.default_rng(0).normal(size=(40, 30))
@@ -84,8 +84,9 @@ def test_other_numbers_differ(one, other):
 
 def test_a_constant_is_shown_with_its_line():
     for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
-        shown = [t for t in traced(constant).shown if t.startswith(value)]
-        assert all(" of test_constants.py:" in text for text in shown)
+        described = traced(constant).descriptions
+        shown = [text for text in described if text.startswith(value)]
+        assert all(" of test_traced_constants.py:" in text for text in shown)
         assert shown
 
 
@@ -106,7 +107,7 @@ def test_a_large_constant_is_read_in_parts(monkeypatch):
     one, other = MANY.copy(), MANY.copy()
     other[-1, -1] += 0.1
     whole = traced(one)
-    monkeypatch.setattr(constants, "_CHUNK", 100)
+    monkeypatch.setattr(traced_constants, "_CHUNK", 100)
     one, other = traced(one), traced(other)
     assert one.digest == whole.digest == other.digest
     far = np.abs(np.subtract(one.approximate, other.approximate))

@@ -21,6 +21,8 @@ from keras_towers.fit.step.trace import Trace
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4
 _SHOWN = 4
+# Stands for the logarithm of a norm of 0.
+_LOG_OF_ZERO = -100.0
 # Numbers of which copies are made at a time.
 _CHUNK = 2**20
 
@@ -30,20 +32,21 @@ class Constants:
     """The numbers among the constants of a step.
 
     Attributes:
-        digest: of their shapes and dtypes, and of integers and truth values.
-        approximate: integers that differ by at most one between ranks whose
-            real numbers differ by rounding only.
-        shown: describes each of them, with its line of code.
+        digest: a checksum of shapes and dtypes, and of the values of integers
+            and booleans.
+        approximate: three integers that differ by at most one between ranks
+            whose real numbers differ by rounding only.
+        descriptions: describes each of them, with its line of code.
     """
 
     digest: int = 0
     approximate: tuple[int, int, int] = (0, 0, 0)
-    shown: Sequence[str] = ()
+    descriptions: Sequence[str] = ()
 
 
 def constants_of(traced: Trace) -> Constants:
     """Return the constants on which results or variables of a step depend."""
-    digest, sums, shown = 0, np.zeros(3), []
+    digest, sums, descriptions = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
     for operation, value in _constants_in(traced):
         if value.dtype.kind == "V":
@@ -56,13 +59,13 @@ def constants_of(traced: Trace) -> Constants:
         else:
             sums += _fingerprint(value)
         digest += zlib.crc32(exact)
-        shown.append(f"{_show(value)} of {line_of(operation)}")
+        descriptions.append(f"{_show(value)} of {line_of(operation)}")
     first, second, third = np.rint(sums / _TOLERANCE).astype(int).tolist()
-    return Constants(digest % 2**32, (first, second, third), shown)
+    return Constants(digest % 2**32, (first, second, third), descriptions)
 
 
 def _constants_in(traced: Trace) -> Iterator[tuple[Any, np.ndarray]]:
-    """Return the constants, and the operations that introduce them."""
+    """Yield the constants, and the operations that introduce them."""
     for operation in traced.needed:
         if operation.type == "Const":
             yield operation, tf.make_ndarray(operation.get_attr("value"))
@@ -92,8 +95,10 @@ def _fingerprint(value: np.ndarray) -> np.ndarray:
         sums += weights @ part
         # Infinite numbers count by where they are.
         infinite += weights @ ~finite
-    size = np.log(largest) + np.log(squares) / 2 if largest else -100
-    return np.array([size, *(sums / (squares**0.5 or 1) + 2 * infinite)])
+    log_norm = _LOG_OF_ZERO
+    if largest:
+        log_norm = np.log(largest) + np.log(squares) / 2
+    return np.array([log_norm, *(sums / (squares**0.5 or 1) + 2 * infinite)])
 
 
 def _show(value: np.ndarray) -> str:

@@ -149,7 +149,7 @@ def test_slots_are_restored_before_a_retry():
     assert memory.failures
 
 
-def test_without_memory_for_one_row_the_error_is_tensorflows():
+def test_without_memory_for_one_row_tensorflow_has_the_error():
     memory = Memory(0)
     model = make_in(memory)()
     before = model.get_weights()

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import error_notes
+from keras_towers.fit import step_errors
+from keras_towers.fit.hooks import keras_patches
 from tests.kit.compare import assert_all_close
 
 # Parts of one row would be broadcast.
@@ -227,11 +228,11 @@ def test_an_error_of_the_data_is_seen(source):
         model.fit(source(), verbose=0)
     assert_seen(caught, python)
     # So other ranks hear of it.
-    assert "an error of my own" in error_notes.shorten(caught.value)
+    assert "an error of my own" in step_errors.shorten(caught.value)
 
 
 LOST = tf.errors.CancelledError(
-    None, None, "RecvAsync", {error_notes._DERIVED: b""}
+    None, None, "RecvAsync", {step_errors._DERIVED: b""}
 )
 # It is not about rows.
 LEFT = tf.errors.UnknownError(None, None, "a rank has left")
@@ -244,7 +245,10 @@ LEFT = tf.errors.UnknownError(None, None, "a rank has left")
 )
 def test_notes_explain_an_error_that_is_not_what_failed(error, wanted):
     config = kt.TowerStrategy(2)._config
-    with pytest.raises(type(error)) as caught, error_notes.explained(config):
+    with (
+        pytest.raises(type(error)) as caught,
+        step_errors.noting_failures(config),
+    ):
         raise error
     notes = getattr(caught.value, "__notes__", [])
     assert all(text in note for text, note in zip(wanted, notes, strict=True))
@@ -255,16 +259,16 @@ def test_a_text_for_the_user_is_as_it_was_written():
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
     def step(rows):
-        check = error_notes.assert_for_user(rows == 1, text, [rows])
+        check = step_errors.assert_for_user(rows == 1, text, [rows])
         with tf.control_dependencies(check):
             return tf.identity(rows)
 
     assert step(tf.constant(1, tf.int64)) == 1
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         step(tf.constant(2, tf.int64))
-    found = error_notes.error_for_user(caught.value)
+    found = step_errors.error_for_user(caught.value)
     assert str(found) == text.format(2)
-    assert error_notes.error_for_user(ValueError("of theirs")) is None
+    assert step_errors.error_for_user(ValueError("of theirs")) is None
 
 
 def test_calls_that_share_a_rendezvous_keep_their_tensors():
@@ -300,7 +304,7 @@ def test_a_function_on_one_device_shares_its_callers_rendezvous():
 
     def attribute(function):
         made = tf.function(function).get_concrete_function(tf.constant(1.0))
-        return made.function_def.attr[error_notes.SHARED].b
+        return made.function_def.attr[keras_patches.SHARED].b
 
     def elsewhere(x):
         with tf.device("CPU:1"):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.context import patches
+from keras_towers.fit.contract import TowerFunction
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.weights.tower_variables import read_handle
@@ -26,25 +27,14 @@ _RETRACE_RATIO = 4
 _MAX_CANCELLED = 10
 
 
-class TowerFunction:
-    """A train, test or predict function for towers."""
-
-    def __call__(self, data: Any) -> Any:
-        """Run the model's ``steps_per_execution`` steps.
-
-        Args:
-            data: an iterator of batches, or a list of them.
-        """
-        raise NotImplementedError
-
-
-class KerasFunction(TowerFunction):
+class AdaptiveFunction(TowerFunction):
     """A function that Keras makes, wrapped to learn how to divide batches.
 
     It inspects the first batches of a call. Parts that turn out to have a
     different number of rows than the first part go to every tower whole. With
-    ``micro_batches="auto"``, whenever memory runs out, it restores the
-    variables and runs the steps again in more micro-batches.
+    ``micro_batches="auto"``, if memory runs out in the first steps of a call,
+    or with later lists of batches that are larger, it restores the variables
+    and runs the steps again in more micro-batches.
 
     Args:
         model: the model that has the function.
@@ -57,19 +47,21 @@ class KerasFunction(TowerFunction):
         self._model = model
         self._name = name
         self._step = step
-        self._fits_memory = step.config.options.micro_batches == "auto"
-        self._looks = False
-        self._examples = step.examples
-        self._undivided: set[str] = set()
-        self._steps = 0
-        self._largest = 0
+        self._auto_micro_batches = step.config.options.micro_batches == "auto"
         self._micro_batches = step.micro_batches
+        self._inspects = False
+        self._traced_for_examples = step.examples
+        self._undivided: set[str] = set()
+        # The steps of this call that were inspected.
+        self._steps = 0
+        # The largest number of rows of a tower in a step that fit into memory.
+        self._largest = 0
         # The variables that traced steps use, and their values before a step.
         self._handles: dict[int, Any] = {}
         self._before: dict[int, tf.Tensor] = {}
 
-    def look_at_batches(self, rows_may_differ: bool, from_now: bool) -> None:
-        """Inspect the first batches of a call, if this is of use.
+    def begin_call(self, rows_may_differ: bool, from_now: bool) -> None:
+        """Inspect the first batches of a call, if needed.
 
         Args:
             rows_may_differ: whether parts of a batch may have different numbers
@@ -77,43 +69,38 @@ class KerasFunction(TowerFunction):
             from_now: whether batches may differ from the batches of earlier
                 calls.
         """
-        self._looks = not self._model.run_eagerly and (
-            self._fits_memory or rows_may_differ
+        self._inspects = not self._model.run_eagerly and (
+            self._auto_micro_batches or rows_may_differ
         )
         if not from_now:
             return
         self._steps = 0
-        expected, examples = self._examples, self._step.examples
+        expected, examples = self._traced_for_examples, self._step.examples
         if expected is None or examples is None:
             return
         # The choice to gather rows was made for much smaller batches.
         if self._step.has_gathered and examples > _RETRACE_RATIO * expected:
-            self._examples = examples
+            self._traced_for_examples = examples
             self._retrace()
 
     def __call__(self, data: Any) -> Any:
-        of_dataset = isinstance(data, tf.data.Iterator)
-        is_first = self._steps < _FIRST_STEPS
-        # Otherwise TensorFlow has divided the batches.
-        are_whole = of_dataset or isinstance(data, list)
-        looks = self._looks and (self._fits_memory or are_whole)
-        if not looks or (of_dataset and not is_first):
+        if not self._must_inspect(data):
             return self._run_once(data)
-        spec = data.element_spec if of_dataset else None
-        batches: Any = data
-        if not isinstance(data, list):
+        if isinstance(data, list):
+            batches = data
+        else:
             number = self._model.steps_per_execution
             batches = list(itertools.islice(data, number))
         if not batches:
-            if of_dataset:
+            if isinstance(data, tf.data.Iterator):
                 # Keras's function raises the error for the end of the data.
                 return self._run_once(data)
             raise StopIteration
-        self._see_rows(batches)
-        again = functools.partial(_as_before, data, batches, spec)
-        if not self._fits_memory:
+        self._find_undivided_parts(batches)
+        replay = functools.partial(_rebuild_input, data, batches)
+        if not self._auto_micro_batches:
             self._steps += 1
-            return self._run_once(again())
+            return self._run_once(replay())
         # The largest number of rows that a tower gets of one of them.
         rows = max(
             int(count)
@@ -122,14 +109,22 @@ class KerasFunction(TowerFunction):
                 data_lib.as_tower_batch(self._step.config, batch)
             )
         )
-        if not is_first and rows <= self._largest:
-            return self._run_once(again())
-        result = self._run_in_memory(again, rows)
+        if self._steps >= _FIRST_STEPS and rows <= self._largest:
+            return self._run_once(replay())
+        result = self._run_in_memory(replay, rows)
         self._steps += 1
         self._largest = max(self._largest, rows)
         return result
 
-    def _see_rows(self, batches: Sequence[Any]) -> None:
+    def _must_inspect(self, data: Any) -> bool:
+        """Whether to read the next batches before the steps do."""
+        if isinstance(data, tf.data.Iterator):
+            return self._inspects and self._steps < _FIRST_STEPS
+        # Batches of any other iterator were already divided by TensorFlow.
+        may_have_parts = isinstance(data, list)
+        return self._inspects and (self._auto_micro_batches or may_have_parts)
+
+    def _find_undivided_parts(self, batches: Sequence[Any]) -> None:
         """Give every tower the parts that have a different number of rows."""
         if self._step.config.options.batches != "split":
             return
@@ -162,7 +157,7 @@ class KerasFunction(TowerFunction):
             try:
                 return self._run_once(batches())
             except tf.errors.ResourceExhaustedError:
-                self._put_back()
+                self._restore_variables()
                 if self._micro_batches >= rows:
                     raise
                 self._micro_batches = min(2 * self._micro_batches, rows)
@@ -175,20 +170,17 @@ class KerasFunction(TowerFunction):
             except tf.errors.CancelledError:
                 # TensorFlow may report a tower that it cancelled after another
                 # one failed, instead of the failure.
-                self._put_back()
+                self._restore_variables()
                 cancelled += 1
                 if cancelled == _MAX_CANCELLED:
                     raise
 
     def _run_once(self, data: Any) -> Any:
-        step = self._step
-        step.micro_batches = self._micro_batches
-        if self._fits_memory:
-            step.on_trace = self._add_variables
-        try:
+        options: dict[str, Any] = {"micro_batches": self._micro_batches}
+        if self._auto_micro_batches:
+            options["on_trace"] = self._add_variables
+        with patches.shadowed(self._step, options):
             result = self._function(data)
-        finally:
-            step.on_trace = lambda graph: None
         self._before = {}
         return result
 
@@ -200,7 +192,7 @@ class KerasFunction(TowerFunction):
                     self._handles[id(handle)] = handle
                     self._before[id(handle)] = _value_of(handle)
 
-    def _put_back(self) -> None:
+    def _restore_variables(self) -> None:
         """Assign the values before the step."""
         for key, value in self._before.items():
             handle = self._handles[key]
@@ -210,31 +202,31 @@ class KerasFunction(TowerFunction):
         """Let Keras make the function again, so that it is traced again."""
         # The model's attribute may be another function that wraps this one.
         before = getattr(self._model, self._name)
-        self._function = make_by_keras(self._model, self._name, anew=True)
+        self._function = make_by_keras(self._model, self._name, force=True)
         setattr(self._model, self._name, before)
 
 
-def make_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
+def make_by_keras(model: keras.Model, name: str, force: bool) -> Any:
     """Let a model make one of its functions, if it has none; return it.
 
     Args:
         model: the model.
         name: the name of the function.
-        anew: whether to replace an existing function.
+        force: whether to replace an existing function.
     """
     make = getattr(type(model), f"make_{name}").__get__(model)
     # XLA cannot compile a function that spans devices.
     with patches.shadowed(model, {"_jit_compile": False}):
         # A model that overrides it may take no argument.
-        make(**({"force": True} if anew else {}))
+        make(**({"force": True} if force else {}))
     return getattr(model, name)
 
 
-def _as_before(data: Any, batches: Sequence[Any], spec: Any) -> Any:
+def _rebuild_input(data: Any, batches: Sequence[Any]) -> Any:
     """Return batches that were already read, in the form Keras passed them."""
     if isinstance(data, list):
         return data
-    if spec is None:
+    if not isinstance(data, tf.data.Iterator):
         return iter(batches)
     dataset = tf.data.Dataset.from_tensors(batches[0])
     for batch in batches[1:]:
@@ -242,7 +234,7 @@ def _as_before(data: Any, batches: Sequence[Any], spec: Any) -> Any:
     # These batches have more static shapes than the data, for which the
     # function would be traced again: use the data's specs.
     variant = tf.data.experimental.to_variant(dataset)
-    return iter(tf.data.experimental.from_variant(variant, spec))
+    return iter(tf.data.experimental.from_variant(variant, data.element_spec))
 
 
 def _is_variable(handle: Any) -> bool:
