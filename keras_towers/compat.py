@@ -418,6 +418,13 @@ def single_device_mode() -> Iterator[None]:
         graph._variable_creator_stack = creators
 
 
+def in_replica() -> bool:
+    """Whether this code runs in a replica of a strategy."""
+    # Without a strategy, TensorFlow's default one has a replica, too.
+    replica = tf.distribute.get_replica_context()
+    return tf.distribute.has_strategy() and replica is not None
+
+
 def make_function_trace_again() -> None:
     """Make the ``tf.function`` being traced for the first time trace again.
 

@@ -56,7 +56,7 @@ class Finding:
 
     name: str
     value: str
-    state: Status = Status.OK
+    status: Status = Status.OK
     advice: str = ""
 
 
@@ -91,7 +91,7 @@ def doctor(
         _show(console, "Self-test", tested)
         findings += tested
     # The most severe problems first.
-    ranked = (f for state in Status for f in findings if f.state is state)
+    ranked = (f for status in Status for f in findings if f.status is status)
     advice = dict.fromkeys(f.advice for f in ranked if f.advice)
     if advice:
         console.print("What to do next", style="bold")
@@ -104,7 +104,7 @@ def doctor(
 
 
 def _is_bad(findings: Sequence[Finding]) -> bool:
-    return any(finding.state is Status.BAD for finding in findings)
+    return any(finding.status is Status.BAD for finding in findings)
 
 
 def _show(console: Console, title: str, findings: Sequence[Finding]) -> None:
@@ -114,7 +114,7 @@ def _show(console: Console, title: str, findings: Sequence[Finding]) -> None:
     table.add_column(width=22)
     table.add_column(overflow="fold")
     for finding in findings:
-        table.add_row(finding.state.value, finding.name, finding.value)
+        table.add_row(finding.status.value, finding.name, finding.value)
     console.print(title, style="bold")
     console.print(table)
     console.print()
@@ -133,7 +133,7 @@ def check_all() -> dict[str, list[Finding]]:
         installed = pool.map(lambda recipe: recipe.find_installed(), recipes)
         facts = facts_later.result()
         engines = [
-            Finding(recipe.title, *_engine(recipe, engine, facts))
+            _judge_engine(recipe, engine, facts)
             for recipe, engine in zip(recipes, installed, strict=True)
         ]
     tower = Finding("TowerStrategy", "in this package")
@@ -232,31 +232,33 @@ def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("NCCL", value, Status.NOTE)
 
 
-def _engine(
+def _judge_engine(
     recipe: Recipe, engine: InstalledEngine | None, facts: dict[str, Any]
-) -> tuple[str, Status, str]:
-    """Return the value, the severity and the advice of an engine."""
+) -> Finding:
+    """Judge an engine: what is installed, and whether it works here."""
     name, install = recipe.title, f"keras-towers install {recipe.name}"
     again = f"{install} --rebuild" if recipe.for_one_cpu else install
     if engine is None:
-        return "not installed", Status.NOTE, f"{recipe.purpose}: {install}."
+        advice = f"{recipe.purpose}: {install}."
+        return Finding(name, "not installed", Status.NOTE, advice)
     running, value = facts.get("tensorflow"), engine.version
     if engine.tensorflow:
         value += f" for TensorFlow {engine.tensorflow}"
     if not engine.loads:
         advice = f"Build {name} for this TensorFlow and this machine: {again}."
-        return f"{value}; does not load: {engine.error}", Status.BAD, advice
+        value += f"; does not load: {engine.error}"
+        return Finding(name, value, Status.BAD, advice)
     value += f"; built in: {engine.built_in}"
     if running and engine.tensorflow and engine.tensorflow != running:
         advice = f"Build {name} for TensorFlow {running}: {again}."
-        return value, Status.WARNING, advice
+        return Finding(name, value, Status.WARNING, advice)
     if facts.get("gpus") and not engine.parts.get("NCCL"):
         advice = (
             f"{name} was built without NCCL and {recipe.without_nccl}: "
             f"{install} --with-nccl."
         )
-        return value, Status.WARNING, advice
-    return value, Status.OK, ""
+        return Finding(name, value, Status.WARNING, advice)
+    return Finding(name, value)
 
 
 def run_self_test(

@@ -73,13 +73,13 @@ def current_tower() -> CurrentTower:
     step = thread_state.current_step()
     if step is not None and step.device:
         return CurrentTower(step.index, step.total, step.device, step.training)
-    context = tf.distribute.get_replica_context()
-    if context is None or not tf.distribute.has_strategy():
+    if not compat.in_replica():
         device = devices_lib.short_name(devices_lib.devices_of(None)[0])
         trains = thread_state.trains_on_one_device.get()
         return CurrentTower(
             0, 1, device, trains if step is None else step.training
         )
+    context: Any = tf.distribute.get_replica_context()
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
     first = strategy._config.first_tower if ours else 0
@@ -138,9 +138,7 @@ def run_on_each_tower(
     """
     if not callable(fn):
         raise TowerError(f"run_on_each_tower takes a function, but got {fn!r}.")
-    in_replica = tf.distribute.get_replica_context() is not None
-    in_replica = in_replica and tf.distribute.has_strategy()
-    if in_replica or thread_state.current_step():
+    if compat.in_replica() or thread_state.current_step():
         raise TowerError(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
@@ -205,16 +203,16 @@ class _CheckedCalls:
 
     def _check(self, index: int, position: int) -> None:
         """Compare a tower's variable with tower 0's at the same position."""
-        here, there = (
+        own, of_tower_0 = (
             next(iter(self._created[tower][position:]), None)
             for tower in (index, 0)
         )
-        if here is None or there is None or not _may_be_equal(here, there):
+        if not (own and of_tower_0 and _may_be_equal(own, of_tower_0)):
             raise TowerError(
                 f"tower {index} creates other variables than tower 0: it "
-                f"creates {here or 'nothing'} where tower 0 creates "
-                f"{there or 'nothing'}. Either every tower has to create the "
-                "same variables, in the same order, with the same names, "
+                f"creates {own or 'nothing'} where tower 0 creates "
+                f"{of_tower_0 or 'nothing'}. Either every tower has to create "
+                "the same variables, in the same order, with the same names, "
                 "shapes and dtypes, or only tower 0 may create any."
             )
 

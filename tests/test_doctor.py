@@ -111,7 +111,7 @@ def test_two_processes_train_as_one(name):
     findings = doctor_lib.run_self_test(Console(), [name])
     assert [finding.name for finding in findings] == ["plain", name]
     for finding in findings:
-        assert finding.state is Status.OK, finding.advice
+        assert finding.status is Status.OK, finding.advice
 
 
 def test_a_strategy_with_other_losses_fails(monkeypatch):
@@ -123,7 +123,7 @@ def test_a_strategy_with_other_losses_fails(monkeypatch):
         lambda row, *_: [RANK | {"losses": losses[row.name]}],
     )
     plain, horovod = doctor_lib.run_self_test(Console(), ["horovod"])
-    assert (plain.state, horovod.state) == (Status.OK, Status.BAD)
+    assert (plain.status, horovod.status) == (Status.OK, Status.BAD)
     assert "loss differs from step 2 on" in horovod.advice
 
 
@@ -131,6 +131,6 @@ def test_a_self_test_that_fails_says_why(monkeypatch):
     ended = CommandResult(None, "", "")
     monkeypatch.setattr(commands, "run_command", lambda *_, **__: ended)
     (finding,) = doctor_lib.run_self_test(Console(), ["horovod"], timeout_s=1)
-    assert finding.state is Status.BAD
+    assert finding.status is Status.BAD
     assert finding.name == "plain"
     assert "has not ended after 1 s" in finding.advice

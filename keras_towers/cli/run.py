@@ -24,10 +24,11 @@ from keras_towers.rendezvous.hosts import (
     parse_hosts,
 )
 from keras_towers.rendezvous.launchers import ClusterEnvironment
+from keras_towers.rendezvous.rank_environment import INTERFACE
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
 
-Number: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
+Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
 Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
 
 
@@ -43,12 +44,12 @@ def run(
         str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
     ] = None,
     hostfile: Path | None = None,
-    ps: Number = None,
-    workers: Number = None,
+    ps: Count = None,
+    workers: Count = None,
     strategy: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
-    towers: Number = None,
-    servers: Number = None,
+    towers: Count = None,
+    servers: Count = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, metavar="N")
     ] = None,
@@ -65,15 +66,13 @@ def run(
     network_interface: Annotated[
         str | None, typer.Option(metavar="NAME")
     ] = None,
-    min_np: Number = None,
-    max_np: Number = None,
+    min_np: Count = None,
+    max_np: Count = None,
     host_discovery_script: Path | None = None,
-    elastic_timeout: Annotated[
-        int, typer.Option(min=1, metavar="N")
-    ] = settings.ELASTIC_TIMEOUT_S,
+    elastic_timeout: Count = None,
     blacklist_cooldown_range: Annotated[
-        tuple[int, int], typer.Option(metavar="SECONDS SECONDS")
-    ] = settings.ELASTIC_COOLDOWN_S,
+        tuple[int, int] | None, typer.Option(metavar="SECONDS SECONDS")
+    ] = None,
     reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
 ) -> None:
     """Run a script as N processes that train one model together.
@@ -88,13 +87,13 @@ def run(
     Args:
         script: The script that each rank runs.
         arguments: Arguments and options of SCRIPT.
-        processes: Number of processes. Default: the slots of the hosts that are
+        processes: Count of processes. Default: the slots of the hosts that are
             named or that a cluster has allocated.
         hosts: Hosts to run on. Default: the cluster's allocation, or this
             machine.
         hostfile: Hosts in a file, with lines like 'host slots=2'.
-        ps: Number of parameter servers, on this machine.
-        workers: Number of processes that train, connected by TensorFlow on this
+        ps: Count of parameter servers, on this machine.
+        workers: Count of processes that train, connected by TensorFlow on this
             machine. TF_CONFIG lists all tasks.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Default: the script enters a strategy itself.
@@ -121,9 +120,10 @@ def run(
             hosts, one host:slots per line (one slot where there is no number);
             run once a second.
         elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
-            giving up.
+            giving up. Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
             avoid a host after a worker failed on it; doubles with each failure.
+            Default: 5 600.
         reset_limit: Elastic jobs: end the job after ranks have joined or left
             this many times.
     """
@@ -136,11 +136,8 @@ def run(
             "this machine only. On several machines, start the script on each "
             "with TF_CONFIG"
         )
-    if not elastic and (
-        reset_limit is not None
-        or elastic_timeout != settings.ELASTIC_TIMEOUT_S
-        or blacklist_cooldown_range != settings.ELASTIC_COOLDOWN_S
-    ):
+    limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
+    if not elastic and limits != (None, None, None):
         raise TowerError(
             "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
             "are for elastic jobs: give --min-np, too"
@@ -163,19 +160,19 @@ def run(
         interface=network_interface,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
-        seed=_seed(seed, plan.member) if strategy else None,
+        seed=_seed(seed, plan.joined) if strategy else None,
         output=output,
         grace_s=grace,
         servers=_count_servers(servers, strategy, plan),
-        unconnected=no_strategy,
+        no_strategy=no_strategy,
     )
-    if plan.member:
+    if plan.joined:
         if output:
             raise TowerError(
-                f"--output is not for {plan.member}, which has its own"
+                f"--output is not for {plan.joined}, which has its own"
             )
         _exec_as_rank(job)
-    if strategy and plan.has_several:
+    if strategy and plan.has_several_workers:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
@@ -186,9 +183,9 @@ def run(
             max_ranks=max_np,
             hosts=plan.hosts,
             script=host_discovery_script,
-            timeout_s=elastic_timeout,
+            timeout_s=elastic_timeout or settings.ELASTIC_TIMEOUT_S,
             reset_limit=reset_limit,
-            cooldown_s=blacklist_cooldown_range,
+            cooldown_s=blacklist_cooldown_range or settings.ELASTIC_COOLDOWN_S,
         )
         code = run_elastic(job, options)
     else:
@@ -200,7 +197,7 @@ def _exec_as_rank(job: Job) -> NoReturn:
     """Run a job's command instead of this program, as a rank."""
     environment = {**os.environ, **job.environment()}
     if job.interface:
-        environment["HOROVOD_GLOO_IFACE"] = job.interface
+        environment[INTERFACE] = job.interface
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(job.command[0], job.command, environment)
@@ -216,14 +213,14 @@ class Plan:
         elastic: whether ranks may come and go.
         tasks: the number of tasks of TensorFlow's runtime, by role; empty: the
             processes are ranks.
-        member: the rank or task that another launcher made of this process.
+        joined: the rank or task that another launcher made of this process.
     """
 
     ranks: int
     hosts: dict[str, int] | None = None
     elastic: bool = False
     tasks: dict[str, int] = dataclasses.field(default_factory=dict)
-    member: ClusterEnvironment | Cluster | None = None
+    joined: ClusterEnvironment | Cluster | None = None
 
     @property
     def has_servers(self) -> bool:
@@ -231,9 +228,9 @@ class Plan:
         return bool(self.tasks.get("ps"))
 
     @property
-    def has_several(self) -> bool:
+    def has_several_workers(self) -> bool:
         """Whether there may be several processes that train."""
-        return bool(self.elastic or self.member or self.ranks != 1)
+        return bool(self.elastic or self.joined or self.ranks != 1)
 
     def suggested(self, servers: int | None) -> str | None:
         """Return the suitable strategy; None for a single process."""
@@ -263,9 +260,9 @@ def _make_plan(
         task = tf_config.from_environment() if rank and not ranks else None
         if task:
             roles = {"worker": task.size, "ps": len(task.ps)}
-            return Plan(task.size, tasks=roles, member=task)
+            return Plan(task.size, tasks=roles, joined=task)
         if rank:
-            return Plan(rank.size or 0, member=rank)
+            return Plan(rank.size or 0, joined=rank)
         hosts = _allocated_hosts(ranks)
     if ranks is None:
         if hosts is None:
@@ -361,7 +358,12 @@ def _check_strategy(
         return
     find(strategy)
     known = STRATEGIES.get(strategy)
-    if known and known.one_process and plan.has_several and not plan.tasks:
+    if (
+        known
+        and known.one_process
+        and plan.has_several_workers
+        and not plan.tasks
+    ):
         raise TowerError(
             f"the strategy {strategy} works in one process only: use "
             "-np 1, or --strategy horovod"
@@ -380,7 +382,7 @@ def _count_servers(
             f"{strategy} has no use for servers"
         )
     servers = number or (1 if strategy in names else None)
-    if servers and (plan.elastic or plan.member or plan.tasks):
+    if servers and (plan.elastic or plan.joined or plan.tasks):
         raise TowerError(
             "servers are for jobs with a fixed number of processes "
             "that this command starts: give -np, and -H for other machines"

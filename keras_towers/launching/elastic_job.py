@@ -24,7 +24,7 @@ from keras_towers import commands, engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.job import Job, RunningJob
 from keras_towers.launching.rank_process import RankProcess, signal_name
-from keras_towers.launching.supervision import end_all, stopped_by, verdict
+from keras_towers.launching.supervision import end_all, report_stop, verdict
 from keras_towers.rendezvous.hosts import (
     RankPlacement,
     fill_slots,
@@ -398,7 +398,7 @@ class ElasticDriver:
         """Handle the next event; discovery makes one every second."""
         event = self._run.events.get()
         if isinstance(event, int | OSError):
-            raise _JobEnded(stopped_by(event, self._run.console))
+            raise _JobEnded(report_stop(event, self._run.console))
         if isinstance(event, RankProcess):
             if event.code and not event.stopped:
                 self._say(verdict([event], "worker").text)

@@ -36,7 +36,7 @@ class Job:
     Attributes:
         servers: how many servers of the engine to start; None for an engine
             without servers.
-        unconnected: whether the processes are not meant to be connected.
+        no_strategy: whether the processes are not meant to be connected.
     """
 
     command: list[str]
@@ -50,7 +50,7 @@ class Job:
     grace_s: int = settings.SCRIPT_GRACE_S
     launcher: str = "keras-towers run"
     servers: int | None = None
-    unconnected: bool = False
+    no_strategy: bool = False
 
     def environment(self) -> dict[str, str]:
         """Variables for every process, whichever engine connects them."""

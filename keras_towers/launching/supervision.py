@@ -97,10 +97,10 @@ class Supervisor:
             )
             return self._report(EXIT_AGAIN, numbers[0], text)
         if signal.SIGTERM in self._forwarded:
-            code = stopped_by(signal.SIGTERM, console)
+            code = report_stop(signal.SIGTERM, console)
             return Outcome(code, signal.SIGTERM)
         outcome = verdict(self._ended, self._kind)
-        is_separate = not (self._connected or self._run.job.unconnected)
+        is_separate = not (self._connected or self._run.job.no_strategy)
         if outcome.text:
             console.say(outcome.text)
         elif len(ranks) > 1 and is_separate:
@@ -128,10 +128,10 @@ class Supervisor:
             if isinstance(event, int) and event in _FORWARDED - self._forwarded:
                 self._forward(event)
             elif isinstance(event, int | OSError):
-                return Outcome(stopped_by(event, self._run.console), event)
+                return Outcome(report_stop(event, self._run.console), event)
             elif event in self._helpers:
                 # It may have ended because a rank failed.
-                if not blame(self._ended):
+                if not find_culprit(self._ended):
                     how = describe(event.name, event.code or 0, None, True)
                     text = f"{how}, and the job cannot go on without it"
                     return self._report(event.code or 1, event, text)
@@ -159,7 +159,7 @@ class Supervisor:
         # Not every engine tells ranks that another one has left the job.
         name = f"{self._kind} {event.name}"
         self._run.server.gone[event.index] = name, State.ENDED
-        culprit = blame(self._ended)
+        culprit = find_culprit(self._ended)
         if culprit:
             _, certain = culprit
             self._wait_at_most(
@@ -196,7 +196,7 @@ class Supervisor:
         return Outcome(code, cause, text)
 
 
-def stopped_by(reason: int | OSError, console: Console) -> int:
+def report_stop(reason: int | OSError, console: Console) -> int:
     """Print why the launcher had to end a job; return the exit code."""
     if isinstance(reason, BrokenPipeError):
         # As for any program of a pipeline when the next one has ended.
@@ -213,7 +213,7 @@ def stopped_by(reason: int | OSError, console: Console) -> int:
 
 def verdict(ended: list[RankProcess], kind: str) -> Outcome:
     """How a job ended, from the ends of its ranks."""
-    culprit = blame(ended)
+    culprit = find_culprit(ended)
     if culprit is None:
         return Outcome()
     rank, certain = culprit
@@ -228,7 +228,7 @@ def verdict(ended: list[RankProcess], kind: str) -> Outcome:
 
 
 def end_all(ranks: list[RankProcess]) -> None:
-    """End all running ranks and wait for them."""
+    """End all running ranks; wait for them, and kill what does not end."""
     running = [rank for rank in ranks if rank.code is None]
     for rank in running:
         rank.stop()
@@ -241,11 +241,14 @@ def end_all(ranks: list[RankProcess]) -> None:
         time.sleep(0.02)
 
 
-def blame(ended: Sequence[RankProcess]) -> tuple[RankProcess, bool] | None:
+def find_culprit(
+    ended: Sequence[RankProcess],
+) -> tuple[RankProcess, bool] | None:
     """Return the rank that failed first, and whether it failed by itself.
 
     It need not be the first to end: when a rank raises an error, Horovod
     notifies all ranks, and they may exit while that one is still cleaning up.
+    Among ranks that are still running, ``watch.report_failure`` tells it.
     """
     failed = [rank for rank in ended if rank.code]
     for rank in failed:
@@ -263,13 +266,15 @@ def is_consequence(rank: RankProcess) -> bool:
     return any(text in tail for text in _CONSEQUENCES)
 
 
-def describe(name: str, code: int, host: str | None, shown: bool) -> str:
+def describe(
+    name: str, code: int, host: str | None, output_was_shown: bool
+) -> str:
     """Describe how a rank ended."""
     if host and code == _SSH_FAILED:
         return f"{name}: lost the ssh connection to {host}"
-    number = signal_name(code)
-    if number:
-        hint = " (out of memory?)" if number == "SIGKILL" else ""
-        return f"{name} was killed by {number}{hint}"
-    lines = "; its last lines are above" if shown else ""
+    killed_by = signal_name(code)
+    if killed_by:
+        hint = " (out of memory?)" if killed_by == "SIGKILL" else ""
+        return f"{name} was killed by {killed_by}{hint}"
+    lines = "; its last lines are above" if output_was_shown else ""
     return f"{name} ended with exit code {code}{lines}"

@@ -93,7 +93,7 @@ class Connection:
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
-        self._watch = liveness.AnswerWatch(
+        self._watch = watch.AnswerWatch(
             range(len(cluster.ps)),
             lambda server: task_answers(cluster.ps[server]),
             settings.LOST_S,

@@ -134,7 +134,7 @@ def elementwise(
     """Return the axes of an elementwise operation with broadcasting."""
     rank = max(value.rank for value in inputs)
     labels = [range(rank - value.rank, rank) for value in inputs]
-    return Factors(labels, [range(rank)], linear)
+    return Factors(labels, [range(rank)], linear=linear)
 
 
 def along_axes(
@@ -162,7 +162,7 @@ def along_axes(
         ]
     labels = [None if a in reduced else a for a in labels]
     options = [None] * (len(inputs) - 1)
-    return Factors([labels, *options], [left] * outputs, linear)
+    return Factors([labels, *options], [left] * outputs, linear=linear)
 
 
 # ---- division ----------------------------------------------------------------

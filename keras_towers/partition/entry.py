@@ -132,7 +132,7 @@ def _laid_out(
         partitioner.updates,
         results,
         partitioner.graphs,
-        [o for o in partitioner.once if id(o) in sources],
+        [o for o in partitioner.computed_once if id(o) in sources],
         by_name,
         partitioner.has_gathered,
     )

@@ -77,7 +77,7 @@ class Partitioner(Converter):
         around: for the body of a function, the partitioner of its caller.
 
     Attributes:
-        once: the traced operations that take rows, but are computed once.
+        computed_once: traced operations that take rows, but are not divided.
         graphs: the graphs that were laid out.
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
@@ -93,7 +93,9 @@ class Partitioner(Converter):
         around: Partitioner | None = None,
     ):
         super().__init__(unit, is_first, options, around)
-        self.once: list[Any] = [] if around is None else around.once
+        self.computed_once: list[Any] = (
+            [] if around is None else around.computed_once
+        )
         self.graphs: list[Any] = [] if around is None else around.graphs
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
@@ -305,7 +307,7 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, and share the result."""
     partitioner = node.partitioner
     if any(not v.is_replicated and not v.is_partial for v in inputs):
-        partitioner.once.append(node.operation)
+        partitioner.computed_once.append(node.operation)
     effect = effect_of(node.operation)
     if effect:
         return _add_effect(node, inputs, effect)
@@ -318,14 +320,14 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     whole_operands = [
         value.whole for value in inputs if value.whole is not None
     ]
-    is_there = len(whole_operands) == len(local_operands) and (
+    whole_is_ready = len(whole_operands) == len(local_operands) and (
         order.earliest_level(node, whole_operands, True)
         <= order.earliest_level(node, local_operands, True)
     )
     results = [
         Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
     ]
-    if is_there:
+    if whole_is_ready:
         # Operations that are computed once may use it, too.
         outputs = _add_in_order(node, whole_operands)
         for value, whole in zip(results, outputs, strict=True):

@@ -172,7 +172,7 @@ class Program:
         updates: its updates, in order.
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
-        once: the traced operations that take rows, but are computed once.
+        computed_once: traced operations that take rows, but are not divided.
         values: the values of the traced tensors, by their names.
         has_gathered: whether rows are gathered in place of larger sums, which
             is slow for batches larger than expected.
@@ -184,7 +184,7 @@ class Program:
     updates: Sequence[Update]
     results: Sequence[Tensor]
     graphs: Sequence[Any]
-    once: Sequence[Any]
+    computed_once: Sequence[Any]
     values: Mapping[str, Any]
     has_gathered: bool = False
 

@@ -56,23 +56,24 @@ class ClusterEnvironment:
     """Whether Horovod reads the launcher's variables."""
 
     def __init__(self, variables: Mapping[str, str]):
-        self.rank: int = number(variables, self.rank_in) or 0
-        self.size: int | None = number(variables, self.size_in)
-        local_size = number(variables, self.local_size_in)
+        self.rank: int = whole_number_in(variables, self.rank_in) or 0
+        self.size: int | None = whole_number_in(variables, self.size_in)
+        local_size = whole_number_in(variables, self.local_size_in)
         self.one_machine: bool = (
             local_size is not None and local_size == self.size
         )
         self.address: str = variables.get(self.address_in, "")
         self.speaks_mpi: bool = any(name in variables for name in self.mpi_in)
+        self._rendezvous = variables.get(ENV_RENDEZVOUS, "")
         names = (ENV_JOB,) if ENV_JOB in variables else self.job_in
         self.job: str = " ".join(
             variables[name] for name in names if name in variables
         )
 
     @classmethod
-    def detect(cls, variables: Mapping[str, str]) -> Self | None:
+    def from_variables(cls, variables: Mapping[str, str]) -> Self | None:
         """The environment; None if another launcher started the process."""
-        if number(variables, cls.rank_in) is None:
+        if whole_number_in(variables, cls.rank_in) is None:
             return None
         if any(name not in variables for name in cls.needs):
             return None
@@ -85,7 +86,7 @@ class ClusterEnvironment:
 
     def identity(self) -> str:
         """A text shared by the ranks of this job and by no other job."""
-        known = f"{self.job} {os.environ.get(ENV_RENDEZVOUS, '')}".strip()
+        known = f"{self.job} {self._rendezvous}".strip()
         if self.one_machine and not known:
             known = session_parent()
         if known:
@@ -210,7 +211,9 @@ class Slurm(ClusterEnvironment):
 
     def __init__(self, variables: Mapping[str, str]):
         super().__init__(variables)
-        self.one_machine = number(variables, "SLURM_STEP_NUM_NODES") == 1
+        self.one_machine = (
+            whole_number_in(variables, "SLURM_STEP_NUM_NODES") == 1
+        )
         nodes = expand_nodes(variables.get("SLURM_STEP_NODELIST", ""))
         self.address = nodes[0] if nodes else ""
 
@@ -235,11 +238,11 @@ def detect(
     variables: Mapping[str, str] = os.environ,
 ) -> ClusterEnvironment | None:
     """Detect the launcher of this process; None if there is none."""
-    found = (launcher.detect(variables) for launcher in LAUNCHERS)
+    found = (launcher.from_variables(variables) for launcher in LAUNCHERS)
     first = next(filter(None, found), None)
     if first and first.is_single_process and first.may_start_others:
         # One task of srun, for example, that starts processes by itself.
-        return EnvironmentVariables.detect(variables) or first
+        return EnvironmentVariables.from_variables(variables) or first
     return first
 
 
@@ -251,7 +254,7 @@ def detect_foreign() -> ClusterEnvironment | None:
     return found
 
 
-def number(variables: Mapping[str, str], name: str) -> int | None:
+def whole_number_in(variables: Mapping[str, str], name: str) -> int | None:
     """The whole number in a variable; None if it has none."""
     text = variables.get(name, "")
     return int(text) if text.isdecimal() else None

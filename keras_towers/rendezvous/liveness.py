@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import threading
 import time
 from collections.abc import (
     Callable,
@@ -106,49 +105,6 @@ class Liveness:
         """Return the processes that have ended or are lost."""
         states = {rank: self.state(rank) for rank in self.signs}
         return {rank: state for rank, state in states.items() if state.is_gone}
-
-
-class AnswerWatch(threading.Thread):
-    """Polls processes at every beat until it has to report lost ones.
-
-    Args:
-        ranks: the processes to poll.
-        answers: polls a process; returns whether it answers.
-        limit_s: a process is lost if silent for longer.
-        on_lost: called once, in this thread, with the lost processes.
-    """
-
-    def __init__(
-        self,
-        ranks: Iterable[int],
-        answers: Callable[[int], bool],
-        limit_s: float,
-        on_lost: Callable[[list[int]], None],
-    ):
-        super().__init__(name="keras-towers-answers", daemon=True)
-        self.liveness = Liveness(
-            ranks,
-            lambda watched: {r: ANSWERED for r in watched if answers(r)},
-            limit_s,
-        )
-        self._on_lost = on_lost
-        self._ended = threading.Event()
-
-    def stop(self) -> None:
-        """End the thread, at the latest after the pending poll."""
-        self._ended.set()
-        if threading.current_thread() is not self:
-            self.join()
-
-    def run(self) -> None:
-        """Poll all processes at every beat."""
-        liveness = self.liveness
-        while not self._ended.wait(min(liveness.limit_s / 4, settings.BEAT_S)):
-            liveness.refresh()
-            lost = list(liveness.gone())
-            if lost and not self._ended.is_set():
-                self._on_lost(lost)
-                return
 
 
 def wait_loop(

@@ -13,9 +13,9 @@ from keras_towers import settings
 from keras_towers.agent import interface_towards
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.launchers import ClusterEnvironment
+from keras_towers.rendezvous.rank_environment import INTERFACE
 
 LOOPBACK = "127.0.0.1"
-INTERFACE = "HOROVOD_GLOO_IFACE"
 # A remote address, to look up a route. It is reserved for documentation.
 _REMOTE = "192.0.2.1"
 

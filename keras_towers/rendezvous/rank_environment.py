@@ -13,6 +13,8 @@ from keras_towers.rendezvous import store
 from keras_towers.rendezvous.store import Endpoint
 from keras_towers.settings import ENV_SECRET, ENV_SEED, ENV_STORE
 
+INTERFACE = "HOROVOD_GLOO_IFACE"
+"""Names the network interface between ranks."""
 _ELASTIC = "HOROVOD_ELASTIC"
 # How to connect the processes; None: this process may train.
 _advice: str | None = None
@@ -75,7 +77,7 @@ def job_environment(
         **common,
     }
     if interface:
-        environment["HOROVOD_GLOO_IFACE"] = interface
+        environment[INTERFACE] = interface
         environment["NCCL_SOCKET_IFNAME"] = interface
     if elastic:
         environment[_ELASTIC] = "1"

@@ -1,4 +1,7 @@
-"""Watches which ranks this rank waits for, and which of them are gone.
+"""Threads that watch which ranks this rank waits for, and which are gone.
+
+``Liveness`` decides who is gone; ``StallWatch`` asks the store, and
+``AnswerWatch`` polls processes.
 
 The stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does not know
 which ranks are late over Gloo. So every rank reports its progress to the server
@@ -14,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_towers import settings
@@ -207,6 +210,49 @@ class StallWatch(threading.Thread):
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
+
+
+class AnswerWatch(threading.Thread):
+    """Polls processes at every beat until it has to report lost ones.
+
+    Args:
+        ranks: the processes to poll.
+        answers: polls a process; returns whether it answers.
+        limit_s: a process is lost if silent for longer.
+        on_lost: called once, in this thread, with the lost processes.
+    """
+
+    def __init__(
+        self,
+        ranks: Iterable[int],
+        answers: Callable[[int], bool],
+        limit_s: float,
+        on_lost: Callable[[list[int]], None],
+    ):
+        super().__init__(name="keras-towers-answers", daemon=True)
+        self.liveness = Liveness(
+            ranks,
+            lambda watched: {r: ANSWERED for r in watched if answers(r)},
+            limit_s,
+        )
+        self._on_lost = on_lost
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread, at the latest after the pending poll."""
+        self._ended.set()
+        if threading.current_thread() is not self:
+            self.join()
+
+    def run(self) -> None:
+        """Poll all processes at every beat."""
+        liveness = self.liveness
+        while not self._ended.wait(min(liveness.limit_s / 4, settings.BEAT_S)):
+            liveness.refresh()
+            lost = list(liveness.gone())
+            if lost and not self._ended.is_set():
+                self._on_lost(lost)
+                return
 
 
 def end_process(text: str) -> None:

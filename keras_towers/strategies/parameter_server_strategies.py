@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Self, Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.devices import share_machine
 from keras_towers.fit.options import (
     Batches,
     Options,
@@ -38,12 +37,19 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.replica_group import Quorum
 from keras_towers.strategies.base import BaseStrategy
 
+# Smaller copies of a worker are all on its first tower, to avoid many small
+# reads from all of its towers.
+_SMALL_BYTES = 1 << 20
+# Numbers the strategies of a job, which all its processes create in one order.
+_numbers = itertools.count()
+
 
 def choose_places(
     devices: Sequence[str], where: Where | None
 ) -> tuple[Where, list[str]]:
     """Choose the devices that hold weights: the towers, or their host."""
     if where is None:
+        # As tensorpack chooses.
         where = "gpu" if len(devices) <= 2 else "cpu"
     places = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
     return where, [devices_lib.short_name(place) for place in places]
@@ -132,9 +138,6 @@ class ParameterServerTowerStrategy(BaseStrategy):
         return [held, *super()._description_lines()[1:]]
 
 
-_numbers = itertools.count()
-
-
 def connect(
     strategy: str,
     towers: devices_lib.Towers,
@@ -148,7 +151,7 @@ def connect(
     """
     cluster = cluster or tf_config.required()
     if cluster.trains:
-        towers = share_machine(cluster, towers)
+        towers = devices_lib.share_machine(cluster, towers)
     connection = take_role(strategy, cluster)
     name = f"{connection.prefix}strategy_{next(_numbers)}"
     peers = ServerPeers(connection, name, options.stall_shutdown_s)
@@ -168,9 +171,6 @@ def describe_workers(peers: ServerPeers, batches: Batches) -> list[str]:
     ]
 
 
-_SMALL_BYTES = 1 << 20
-
-
 class _WorkerStrategy(BaseStrategy):
     """Workers whose gradients are applied on parameter servers."""
 
@@ -185,21 +185,20 @@ class _WorkerStrategy(BaseStrategy):
         name = type(self).__name__
         devices, self._peers = connect(name, towers, given, cluster)
         size = self._peers.size
-        # Synchronous updates average the workers' gradients.
-        averaged = 1.0 if given.scale_gradient else float(size)
+        factor = 1.0 if given.scale_gradient else float(size)
+        if not sync:
+            # Nobody averages the gradients of the workers.
+            factor /= size
         super().__init__(
-            devices,
-            given,
-            others=self._peers,
-            gradient_factor=averaged if sync else averaged / size,
+            devices, given, others=self._peers, gradient_factor=factor
         )
-        self._sync = sync
+        self.sync = sync
 
     def _compose_workers(
         self, update: CachedServerUpdate | MirroredServerUpdate
     ) -> None:
         make_session: Callable[..., Session] = AsyncSession
-        if self._sync:
+        if self.sync:
             size = self._peers.size
             quorum = Quorum(size, size, shared=False)
             make_session = functools.partial(AveragedSession, quorum=quorum)
@@ -208,7 +207,7 @@ class _WorkerStrategy(BaseStrategy):
 
     def _description_lines(self) -> list[str]:
         scaled = self._config.options.scale_gradient
-        if self._sync:
+        if self.sync:
             reduced = "averaged" if scaled else "summed"
             how = f"the gradients of all workers are {reduced} and applied once"
         else:
@@ -269,7 +268,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         TowerError: wrong arguments, no parameter servers, or no connection.
 
     Example:
-        >>> with kt.DistributedParameterServerStrategy():
+        >>> with keras_towers.DistributedParameterServerStrategy():
         ...     model.fit(x, y, epochs=5)
     """
 
@@ -291,7 +290,6 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
             cluster=cluster,
         )
         super().__init__(towers, cluster, options, sync)
-        self.sync = sync
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
@@ -326,7 +324,7 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         TowerError: wrong arguments, no parameter servers, or no connection.
 
     Example:
-        >>> with kt.DistributedReplicatedStrategy(towers=2):
+        >>> with keras_towers.DistributedReplicatedStrategy(towers=2):
         ...     model.fit(x, y, epochs=5)
     """
 

@@ -188,6 +188,7 @@ class SyncReplicasStrategy(BaseStrategy):
             does not apply one gradient of each optimizer.
 
     Example:
+        >>> import keras_towers as kt
         >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
         ...     model.fit(x, y, epochs=5)
         >>> print(strategy.counts)

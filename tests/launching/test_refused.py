@@ -57,7 +57,7 @@ def refused(options):
         # Elastic jobs.
         ("--min-np 3 --max-np 2", "smallest first"),
         ("-np 2 --reset-limit 1", "are for elastic jobs: give --min-np"),
-        ("-np 2 --elastic-timeout 5", "are for elastic jobs"),
+        ("-np 2 --elastic-timeout 600", "are for elastic jobs"),
         ("--max-np 2", "an elastic job needs --min-np or -np"),
         ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
         ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),

@@ -10,8 +10,8 @@ from keras_towers.launching.supervision import (
     Connected,
     Outcome,
     Supervisor,
-    blame,
     describe,
+    find_culprit,
 )
 from keras_towers.rendezvous.hosts import place_ranks
 
@@ -40,7 +40,7 @@ def ended(code, text="", name="0"):
 )
 def test_the_rank_that_failed_first_by_itself(ends, expected):
     ranks = [ended(*end) for end in ends]
-    found = blame(ranks)
+    found = find_culprit(ranks)
     assert (found and (ranks.index(found[0]), found[1])) == expected
 
 
@@ -55,7 +55,7 @@ def test_ranks_that_wait_for_one_that_has_ended_are_told():
         console=SimpleNamespace(say=lambda text: None),
         server=SimpleNamespace(gone={}),
         processes=ranks,
-        job=SimpleNamespace(unconnected=True),
+        job=SimpleNamespace(no_strategy=True),
     )
     for event in (Connected(0), Connected(1), *ranks):
         run.events.put(event)

@@ -51,7 +51,9 @@ ONCE = {
 def computed_once(programs):
     """Say what the first program of a test computes once."""
     first, *_ = programs
-    counts = collections.Counter(operation.type for operation in first.once)
+    counts = collections.Counter(
+        operation.type for operation in first.computed_once
+    )
     return ", ".join(
         type_ if number == 1 else f"{number} {type_}"
         for type_, number in sorted(counts.items())

@@ -352,4 +352,4 @@ def exchange_counts(program):
 
 def computed_once(program):
     """How many operations of each type are computed once."""
-    return Counter(operation.type for operation in program.once)
+    return Counter(operation.type for operation in program.computed_once)

@@ -63,7 +63,7 @@ def test_the_example_exchanges_two_sums_in_one_level():
     assert exchange_counts(program) == {"sum": 2}
     assert program.levels == 1
     assert {values[k].whole.level for k in (5, 6)} == {1}
-    assert not program.once
+    assert not program.computed_once
 
 
 _FILES = dict(

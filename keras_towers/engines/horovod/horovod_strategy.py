@@ -74,8 +74,8 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
 @contextlib.contextmanager
 def _watch_start() -> Iterator[None]:
     """Let the stall watch report waits for ranks that have not started."""
-    rank = launchers.number(os.environ, "HOROVOD_RANK")
-    size = launchers.number(os.environ, "HOROVOD_SIZE")
+    rank = launchers.whole_number_in(os.environ, "HOROVOD_RANK")
+    size = launchers.whole_number_in(os.environ, "HOROVOD_SIZE")
     if rank is None or size is None:
         yield
         return

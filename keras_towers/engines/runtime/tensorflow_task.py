@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import listening, liveness, tf_config
+from keras_towers.rendezvous import listening, liveness, tf_config, watch
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -177,7 +177,7 @@ def _answers(
     return True
 
 
-_watch: liveness.AnswerWatch | None = None
+_watch: watch.AnswerWatch | None = None
 
 
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
@@ -187,7 +187,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     wait_for_tasks(task, start_timeout_s)
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
-        _watch = liveness.AnswerWatch(
+        _watch = watch.AnswerWatch(
             _other_ranks(task),
             lambda rank: _answers(task, rank, beat_s),
             timeout_s,

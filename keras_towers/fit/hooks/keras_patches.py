@@ -372,8 +372,7 @@ def _run(
         # One of TensorFlow's own strategies may train an ordinary model.
         adoption.release_from_default(model)
     strategy = adoption.strategy_that_runs(model, kind)
-    in_replica = in_block and tf.distribute.get_replica_context() is not None
-    if strategy is not None and not in_replica:
+    if strategy is not None and not compat.in_replica():
         if not in_block:
             adoption.announce_default(model, kind, strategy._config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)

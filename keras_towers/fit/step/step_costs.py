@@ -195,7 +195,7 @@ def _held_bytes(program: Program) -> int | None:
 
 
 def _once(program: Program) -> dict[str, float]:
-    undivided = {id(operation) for operation in program.once}
+    undivided = {id(operation) for operation in program.computed_once}
     causes: dict[Any, str] = {}
     counts: collections.Counter[str] = collections.Counter()
     for operation in program.operations:

@@ -89,7 +89,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     return Factors(
         [*labels[:count], *options],
         labels[count:],
-        linear,
+        linear=linear,
         needs_rows=node.type in _NEED_IMAGES.split(),
     )
 
@@ -130,7 +130,7 @@ def _filter_gradient(
     return Factors(
         [[0, *rest], None, [0, *rest]],
         [[None, *rest]],
-        [[0], [2]],
+        linear=[[0], [2]],
         summed=[0],
         # Its kernel leaves the output uninitialized if there are no images.
         needs_rows=node.type.startswith("Depthwise"),
@@ -222,7 +222,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Factors:
         ends = pair[::-1] if node.attr(name) else pair
         labels.append([*batch[most + 2 - value.rank :], *ends])
     output = [*batch, "left", "right"]
-    return Factors(labels, [output], [[0], [1]], summed=["inner"])
+    return Factors(labels, [output], linear=[[0], [1]], summed=["inner"])
 
 
 @axes("Einsum")
@@ -235,4 +235,6 @@ def _einsum(node: Node, *inputs: Value) -> Factors:
     # A factor without the axis multiplies the sum, which may not be 0 times
     # infinity although a tower's term is.
     summed = set.intersection(*map(set, terms)) - set(output)
-    return Factors(terms, [output], [[k] for k in range(len(terms))], summed)
+    return Factors(
+        terms, [output], linear=[[k] for k in range(len(terms))], summed=summed
+    )

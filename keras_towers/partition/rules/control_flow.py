@@ -178,7 +178,9 @@ def add_call(
     traced = node.operation.node_def.attr
     # The functions read variables, but write none.
     reads = [k for k, t in enumerate(inputs) if t.dtype == tf.resource]
-    least = partitioner.order.record_use(node, inputs, True) if reads else 0
+    least = (
+        partitioner.order.record_use(node, inputs, reads=True) if reads else 0
+    )
     return partitioner.add(
         node.type,
         inputs,
@@ -247,12 +249,12 @@ def try_with_partial_sums(
         NotDivided: the call has to be computed once.
     """
     partitioner = node.partitioner
-    before = len(partitioner.once)
+    before = len(partitioner.computed_once)
     while True:
         try:
             return lay_out(inputs)
         except NotDivided:
-            del partitioner.once[before:]
+            del partitioner.computed_once[before:]
         parts = [value for value in inputs if value.is_partial]
         require(parts)
         for value in parts:

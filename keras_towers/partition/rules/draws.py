@@ -73,7 +73,7 @@ def _draw(
     require(algorithm.number in _PHILOX)
     if partitioner.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws pairs of numbers, which may belong to different rows.
-        partitioner.once.append(node.operation)
+        partitioner.computed_once.append(node.operation)
         raise NotDivided
     dtype = node.output_dtype()
     rest: Any = math.prod(sizes[1:]) * layout.rows

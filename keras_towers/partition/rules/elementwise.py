@@ -21,7 +21,7 @@ from keras_towers.partition.registry import Node, axes, rule
 
 Linear: TypeAlias = "Sequence[Collection[int]]"
 
-_NUMBERS = """
+_NUMERIC = """
     Exp Expm1 Log Log1p Sigmoid Softplus Softsign Elu Selu Relu Relu6 LeakyRelu
     Floor Ceil Round Rint Sin Cos Tan Asin Acos Atan Atan2 Sinh Cosh Tanh Asinh
     Acosh Atanh Erf Erfc Erfinv Ndtri Lgamma Digamma Polygamma Igamma Igammac
@@ -30,7 +30,7 @@ _NUMBERS = """
     Mod FloorMod FloorDiv TruncateDiv TruncateMod Maximum Minimum ClipByValue
     SquaredDifference Xlogy Xlog1py Xdivy Pow SqrtGrad
 """
-_TRUTHS = """
+_PREDICATES = """
     IsFinite IsNan IsInf LogicalNot LogicalAnd LogicalOr Less LessEqual Greater
     GreaterEqual Equal NotEqual ApproximateEqual
 """
@@ -45,23 +45,24 @@ _TEXTS = """
 """
 # If the check fails on one tower, the step stops on all of them.
 _CHECKS = "CheckNumerics CheckNumericsV2"
-_COPIES = """
+_LINEAR_UNARY = """
     PreventGradient DeepCopy Copy DebugIdentityV2 Neg Real Imag Conj ZerosLike
 """
-# Their first input is the gradient; below, it is their second.
-_GRADIENTS = """
+# Their first input is the gradient.
+_GRADIENT_FIRST = """
     ReluGrad LeakyReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad
 """
-_GRADIENTS_SECOND = """
+# Their second input is the gradient.
+_GRADIENT_SECOND = """
     TanhGrad SigmoidGrad RsqrtGrad ReciprocalGrad InvGrad
 """
-_NOT_LINEAR = f"{_NUMBERS} {_TRUTHS} {_BITS} {_TEXTS} {_CHECKS} OnesLike"
+_NOT_LINEAR = f"{_NUMERIC} {_PREDICATES} {_BITS} {_TEXTS} {_CHECKS} OnesLike"
 # The groups of inputs in which they are linear.
 _LINEAR: dict[str, Linear] = {
     **dict.fromkeys(_NOT_LINEAR.split(), ()),
-    **dict.fromkeys(_COPIES.split(), [[0]]),
-    **dict.fromkeys(_GRADIENTS.split(), [[0]]),
-    **dict.fromkeys(_GRADIENTS_SECOND.split(), [[1]]),
+    **dict.fromkeys(_LINEAR_UNARY.split(), [[0]]),
+    **dict.fromkeys(_GRADIENT_FIRST.split(), [[0]]),
+    **dict.fromkeys(_GRADIENT_SECOND.split(), [[1]]),
     **dict.fromkeys(("AddV2", "Add", "Sub"), [[0, 1]]),
     "Mul": [[0], [1]],
     # It is not linear in the second input: terms that are not 0 may add up to
@@ -103,17 +104,18 @@ def _bitcast(node: Node, value: Value) -> Factors:
 
 @axes("BiasAdd", "BiasAddV1")
 def _bias_add(node: Node, value: Value, bias: Value) -> Factors:
-    first = node.type == "BiasAdd" and node.attr("data_format") == b"NCHW"
-    at = 1 if first else value.rank - 1
+    is_v1 = node.type == "BiasAddV1"
+    channels_first = not is_v1 and node.attr("data_format") == b"NCHW"
+    at = 1 if channels_first else value.rank - 1
     whole = range(value.rank)
-    return Factors([whole, [at]], [whole], [[0, 1]])
+    return Factors([whole, [at]], [whole], linear=[[0, 1]])
 
 
 @axes("Select")
 def _select(node: Node, *inputs: Value) -> Factors:
     whole = range(inputs[1].rank)
     chosen = whole[: inputs[0].rank]
-    return Factors([chosen, whole, whole], [whole], [[1, 2]])
+    return Factors([chosen, whole, whole], [whole], linear=[[1, 2]])
 
 
 @axes("EnsureShape", "PlaceholderWithDefault")
@@ -123,7 +125,7 @@ def _ensure_shape(node: Node, value: Value) -> Factors:
         # The attribute has the global number of rows.
         shape = local_shape(tf.TensorShape(node.attr("shape")), value.layout)
         attributes["shape"] = shape
-    return Factors([labels], [labels], [[0]], attributes=attributes)
+    return Factors([labels], [labels], linear=[[0]], attributes=attributes)
 
 
 @rule("EnsureShape")

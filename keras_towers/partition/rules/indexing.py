@@ -215,7 +215,7 @@ def _gather_axes(
     picked[:batch] = kept[:batch]
     output = [*kept[:axis], *picked[batch:], *kept[axis + 1 :]]
     labels = [*kept[:axis], None, *kept[axis + 1 :]]
-    return Factors([labels, picked, None], [output], [[0]])
+    return Factors([labels, picked, None], [output], linear=[[0]])
 
 
 @rule("GatherV2")
@@ -225,8 +225,8 @@ def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
         return [repeat_rows(node)]
     numbered = _row_numbers_of(indices, "numbers")
     axis, batch = _axis_and_batch(node, values, indices, along)
-    layout, rows = values.as_rows()
-    require(not batch and layout == numbered.row_layout.at_axis(axis))
+    of_rows, rows = values.as_rows()
+    require(not batch and of_rows == numbered.row_layout.at_axis(axis))
     operands = [rows, numbered.local, node.partitioner.replicate(along)]
     layout = numbered.layout.at_axis(axis + numbered.layout.axis)
     return node.run_on_towers(operands, layout)
@@ -257,7 +257,7 @@ def _gather_nd_axes(node: Node, values: Value, indices: Value) -> Factors:
     return Factors(
         [[*[None] * depth, *trailing], [*picked, None]],
         [[*picked, *trailing]],
-        [[0]],
+        linear=[[0]],
         needs_rows=True,
     )
 
@@ -269,7 +269,7 @@ def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
     require(not node.attr("batch_dims"))
     # The variable is read once, or each tower reads its own copy.
     variable = partitioner.replicate(handle)
-    least = partitioner.order.record_use(node, [variable], True)
+    least = partitioner.order.record_use(node, [variable], reads=True)
     table = partitioner.read_variable(
         variable, node.output_dtype(), UNKNOWN_SHAPE, least
     )
@@ -302,8 +302,8 @@ def _scatter_nd_axes(
     return Factors(
         [[*picked, None], labels, None],
         [[*[None] * depth, *trailing]],
-        [[1]],
-        picked if is_number else (),
+        linear=[[1]],
+        summed=picked if is_number else (),
     )
 
 
@@ -317,7 +317,10 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
         REPLICATED, node.partitioner.to_partial(values), shape=values.shape
     )
     factors = Factors(
-        [None, *scattered.inputs[:2]], scattered.outputs, (), scattered.summed
+        [None, *scattered.inputs[:2]],
+        scattered.outputs,
+        linear=(),
+        summed=scattered.summed,
     )
     return divide(node, [added, indices, rows], factors)
 
@@ -335,8 +338,8 @@ def _segment_axes(
     return Factors(
         [labels, of_segments, None],
         [[NewAxis(count.number), *trailing]],
-        [[0]] if is_sum else (),
-        of_segments if is_sum else (),
+        linear=[[0]] if is_sum else (),
+        summed=of_segments if is_sum else (),
     )
 
 
@@ -369,4 +372,6 @@ def _bincount_axes(
     operands = [labels, None, labels if is_weighted else [None]]
     if is_matrix:
         return Factors(operands, [labels])
-    return Factors(operands, [[None]], [[2]] if is_weighted else (), labels)
+    return Factors(
+        operands, [[None]], linear=[[2]] if is_weighted else (), summed=labels
+    )

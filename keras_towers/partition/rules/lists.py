@@ -282,13 +282,14 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
         return sizes
     # An element that was not set has the declared shape, or this one.
     declared = [
-        _sizes_in(e, len(sizes)) for e in (elements.declared, shape.known)
+        _sizes_in(entries, len(sizes))
+        for entries in (elements.declared, shape.known)
     ]
     return tuple(
         size
-        if all(t is not UNKNOWN and t in (-1, size) for t in said)
+        if all(d is not UNKNOWN and d in (-1, size) for d in given)
         else UNKNOWN
-        for size, *said in zip(sizes, *declared, strict=True)
+        for size, *given in zip(sizes, *declared, strict=True)
     )
 
 

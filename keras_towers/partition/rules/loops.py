@@ -24,9 +24,11 @@ from keras_towers.partition.folding import constant
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    DataDependentUnit,
     Elements,
     ListOf,
     NotDivided,
+    Unit,
     Value,
     Values,
     common_facts,
@@ -83,13 +85,13 @@ def _skip_identities(tensor: Any) -> Any:
 
 
 def _settle(
-    states: Mapping[int, Value],
+    variables: Mapping[int, Value],
     lay_out_round: Callable[[Mapping[int, Value]], tuple[Any, Any]],
 ) -> tuple[Any, Mapping[int, Value]]:
     """Find loop variables that are the same before and after a round.
 
     Args:
-        states: the initial loop variables, by their indices.
+        variables: the initial loop variables, by their indices.
         lay_out_round: lays out a round; returns a result, and the loop
             variables joined with those after the round.
 
@@ -100,10 +102,10 @@ def _settle(
         NotDivided: they do not settle.
     """
     for _ in range(_PASSES):
-        result, after = lay_out_round(states)
-        if all(have_same_facts(states[k], after[k]) for k in states):
-            return result, states
-        states = after
+        result, after = lay_out_round(variables)
+        if all(have_same_facts(variables[k], after[k]) for k in variables):
+            return result, variables
+        variables = after
     raise NotDivided
 
 
@@ -143,11 +145,11 @@ def _lay_out_loop(
     partitioner = node.partitioner
     loop_vars = _loop_variables(body)
     require(all(body.inputs[k].dtype != tf.resource for k in loop_vars))
-    before = len(partitioner.once)
+    before = len(partitioner.computed_once)
 
     def lay_out_round(states: Mapping[int, Value]) -> Any:
         # Only the last pass counts.
-        del partitioner.once[before:]
+        del partitioner.computed_once[before:]
         round_, tensors, ends = _lay_out_round(
             partitioner, body, inputs, states
         )
@@ -165,14 +167,14 @@ def _lay_out_loop(
         operands.append(partitioner.to_layout(inputs[k], state.layout))
         outputs.append(round_.to_layout(ends[k], state.layout))
     new_body = Function(tensors, outputs, round_.operations)
-    test, tensors, (end,) = _lay_out_round(
+    tester, tensors, (end,) = _lay_out_round(
         partitioner, condition, inputs, states
     )
-    continues = test.to_layout(end, REPLICATED)
-    new_condition = Function(tensors, [continues], test.operations)
+    continues = tester.to_layout(end, REPLICATED)
+    new_condition = Function(tensors, [continues], tester.operations)
     results = list(inputs)
     local_results = _add_loop(node, operands, new_body, new_condition)
-    for k, tensor in zip(states, local_results, strict=False):
+    for k, tensor in zip(states, local_results[: len(states)], strict=True):
         results[k] = dataclasses.replace(states[k], local=tensor)
     return results
 
@@ -289,7 +291,7 @@ class _RowLoop:
         # Rounds that pop from lists begin with the last row.
         types = {operation.type for operation in body.get_operations()}
         self._pops_lists = "TensorListPopBack" in types
-        self._states = {k: self._state(k) for k in range(len(inputs))}
+        self._start_states = {k: self._state(k) for k in range(len(inputs))}
 
     def _is_counter(self, index: int) -> bool:
         """Whether an input starts at 0, and is incremented in each round."""
@@ -337,10 +339,10 @@ class _RowLoop:
         starts = [self._start(index) for index in range(len(self._inputs))]
         lists = {
             index: self._list_in_round(index, self._inputs[index])
-            for index, state in self._states.items()
+            for index, state in self._start_states.items()
             if state in (_State.UNCHANGED, _State.NOT_PUSHED)
         }
-        lay_out_round = functools.partial(self._lay_out_round, starts)
+        lay_out_round = functools.partial(self._lay_out_row, starts)
         (round_, tensors, ends), _ = _settle(lists, lay_out_round)
         outputs = [round_.replicate(ends[index]) for index in self._loop_vars]
         # Every tower stops after the last of its rows.
@@ -357,8 +359,9 @@ class _RowLoop:
             Function(copies, [continues], test.operations),
         )
         results = list(self._inputs)
-        for index, local in zip(self._loop_vars, local_results, strict=False):
-            state, _ = round_.states.get(ends[index], (None, index))
+        own_results = local_results[: len(self._loop_vars)]
+        for index, local in zip(self._loop_vars, own_results, strict=True):
+            state, _ = round_.tracked.get(ends[index], (None, index))
             results[index] = self._result(index, state, local, ends[index])
         return results
 
@@ -393,16 +396,16 @@ class _RowLoop:
         if index in self._counters:
             start = self._unit.start
             return partitioner.cast(start, dtype, is_repeated=False)
-        if self._states[index] is _State.SUM:
+        if self._start_states[index] is _State.SUM:
             # Adding strings concatenates them, which depends on the order.
             require(dtype.is_floating or dtype.is_integer or dtype.is_complex)
             return partitioner.to_partial(value)
-        if self._states[index] is _State.UNCHANGED:
+        if self._start_states[index] is _State.UNCHANGED:
             require(required(value.elements).length == self._unit.size)
             return partitioner.to_layout(value, self._layout)
         return partitioner.replicate(value)
 
-    def _lay_out_round(
+    def _lay_out_row(
         self, starts: Sequence[Tensor], lists: Mapping[int, Value]
     ) -> Any:
         """Lay out a round, for ``_settle``.
@@ -414,7 +417,7 @@ class _RowLoop:
         round_ = _RoundPartitioner(self._partitioner, self._unit)
         tensors, values = [], []
         for index, tensor in enumerate(starts):
-            given, state = self._inputs[index], self._states[index]
+            given, state = self._inputs[index], self._start_states[index]
             if index in self._loop_vars:
                 like = self._body.inputs[index]
                 tensor = Tensor(like.dtype, like.shape, on_towers=True)
@@ -427,7 +430,7 @@ class _RowLoop:
             elif state is None:
                 round_.row_numbers.add(value)
             if state is not None:
-                round_.states[value] = state, index
+                round_.tracked[value] = state, index
             values.append(value)
         ends = round_.lay_out_function(self._body, values)
         self._check(round_, values, ends)
@@ -441,7 +444,7 @@ class _RowLoop:
         """Return the facts about a list that hold in any round."""
         length = self._unit.size
         is_popped = self._pops_lists and index in self._loop_vars
-        if is_popped or self._states[index] is _State.NOT_PUSHED:
+        if is_popped or self._start_states[index] is _State.NOT_PUSHED:
             length = UNKNOWN
         elements = dataclasses.replace(required(value.elements), length=length)
         return Value(REPLICATED, shape=(), elements=elements)
@@ -451,10 +454,10 @@ class _RowLoop:
     ) -> None:
         """Refuse rounds that access another row."""
         for index in {*self._loop_vars, *round_.popped}:
-            before = self._states[index]
+            before = self._start_states[index]
             if before is None:
                 continue
-            state, origin = round_.states.get(ends[index], (None, None))
+            state, origin = round_.tracked.get(ends[index], (None, None))
             require(origin == index and state is not _State.NOT_PUSHED)
             require(index not in round_.popped or state is _State.POPPED)
             if state is _State.SUM:
@@ -488,25 +491,26 @@ class _RoundPartitioner(Partitioner):
     """Lays out a round, which is the same on a tower as on one device.
 
     Args:
-        around: the partitioner of the loop.
+        outer: the partitioner of the loop.
         unit: the unit of the rows.
 
     Attributes:
         row_numbers: values that are the number of the round's row.
-        states: the states of lists of rows and of sums, each with the index of
+        tracked: the states of lists of rows and of sums, each with the index of
             the loop's input that it derives from; None: the round has made the
             list, which is zero except for the element of its row.
         popped: the indices of inputs from which the round has popped.
     """
 
-    def __init__(self, around: Partitioner, unit: Any):
-        # All values of a round belong to a single row, so none is sharded.
-        no_unit = dataclasses.replace(around.unit, size=symbol("none"))
-        super().__init__(no_unit, around.is_first, around.options, around)
-        self.units, self._unit_by_key, self.once = {}, {}, []
+    def __init__(self, outer: Partitioner, unit: Unit | DataDependentUnit):
+        # All values of a round belong to a single row, so none is sharded, and
+        # nothing in it is computed once for all towers.
+        no_unit = dataclasses.replace(outer.unit, size=symbol("none"))
+        super().__init__(no_unit, outer.is_first, outer.options, outer)
+        self.units, self._unit_by_key, self.computed_once = {}, {}, []
         self._row_unit = unit
         self.row_numbers: set[Value] = set()
-        self.states: dict[Value, tuple[_State, int | None]] = {}
+        self.tracked: dict[Value, tuple[_State, int | None]] = {}
         self.popped: set[int] = set()
 
     def lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
@@ -515,7 +519,7 @@ class _RoundPartitioner(Partitioner):
         Raises:
             NotDivided: it accesses another row.
         """
-        before = [self.states[v] for v in inputs if v in self.states]
+        before = [self.tracked[v] for v in inputs if v in self.tracked]
         is_row_number = bool(inputs) and inputs[0] in self.row_numbers
         if node.type == "Identity" and (before or is_row_number):
             return inputs
@@ -542,7 +546,7 @@ class _RoundPartitioner(Partitioner):
         elif node.type == "TensorListPopBack" and is_numbered:
             self.row_numbers.add(outputs[1])
         if after is not None:
-            self.states[outputs[0]] = after
+            self.tracked[outputs[0]] = after
         return outputs
 
     def _state_after(
@@ -561,7 +565,8 @@ class _RoundPartitioner(Partitioner):
         require(len(before) == 1)
         ((state, origin),) = before
         after = _TRANSITIONS.get((node.type, state))
-        require(after is _State.SUM or inputs[0] in self.states)
+        # A list must be what is accessed, not an element of another list.
+        require(after is _State.SUM or inputs[0] in self.tracked)
         if after is None:
             reads = node.type == "TensorListGetItem" and are_lists
             require(reads or node.type == "TensorListElementShape")
@@ -576,10 +581,11 @@ class _RoundPartitioner(Partitioner):
         length = Value(REPLICATED, whole=count, shape=())
         outputs = super().lay_out_node(node, [inputs[0], length])
         elements = outputs[0].elements
-        outputs[0].elements = elements and dataclasses.replace(
-            elements, length=self._row_unit.size
-        )
-        self.states[outputs[0]] = _State.UNCHANGED, None
+        if elements is not None:
+            outputs[0].elements = dataclasses.replace(
+                elements, length=self._row_unit.size
+            )
+        self.tracked[outputs[0]] = _State.UNCHANGED, None
         return outputs
 
     def _local_index(self, index: Value) -> Value:
@@ -591,7 +597,9 @@ class _RoundPartitioner(Partitioner):
         return Value(REPLICATED, whole=local, shape=())
 
 
-def _total_of(unit: Any, partitioner: Partitioner, dtype: Any) -> Value:
+def _total_of(
+    unit: Unit | DataDependentUnit, partitioner: Partitioner, dtype: Any
+) -> Value:
     """Return the global number of units."""
     whole = partitioner.cast(unit.total, dtype)
     known = np.asarray(unit.size, object)

@@ -41,8 +41,8 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
     return Factors(
         [range(value.rank), None],
         [left],
-        [[0]] if is_linear else (),
-        reduced if node.type == "Sum" else (),
+        linear=[[0]] if is_linear else (),
+        summed=reduced if node.type == "Sum" else (),
         # Axes that the trace computes from shapes may include axes of size 1.
         entries={1: reduced},
     )
@@ -99,7 +99,7 @@ def _bias_gradient_of_images(node: Node, value: Value) -> Values:
 def _bias_gradient(node: Node, value: Value) -> Factors:
     at = _channels(node, value)
     summed = set(range(value.rank)) - {at}
-    return Factors([range(value.rank)], [[at]], [[0]], summed)
+    return Factors([range(value.rank)], [[at]], linear=[[0]], summed=summed)
 
 
 def _channels(node: Node, value: Value) -> int:

@@ -129,7 +129,7 @@ def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
 def _reshape(node: Node, value: Value, target: Value) -> Values:
     sizes = _reshape_shape(node, value, target)
     if value.is_partial:
-        factors = Factors([None, None], [[None] * len(sizes)], [[0]])
+        factors = Factors([None, None], [[None] * len(sizes)], linear=[[0]])
         return divide(node, [value, target], factors)
     before, _ = value.as_rows()
     layout = _rows_after(before, value.sizes, sizes)
@@ -172,7 +172,7 @@ def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
         is_kept = known[axis] == 1
         labels.append(axis if is_kept else None)
         tiled.append(axis if is_kept else NewAxis(size * known[axis]))
-    return Factors([labels, None], [tiled], [[0]])
+    return Factors([labels, None], [tiled], linear=[[0]])
 
 
 @rule("Tile")
@@ -238,7 +238,7 @@ def _note_size_of_places(node: Node, inputs: Values, outputs: Values) -> None:
 
 @axes("Transpose", "ConjugateTranspose")
 def _transpose(node: Node, value: Value, order: Value) -> Factors:
-    return Factors([range(value.rank), None], [known_ints(order)], [[0]])
+    return Factors([range(value.rank), None], [known_ints(order)], linear=[[0]])
 
 
 def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
@@ -251,14 +251,14 @@ def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
 @axes("ExpandDims")
 def _expand_dims(node: Node, value: Value, at: Value) -> Factors:
     labels = _with_axis(value, known_ints(at)[0], NewAxis(1))
-    return Factors([range(value.rank), None], [labels], [[0]])
+    return Factors([range(value.rank), None], [labels], linear=[[0]])
 
 
 @axes("Pack")
 def _pack(node: Node, *values: Value) -> Factors:
     labels, count = range(values[0].rank), len(values)
     output = _with_axis(values[0], node.attr("axis"), NewAxis(count))
-    return Factors([labels] * count, [output], [range(count)])
+    return Factors([labels] * count, [output], linear=[range(count)])
 
 
 @axes("OneHot")
@@ -291,14 +291,14 @@ def _reverse(node: Node, *inputs: Value) -> Factors:
 def _reverse_sequence(node: Node, value: Value, lengths: Value) -> Factors:
     seq_dim, batch_dim = node.attr("seq_dim"), node.attr("batch_dim")
     labels = [None if a == seq_dim else a for a in range(value.rank)]
-    return Factors([labels, [batch_dim]], [labels], [[0]])
+    return Factors([labels, [batch_dim]], [labels], linear=[[0]])
 
 
 @axes("ConcatV2")
 def _concat_axes(node: Node, *values: Value) -> Factors:
     reduced, count = known_axes(values[-1], values[0].rank), len(values) - 1
     labels = [None if a in reduced else a for a in range(values[0].rank)]
-    return Factors([*[labels] * count, None], [labels], [range(count)])
+    return Factors([*[labels] * count, None], [labels], linear=[range(count)])
 
 
 @rule("ConcatV2")

@@ -57,7 +57,9 @@ def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
     if node.type == "Slice":
         # The entry may be the global number of rows.
         entries[2] = [-1 if span.is_whole else None for span in taken]
-    return Factors([whole, *[None] * len(ends)], [left], [[0]], entries=entries)
+    return Factors(
+        [whole, *[None] * len(ends)], [left], linear=[[0]], entries=entries
+    )
 
 
 @rule("StridedSlice", "Slice")
@@ -105,33 +107,32 @@ def _rows_ahead(layout: Sharded, begin: Any) -> int:
 
 def _split_operand(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
     """Return the index of the split input, and the axis of the split."""
-    at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
-    return at, known_axes(over, inputs[at].rank)
+    index, axis = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
+    return index, known_axes(axis, inputs[index].rank)
 
 
 @axes("Split", "SplitV")
 def _split_axes(node: Node, *inputs: Value) -> Factors:
-    at, reduced = _split_operand(node, inputs)
-    labels = [None if a in reduced else a for a in range(inputs[at].rank)]
-    given = [labels if k == at else None for k in range(len(inputs))]
-    return Factors(given, [labels] * node.num_outputs, [[at]])
+    index, split = _split_operand(node, inputs)
+    labels = [None if a in split else a for a in range(inputs[index].rank)]
+    given = [labels if k == index else None for k in range(len(inputs))]
+    return Factors(given, [labels] * node.num_outputs, linear=[[index]])
 
 
 @rule("Split", "SplitV")
 def _split(node: Node, *inputs: Value) -> Values:
     """Split rows into blocks."""
-    at, reduced = _split_operand(node, inputs)
-    (layout, _), count = inputs[at].as_rows(), node.num_outputs
-    require(reduced == [layout.axis])
-    sizes = (
-        [layout.size // count] * count
-        if at
-        else split_sizes(inputs[1].entries, layout.size)
-    )
-    begins = itertools.accumulate(sizes, initial=0)
+    index, split = _split_operand(node, inputs)
+    value, count = inputs[index], node.num_outputs
+    layout, _ = value.as_rows()
+    require(split == [layout.axis])
+    sizes = [layout.size // count] * count
+    if node.type == "SplitV":
+        sizes = split_sizes(inputs[1].entries, layout.size)
+    begins = itertools.accumulate(sizes[:-1], initial=0)
     return [
-        _slice_blocks(node.partitioner, inputs[at], begin, size)
-        for begin, size in zip(begins, sizes, strict=False)
+        _slice_blocks(node.partitioner, value, begin, size)
+        for begin, size in zip(begins, sizes, strict=True)
     ]
 
 
@@ -146,7 +147,7 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
     if value.sharded is None:
-        factors = Factors([*[None] * 4, left], [whole], [[4]])
+        factors = Factors([*[None] * 4, left], [whole], linear=[[4]])
         return divide(node, [target, *inputs], factors)
     layout = value.sharded
     axis = left[layout.axis]
@@ -156,8 +157,8 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
             _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
         ]
     require(not any(end.sharded for end in ends))
-    given, spread = [target, *inputs], layout.at_axis(axis)
-    return node.run_with_shape(given, 0, sizes, spread)
+    operands = [target, *inputs]
+    return node.run_with_shape(operands, 0, sizes, layout.at_axis(axis))
 
 
 def _pad_blocks(
@@ -195,7 +196,7 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
     return Factors(
         [labels, None, *[None] * len(fill)],
         [padded],
-        () if fill else [[0]],
+        linear=() if fill else [[0]],
         needs_rows=node.type.startswith("Mirror"),
     )
 

@@ -42,8 +42,7 @@ from keras_towers.engines.dropin.distributed_optimizer import (
 )
 from keras_towers.fit import rank_agreement
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
-from keras_towers.transport import Transport
-from keras_towers.transport import next_key
+from keras_towers.transport import Transport, next_key
 
 
 def init(lazy: bool = True) -> None:
@@ -82,7 +81,7 @@ def shutdown() -> None:
     distributed_models.unpatch_keras()
 
 
-def compression_hook(compression: Any) -> CommunicationHook:
+def _compression_hook(compression: Any) -> CommunicationHook:
     """Make a communication hook that sends compressed tensors."""
 
     def hook(
@@ -125,13 +124,19 @@ def push_pull(
     """
     dropin.check_compression(compression, "bps")
     tensor = tf.convert_to_tensor(dropin.tf_variable(value))
-    key = f"{scope}{name}" if scope or name else next_key("push_pull")
-    hook = compression_hook(compression)
-    (total,) = hook(transport(), [tensor], f"bps.{key}")
+    hook = _compression_hook(compression)
+    key = _key(scope, name, "push_pull")
+    (total,) = hook(transport(), [tensor], key)
     if not average:
         return total
     mean = tf.math.divide(total, size())
     return tf.cast(mean, tensor.dtype)
+
+
+def _key(scope: str, name: str | None, purpose: str) -> str:
+    """The key of a collective, from its name or a number."""
+    key = f"{scope}{name}" if scope or name else next_key(purpose)
+    return f"bps.{key}"
 
 
 def broadcast(
@@ -148,9 +153,9 @@ def broadcast(
     Returns:
         The value of rank ``root_rank``, bit for bit.
     """
-    key = f"{scope}{name}" if scope or name else next_key("broadcast")
+    key = _key(scope, name, "broadcast")
     tensor = tf.convert_to_tensor(dropin.tf_variable(value))
-    return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
+    return transport().broadcast([tensor], key, root_rank)[0]
 
 
 def broadcast_variables(
@@ -188,7 +193,7 @@ class _MeanReducer(Reducer):
 
     def __init__(self, compression: Any, sparse_as_dense: bool):
         super().__init__(sparse_as_dense)
-        self._hook = compression_hook(compression)
+        self._hook = _compression_hook(compression)
 
     def communicates(self) -> bool:
         return bool(size() > 1)
