@@ -302,10 +302,17 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         check_seconds("start_timeout_s", start_timeout_s)
         cluster = tf_config.required()
         if not cluster.trains:
+            advice = tf_config.EVALUATOR
+            if cluster.role == "ps":
+                advice = (
+                    "It needs no parameter servers: leave \"ps\" out of "
+                    "TF_CONFIG, or use DistributedReplicatedStrategy in all "
+                    "tasks."
+                )
             raise TowerError(
                 f"TF_CONFIG says that this process is {cluster}, and "
                 "MultiWorkerTowerStrategy is for tasks that train: the chief "
-                f"and the workers. {tf_config.EVALUATOR}"
+                f"and the workers. {advice}"
             )
         towers = share_machine(cluster, towers)
         transport = _connect(
