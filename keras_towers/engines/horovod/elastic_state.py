@@ -89,17 +89,36 @@ class ObjectState(_elastic.ObjectState):
     ):
         # None under Horovod's own launcher, which notifies workers itself.
         self._store = store.from_environment()
-        self._saved: list[tuple[Any, np.ndarray]] = []
         super().__init__(bcast_object, get_rank, **objects)
 
+    def check_host_updates(self) -> None:
+        """Interrupt training on all ranks if hosts were added or removed."""
+        if self._store and self._rank() == 0:
+            with contextlib.suppress(OSError):
+                update = self._store.get(store.HOSTS_UPDATED)
+                if update:
+                    self.on_hosts_updated(*update)
+        super().check_host_updates()
+
+
+class VariablesState(ObjectState):
+    """Variables and objects that survive the loss of workers."""
+
+    _saved: list[tuple[Any, np.ndarray]]
+
+    def __init__(self, **objects: Any):
+        self._transport = HorovodTransport()
+        self._saved = []
+        super().__init__(**objects)
+
     def _variables(self) -> list[keras.Variable]:
-        """Return the variables that are committed, too."""
-        return []
+        """Return the variables that are committed."""
+        raise NotImplementedError
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         """Give all ranks the values of rank 0."""
         values = list(map(tf_variable, variables))
-        rank_agreement.broadcast(HorovodTransport(), values)
+        rank_agreement.broadcast(self._transport, values)
 
     def save(self) -> None:
         """Keep the current values in this worker's memory."""
@@ -118,17 +137,8 @@ class ObjectState(_elastic.ObjectState):
         super().sync()
         self.save()
 
-    def check_host_updates(self) -> None:
-        """Interrupt training on all ranks if hosts were added or removed."""
-        if self._store and self._rank() == 0:
-            with contextlib.suppress(OSError):
-                update = self._store.get(store.HOSTS_UPDATED)
-                if update:
-                    self.on_hosts_updated(*update)
-        super().check_host_updates()
 
-
-class ModelState(ObjectState):
+class ModelState(VariablesState):
     """A model, its optimizer and objects that survive the loss of workers."""
 
     def __init__(
@@ -162,7 +172,7 @@ class ModelState(ObjectState):
         return list({id(v): v for v in variables}.values())
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
-        if not rank_agreement.compare_variables(HorovodTransport(), variables):
+        if not rank_agreement.compare_variables(self._transport, variables):
             super()._broadcast(variables)
 
 

@@ -33,6 +33,7 @@ from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
     ObjectState as ObjectState,
+    VariablesState,
     run as run,
 )
 from keras_towers.engines.horovod.hvd.operations import (
@@ -111,7 +112,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class TensorFlowState(ObjectState):
+class TensorFlowState(VariablesState):
     """Variables and objects that survive the loss of workers.
 
     Args:
