@@ -168,11 +168,11 @@ def verify(
         steps: How many steps to compare.
         tolerance: The largest acceptable difference.
     """
-    import tensorflow as tf
-
-    import keras_towers as kt
-
     try:
+        import tensorflow as tf
+
+        import keras_towers as kt
+
         if not tf.config.list_physical_devices("GPU"):
             kt.virtual_towers(2 if towers is None else towers)
         built = call_named(target)

@@ -87,14 +87,14 @@ def run(
     Args:
         script: The script that each rank runs.
         arguments: Arguments and options of SCRIPT.
-        processes: Count of processes. Default: the slots of the hosts that are
-            named or that a cluster has allocated.
+        processes: Number of processes. Default: the slots of the hosts that
+            are named or that a cluster has allocated.
         hosts: Hosts to run on. Default: the cluster's allocation, or this
             machine.
         hostfile: Hosts in a file, with lines like 'host slots=2'.
-        ps: Count of parameter servers, on this machine.
-        workers: Count of processes that train, connected by TensorFlow on this
-            machine. TF_CONFIG lists all tasks.
+        ps: Number of parameter servers, on this machine.
+        workers: Number of processes that train, connected by TensorFlow on
+            this machine. TF_CONFIG lists all tasks.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Default: the script enters a strategy itself.
         no_strategy: Let each process train a separate model. Otherwise fit

@@ -1,5 +1,6 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
-Its parts, from the bottom up: ``contract``, ``context``, ``rank_agreement``,
-``weights``, ``data``, ``update`` and ``step``, ``calls``, ``hooks``.
+Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
+``rank_agreement`` and ``step_errors``, ``weights``, ``data``, ``update`` and
+``step``, ``calls``, ``hooks``.
 """

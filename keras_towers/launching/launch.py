@@ -126,9 +126,10 @@ def launch(
 def _dump(value: object, path: Path, problem: str) -> None:
     """Pickle a value into a file; ``problem`` begins the error if it cannot."""
     try:
-        path.write_bytes(cloudpickle.dumps(value))
+        pickled = cloudpickle.dumps(value)
     except Exception as error:
         raise TowerError(f"{problem} ({error}).") from error
+    path.write_bytes(pickled)
 
 
 def call_as_rank(folder_name: str) -> None:

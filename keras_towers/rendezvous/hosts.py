@@ -181,13 +181,16 @@ NO_PLACEMENT: str = RankPlacement("", *[-1] * 6).encode()
 def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
     """Place each rank on its host."""
     sizes = collections.Counter(hosts)
+    # For each local rank, the numbers of the hosts that have it.
+    crossing: list[dict[str, int]] = []
+    for local in range(max(sizes.values(), default=0)):
+        there = (host for host, size in sizes.items() if size > local)
+        crossing.append({host: number for number, host in enumerate(there)})
     seen: collections.Counter[str] = collections.Counter()
     placements = []
     for rank, host in enumerate(hosts):
         local = seen[host]
         seen[host] += 1
-        # The hosts that have a rank of this local rank.
-        crossing = [name for name, size in sizes.items() if size > local]
         placements.append(
             RankPlacement(
                 hostname=host,
@@ -195,8 +198,8 @@ def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
                 size=len(hosts),
                 local_rank=local,
                 local_size=sizes[host],
-                cross_rank=crossing.index(host),
-                cross_size=len(crossing),
+                cross_rank=crossing[local][host],
+                cross_size=len(crossing[local]),
             )
         )
     return placements

@@ -70,6 +70,12 @@ PLACEMENT = "placement"
 MISSING = "missing"
 """The key of the ranks that have not introduced themselves."""
 _HEARTBEAT = "heartbeat"
+# With this process's path, so that both find the same package; set when Python
+# has started, so that nothing beside the user's script is imported before.
+_HELPER_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from keras_towers.rendezvous import meet; meet.help_rank()"
+)
 _MIN_SECRET_LENGTH = 16
 # Rank 0 has not started; or the address is left over from an earlier job, and
 # another program may listen at it.
@@ -408,9 +414,7 @@ def stop_helper(helper: Helper) -> None:
 
 def _start(task: str, endpoint: Endpoint, *arguments: object) -> Helper:
     helper = subprocess.Popen(
-        # With this process's path, so that both find the same package.
-        [sys.executable, "-P", "-m", __name__],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-c", _HELPER_PROGRAM, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # Ctrl-C is meant for the rank, and must not end its helper first.
@@ -530,7 +534,3 @@ def help_rank() -> None:
     threading.Thread(target=wait_for_end, daemon=True).start()
     tasks: dict[str, Callable[..., None]] = {"serve": serve, "beat": beat}
     tasks[task](ended, *arguments)
-
-
-if __name__ == "__main__":
-    help_rank()

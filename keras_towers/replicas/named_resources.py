@@ -89,8 +89,8 @@ class Queue:
         return [tf.ensure_shape(part, ()) for part in parts]
 
     def put_if_empty(self, value: tf.Tensor) -> tf.Operation | None:
-        """Add one element if there is none."""
-        with tf.device(self._device):
+        """Add one element if there is none when its value is known."""
+        with tf.device(self._device), tf.control_dependencies([value]):
             size = tf.raw_ops.QueueSizeV2(handle=self._handle)
             missing = tf.cast(tf.equal(size, 0), tf.int32)
             return self.put_many(tf.fill([missing], value))

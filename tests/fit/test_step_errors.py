@@ -231,19 +231,24 @@ def test_an_error_of_the_data_is_seen(source):
     assert "an error of my own" in step_errors.shorten(caught.value)
 
 
-LOST = tf.errors.CancelledError(
-    None, None, "RecvAsync", {step_errors._DERIVED: b""}
-)
-# It is not about rows.
-LEFT = tf.errors.UnknownError(None, None, "a rank has left")
+def lost_root_cause():
+    payloads = {step_errors._DERIVED: b""}
+    return tf.errors.CancelledError(None, None, "RecvAsync", payloads)
+
+
+def not_about_rows():
+    return tf.errors.UnknownError(None, None, "a rank has left")
 
 
 @pytest.mark.parametrize(
-    "error, wanted",
-    [(LOST, ["on one device, outside of TowerStrategy"]), (LEFT, [])],
-    ids=["lost root cause", "no rows"],
+    "made, wanted",
+    [
+        (lost_root_cause, ["on one device, outside of TowerStrategy"]),
+        (not_about_rows, []),
+    ],
 )
-def test_notes_explain_an_error_that_is_not_what_failed(error, wanted):
+def test_notes_explain_an_error_that_is_not_what_failed(made, wanted):
+    error = made()
     config = kt.TowerStrategy(2)._config
     with (
         pytest.raises(type(error)) as caught,

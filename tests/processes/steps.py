@@ -144,6 +144,18 @@ def variables_outside_of_a_model_are_those_of_rank_0():
     assert_exact(Outside.made, act)
 
 
+@check
+def a_prediction_before_the_first_step_leaves_variables_outside_to_it():
+    def act(model):
+        predict = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_: model.predict(X[:4], verbose=0)
+        )
+        options = {"shuffle": False, "callbacks": [predict]}
+        return model.fit(X[:25], Y[:25], 8, 2, 0, **options).history
+
+    assert_exact(Outside.made, act)
+
+
 class Taught(Stepping):
     """Learns what another model says."""
 

@@ -305,7 +305,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             advice = tf_config.EVALUATOR
             if cluster.role == "ps":
                 advice = (
-                    "It needs no parameter servers: leave \"ps\" out of "
+                    'It needs no parameter servers: leave "ps" out of '
                     "TF_CONFIG, or use DistributedReplicatedStrategy in all "
                     "tasks."
                 )

@@ -127,6 +127,7 @@ class TowerCall:
         self._step = step
         self._prepared = prepared
         outer = current()
+        self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = outer is not None and outer.model is self.model
         # Whether a step runs that builds the model.
@@ -138,9 +139,14 @@ class TowerCall:
         with (
             _calls.holding(self),
             patches.shadowed(self.model, self.shadows()),
+            contextlib.ExitStack() as stack,
         ):
+            order = self._step.order
+            if self._is_nested:
+                # The next step of the call around this one may be its first.
+                stack.enter_context(order.within_epoch())
             if not self._prepared:
-                self._step.order.begin_epoch()
+                order.begin_epoch()
             try:
                 yield
             finally:

@@ -15,7 +15,7 @@ from keras_towers._notices import announce
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TowerFunction
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep, ignore_trace
 from keras_towers.fit.weights.tower_variables import read_handle
 
 # The first steps show which inputs are not divided and how much memory a step
@@ -176,11 +176,15 @@ class AdaptiveFunction(TowerFunction):
                     raise
 
     def _run_once(self, data: Any) -> Any:
-        options: dict[str, Any] = {"micro_batches": self._micro_batches}
+        step = self._step
+        # Functions that are made later begin with this number.
+        step.micro_batches = self._micro_batches
         if self._auto_micro_batches:
-            options["on_trace"] = self._add_variables
-        with patches.shadowed(self._step, options):
+            step.on_trace = self._add_variables
+        try:
             result = self._function(data)
+        finally:
+            step.on_trace = ignore_trace
         self._before = {}
         return result
 

@@ -53,6 +53,10 @@ _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
 
 
+def ignore_trace(graph: Any) -> None:
+    """Do nothing with the graph of a step that has been traced."""
+
+
 class GlobalStep:
     """Runs steps of Keras on all towers, with the results of one device.
 
@@ -72,7 +76,7 @@ class GlobalStep:
         self.update = update
         number = self.config.options.micro_batches
         self.micro_batches: int = 1 if number == "auto" else number
-        self.on_trace: Callable[[Any], None] = lambda graph: None
+        self.on_trace: Callable[[Any], None] = ignore_trace
         self.examples: int | None = None
         self.has_gathered = False
         self._eager_steps = itertools.count()

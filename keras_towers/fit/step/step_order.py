@@ -70,6 +70,18 @@ class StepOrder:
         if self._transport.size > 1:
             self._is_first.assign(True)
 
+    @contextlib.contextmanager
+    def within_epoch(self) -> Iterator[None]:
+        """Leave an epoch as it is, whatever steps this block makes."""
+        if self._transport.size == 1:
+            yield
+            return
+        was_first = bool(self._is_first)
+        try:
+            yield
+        finally:
+            self._is_first.assign(was_first)
+
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Act in the first step of an epoch only; return the int64 result."""
         result = tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))

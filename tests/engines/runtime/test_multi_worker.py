@@ -38,7 +38,7 @@ def test_tasks_that_do_not_train(place):
     with pytest.raises(TowerError, match="evaluator 0 at c:1, and Multi"):
         kt.strategy("multi-worker")
     place("ps", 0, worker=["a:1", "b:1"], ps=["c:1"])
-    with pytest.raises(TowerError, match="leave \"ps\" out of TF_CONFIG"):
+    with pytest.raises(TowerError, match='leave "ps" out of TF_CONFIG'):
         kt.strategy("multi-worker")
 
 
