@@ -11,6 +11,7 @@ import dis
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import tensorflow as tf
@@ -57,17 +58,22 @@ def _keras(path: str, names: str = "") -> Any:
 
 def _assigns(owner: Any, name: str) -> bool:
     """Whether the code of a class or its bases sets an attribute."""
-    codes = (
+    codes = [
         getattr(_function(value), "__code__", None)
         for cls in getattr(owner, "__mro__", ())
         for value in vars(cls).values()
-    )
-    return any(
-        step.opname == "STORE_ATTR" and step.argval == name
-        for code in codes
-        if code is not None and name in code.co_names
-        for step in dis.get_instructions(code)
-    )
+    ]
+    while codes:
+        code = codes.pop()
+        if code is None:
+            continue
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+        if name in code.co_names and any(
+            step.opname == "STORE_ATTR" and step.argval == name
+            for step in dis.get_instructions(code)
+        ):
+            return True
+    return False
 
 
 def _function(value: Any) -> Any:

@@ -55,9 +55,10 @@ class WorkerFit(ReplicaCall):
     1. ``_on_train_begin``. The chief uploads all variables. The other workers
        download them, and start at the chief's epoch. A worker that was
        restarted skips the batches that it had trained on.
-    2. ``train``. A step pushes this worker's gradients to the servers. Then the
-       worker waits for the next weights and reads them. If the chief has
-       stopped the training, all workers stop after the same step.
+    2. ``train``. A step pushes this worker's gradients to the servers, and the
+       worker reads the next weights: at once if workers are asynchronous, else
+       when they have been updated. If the chief has stopped the training, all
+       workers stop, after the same step unless they are asynchronous.
     3. ``_on_epoch_end``. If all workers end an epoch together, they wait for
        the chief's callbacks, and stop if these stop the training. Otherwise
        ``_on_epoch_begin`` follows, with the weights that these have left.

@@ -55,6 +55,17 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
     return [np.asarray(entries, dtype=object) for entries in results]
 
 
+def may_wrap(node: Node, inputs: Sequence[Any]) -> bool:
+    """Whether an operation's own result may be another than the folded one.
+
+    The product of a symbol may overflow an int32, which wraps around.
+    """
+    return any(
+        node.dtype(k).size < 8 and _are_multiples(*np.ravel(entries))
+        for k, entries in enumerate(inputs)
+    )
+
+
 def _fits(entries: Any, dtype: tf.DType) -> bool:
     """Whether a dtype can represent entries.
 

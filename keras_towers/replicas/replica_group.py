@@ -145,7 +145,8 @@ class ReplicaGroup:
 
     A replica that has computed its share of an update waits for the next global
     step. With shared tokens it waits for a token instead, the right to compute
-    one gradient; its value is the global step at which it was handed out.
+    one gradient; its value is the global step at which it was handed out. The
+    first gradient of each replica needs none, so that no other can take it.
 
     The methods from ``start_gradient`` to ``publish_part`` add operations to a
     tf.function; the others run immediately.
@@ -220,7 +221,7 @@ class ReplicaGroup:
         """
         token = None
         if self.quorum.shared:
-            step = token = self._steps[0].get()[0]
+            step = token = self._wait_for_token(replica)
         else:
             step = self._wait_in(self._steps[replica], replica)
         with (
@@ -228,6 +229,15 @@ class ReplicaGroup:
             tf.control_dependencies([self.start_gradient(replica, token)]),
         ):
             return tf.identity(step)
+
+    def _wait_for_token(self, replica: int) -> tf.Tensor:
+        with tf.device(self._device):
+            step = self.step.read_value()
+            is_first = tf.equal(self.read_pushed(replica), 0)
+            is_first &= self._local[replica].read_value() < step
+            return tf.cond(
+                is_first, lambda: step, lambda: self._steps[0].get()[0]
+            )
 
     def wait_for_part(self, replica: int, part: int) -> tf.Tensor:
         """Wait for a part of the next step's weights."""
@@ -294,7 +304,8 @@ class ReplicaGroup:
                 count.assign(tf.zeros((), tf.int64), read_value=False)
             step = self._increment_step()
             emptied = self._arrivals.advance_to(step, True)
-            with tf.control_dependencies([emptied, self._publish(step)]):
+            published = self._publish(step, self.quorum.replicas)
+            with tf.control_dependencies([emptied, published]):
                 return tf.identity(step)
 
     def take_arrivals(self, count: tf.Tensor) -> tf.Tensor:
@@ -316,12 +327,18 @@ class ReplicaGroup:
         with tf.device(self._device):
             return tf.identity(self.step.assign_add(tf.ones((), tf.int64)))
 
-    def _publish(self, step: tf.Tensor) -> tf.Operation:
-        """Let replicas go on with a step, which is the global step now."""
+    def _publish(self, step: tf.Tensor, without_token: int = 0) -> tf.Operation:
+        """Let replicas go on with a step, which is the global step now.
+
+        Args:
+            step: the step.
+            without_token: how many of its gradients need no shared token.
+        """
         with tf.device(self._device):
             if not self.quorum.shared:
                 return tf.group(*(q.put_if_empty(step) for q in self._steps))
-            tokens = tf.fill([self.quorum.most_of_one], step)
+            number = self.quorum.most_of_one - without_token
+            tokens = tf.fill([number], step)
             return tf.group(self._steps[0].put_many(tokens))
 
     def publish_part(self, part: int) -> None:
@@ -390,13 +407,15 @@ class ReplicaGroup:
         def body() -> tf.Tensor:
             with tf.device(self._device):
                 pushed = self._pushed[replica].read_value()
+                again = tf.equal(pushed, self._before[replica].read_value())
                 if self.quorum.shared:
+                    again = tf.equal(pushed, 0)
                     # The replica has lost the token that it had.
-                    self._steps[0].put(self.step.read_value())
-                else:
-                    # The first gradient of the step is begun again.
-                    again = tf.equal(pushed, self._before[replica].read_value())
-                    self._local[replica].assign_sub(tf.cast(again, tf.int64))
+                    lost = tf.cast(pushed > 0, tf.int32)
+                    step = self.step.read_value()
+                    self._steps[0].put_many(tf.fill([lost], step))
+                # The first gradient of the step, or fit, is begun again.
+                self._local[replica].assign_sub(tf.cast(again, tf.int64))
                 return tf.identity(pushed)
 
         (pushed,) = self.calls(("back", replica), body)

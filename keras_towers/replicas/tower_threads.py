@@ -108,7 +108,11 @@ class TowerSteps:
     # Called by ``TowerThreads`` during a ``fit``, in this order:
 
     def prepare(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Prepare, before the threads start; ``failed`` ends the training."""
+        """Prepare, before the threads start.
+
+        Args:
+            on_failure: ends the training.
+        """
 
     def wait_for_turn(self, tower: int) -> bool:
         """Wait, in a tower's thread, for its next batch; False at the end."""

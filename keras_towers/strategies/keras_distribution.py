@@ -284,9 +284,6 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
             # After an error, ranks do not wait for one another.
             last.__exit__(*sys.exc_info())
     if strategy is not None:
-        # It need not be imported whenever Keras is.
-        from keras_towers.fit.hooks import keras_patches
-
         _thread.patched = contextlib.ExitStack()
         _thread.patched.enter_context(keras_patches.installed())
         _thread.strategy = strategy

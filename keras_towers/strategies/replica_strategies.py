@@ -118,7 +118,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
 
 Tokens = Literal["per_replica", "shared"]
-"""Whether each replica has its own tokens, or all share one queue."""
+"""Whether each replica has a share of an update, or takes shared tokens."""
 
 
 class SyncReplicasStrategy(BaseStrategy):

@@ -1,5 +1,6 @@
 """Replicas, played by a test, and their coordinator."""
 
+import concurrent.futures
 import contextlib
 import itertools
 import threading
@@ -105,22 +106,20 @@ class Game:
 
         A replica that goes on without a step gets ``END``.
         """
-        return [self._wait(replica) for replica in replicas]
+        waiting = [self.begin_to_wait(replica) for replica in replicas]
+        return [future.result(SECONDS) for future in waiting]
 
-    def _wait(self, replica):
-        found, group = [], self._groups[replica]
+    def begin_to_wait(self, replica):
+        """Let a replica wait in a thread; return its step, in a future."""
+        group, future = self._groups[replica], concurrent.futures.Future()
 
         def wait():
-            found.extend(
-                group.calls("wait", lambda: group.wait_for_step(replica))
-            )
+            step = group.calls("wait", lambda: group.wait_for_step(replica))
+            step = int(step[0])
+            future.set_result(END if step == END else step - self.first)
 
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        thread.join(SECONDS)
-        assert found, f"replica {replica} waits"
-        step = int(found[0])
-        return END if step == END else step - self.first
+        threading.Thread(target=wait, daemon=True).start()
+        return future
 
     def returns(self, replica):
         """Restart a replica; return how many gradients it had pushed."""

@@ -46,8 +46,12 @@ def test_a_restarted_replica_goes_on_after_its_last_gradient(early):
         game.push(1)
         # Its gradient has arrived: it waits for the next update.
         assert game.returns(1) == 2
+        waiting = game.begin_to_wait(1)
+        time.sleep(0.2)
+        assert not waiting.done()
         game.push(0)
-        assert game.wait(0, 1) == [2, 2]
+        assert game.wait(0) == [2]
+        assert waiting.result(SECONDS) == 2
         game.push(0, 1)
         assert game.wait(0, 1) == [3, 3]
         assert game.counts().used == (3, 3)
@@ -71,7 +75,7 @@ def test_a_replica_may_take_several_shared_tokens_of_an_update():
         game.push(0)
         assert game.wait(0) == [0]
         game.push(0)
-        # One that dies with its token gets another.
+        # Its first gradient needs no token, also after a restart.
         assert game.returns(1) == 0
         assert game.wait(1) == [0]
         game.push(1)

@@ -16,6 +16,7 @@ from keras_towers.partition.layouts import (
     Values,
     known_axes,
     require,
+    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -50,12 +51,19 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
 
 @rule(*_EXTREMES)
 def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
+    """Reduce on each tower, then reduce the towers' results."""
     partitioner = node.partitioner
     reduced = known_axes(over, value.rank)
     layout, rows = value.as_rows()
     require(layout.axis in reduced)
     along = partitioner.constant(reduced, node.dtype(1))
-    (own,) = node.copy([rows, along])
+    kept: Sequence[Any] = value.sizes
+    if node.attr("keep_dims"):
+        kept = [1 if k in reduced else size for k, size in enumerate(kept)]
+    else:
+        kept = [size for k, size in enumerate(kept) if k not in reduced]
+    # The traced shape may be unknown.
+    (own,) = node.copy([rows, along], [static(kept)])
     return [partitioner.reduce_over_towers(node.type, own)]
 
 
