@@ -177,6 +177,17 @@ def test_an_order_of_axes_that_is_known_is_a_constant():
     assert transpose.inputs[1].operation.type == "Const"
 
 
+def test_rows_whose_entries_are_known_are_divided():
+    """They are known where the number of examples is."""
+
+    def function(words):
+        return tf.concat([words, tf.fill([6], 1)], 0)
+
+    graph = trace(function, replicated(6, dtype="int32"))
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    assert not computed_once(program)
+
+
 def test_channels_may_be_a_multiple_of_examples():
     def function(x):
         y = tf.reshape(x, [5, 10])
