@@ -132,11 +132,13 @@ def _read_line() -> bytes:
 def _follow(order: dict, child: subprocess.Popen) -> None:
     """Forward signals from stdin; end all processes with the launcher."""
     # Nothing is printed: the launcher, which would show it, is gone.
+    line = b""
     while select.select([0], [], [], order["lost_s"])[0]:
         data = os.read(0, 65536)
         if not data:
             break
-        for number in data.split():
+        *lines, line = (line + data).split(b"\n")
+        for number in lines:
             child.send_signal(int(number))
     _end_all(order["grace_s"])
 

@@ -51,6 +51,17 @@ def test_a_launcher_elsewhere_that_gives_no_sign_of_life_is_gone():
     assert of_this_machine.returncode == 128 + 15
 
 
+def test_a_signal_may_arrive_in_pieces():
+    process = start(command=["sh", "-c", "trap 'exit 7' TERM; sleep 9 & wait"])
+    time.sleep(0.5)
+    for piece in ("1", "5\n"):
+        process.stdin.write(piece)
+        process.stdin.flush()
+        time.sleep(0.3)
+    assert process.wait(LIMIT_S) == 7
+    process.communicate()
+
+
 def test_it_answers_before_its_command_does():
     command = ["printf", "a\\0b"]
     # It ends its command when its stdin closes.

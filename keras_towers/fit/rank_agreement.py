@@ -84,9 +84,9 @@ def check_call(
     )
     if keras_call.trains:
         settings |= _compiled(model) | {_LAYERS: _layers(model)}
-    if keras_call.trains and config.transport.size > 1:
-        name = None if observer is None else type(observer).__name__
-        settings["callback that measures"] = str(name)
+        if config.transport.size > 1:
+            name = None if observer is None else type(observer).__name__
+            settings["callback that measures"] = str(name)
     ranks = rank_checks.gather(
         config.peers, settings, f"is at the beginning of {kind}"
     )

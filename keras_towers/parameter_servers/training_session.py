@@ -335,7 +335,7 @@ class AveragedSession(Session):
         super().__init__(peers, number, splits_batches)
         self.quorum = quorum
         self._after_update = after_update
-        self._early = quorum.each_once
+        self._early = quorum.one_each
         self.needs_all = self._early
         self.spare = max(0, quorum.replicas - quorum.aggregate)
         self.epochs_together = splits_batches and not quorum.may_drop

@@ -61,7 +61,7 @@ def may_wrap(node: Node, inputs: Sequence[Any]) -> bool:
     The product of a symbol may overflow an int32, which wraps around.
     """
     return any(
-        node.dtype(k).size < 8 and _are_multiples(*np.ravel(entries))
+        node.dtype(k).size < 8 and _may_overflow(*np.ravel(entries))
         for k, entries in enumerate(inputs)
     )
 
@@ -120,7 +120,7 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
         def compare_entries(a: Any, b: Any) -> Any:
             # The result may select a branch, so the operands must not have
             # overflowed.
-            is_exact = is_wide or a == b or not _are_multiples(a, b)
+            is_exact = is_wide or a == b or not _may_overflow(a, b)
             return compared(compare, a, b) if is_exact else UNKNOWN
 
         return _each(compare_entries, *arrays)
@@ -128,7 +128,7 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
     return fold
 
 
-def _are_multiples(*entries: Any) -> bool:
+def _may_overflow(*entries: Any) -> bool:
     """Whether an entry may overflow int32, as a product of a symbol may."""
     return any(
         entry.number != 1 or [power for _, power in entry.powers] != [1]

@@ -312,7 +312,7 @@ class CollectiveAllReduce:
         return sums
 
     def _next_slot(self) -> tf.Tensor:
-        """Count the steps in the graph atomically, and return the next key.
+        """Count a step atomically; return what it adds to a gradient's key.
 
         With a single key, two threads that run the same graph would mix up
         their buffers. With a new key for every step, TensorFlow would leak

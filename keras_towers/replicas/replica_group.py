@@ -44,7 +44,7 @@ class Quorum:
                 f"replicas_to_aggregate={self.aggregate} is not allowed: an "
                 "update averages at least 1 gradient."
             )
-        if self.replicas * self.most_of_one > MAX_GRADIENTS:
+        if self.replicas * self.max_per_replica > MAX_GRADIENTS:
             tokens = "shared" if self.shared else "per_replica"
             raise TowerError(
                 f"{self.replicas} replicas, with {self.aggregate} gradients in "
@@ -62,14 +62,14 @@ class Quorum:
         return [each + 1] * more + [each] * (self.replicas - more)
 
     @property
-    def most_of_one(self) -> int:
+    def max_per_replica(self) -> int:
         """How many gradients of an update one replica computes, at most."""
         if self.shared:
             return max(self.aggregate, self.replicas)
         return max(self.quotas)
 
     @property
-    def each_once(self) -> bool:
+    def one_each(self) -> bool:
         """Whether every replica computes one gradient of each update."""
         return not self.shared and self.replicas == self.aggregate
 
@@ -264,7 +264,7 @@ class ReplicaGroup:
 
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the step and the number of a gradient, for accumulators."""
-        most = self.quorum.most_of_one
+        most = self.quorum.max_per_replica
         with tf.device(self._device):
             count = tf.math.floormod(
                 self.read_pushed(replica), tf.constant(most, tf.int64)
@@ -337,7 +337,7 @@ class ReplicaGroup:
         with tf.device(self._device):
             if not self.quorum.shared:
                 return tf.group(*(q.put_if_empty(step) for q in self._steps))
-            number = self.quorum.most_of_one - without_token
+            number = self.quorum.max_per_replica - without_token
             tokens = tf.fill([number], step)
             return tf.group(self._steps[0].put_many(tokens))
 
@@ -365,7 +365,7 @@ class ReplicaGroup:
         return ReplicaEvent(event), replica, step
 
     def send_end(self, replica: int) -> None:
-        """End a replica, which leaves the weights as they are."""
+        """End a replica; with shared tokens, the next one that waits."""
         own = [q for (owner, _), q in self._parts.items() if owner == replica]
 
         def body() -> None:

@@ -58,7 +58,8 @@ def _initialize(
             )
         logger.warning(
             "keras.distribution.initialize() found a single process, because "
-            f"no launcher started it: `{_LAUNCH}` starts two."
+            "no launcher started it: `%s` starts two.",
+            _LAUNCH,
         )
         return
     horovod = engines.HOROVOD
@@ -237,10 +238,9 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
         current = tf.distribute.get_strategy()
         raise TowerError(
             f"a model would train under {type(distribution).__name__} of "
-            f"keras.distribution and, at the same time, in the scope of "
+            "keras.distribution and, at the same time, in the scope of "
             f"{type(current).__name__}: leave that scope, or end the "
-            "distribution with "
-            "keras.distribution.set_distribution(None)."
+            "distribution with keras.distribution.set_distribution(None)."
         )
     strategy = _strategy_of(distribution)
     _move_models_to(strategy)

@@ -3,7 +3,7 @@
 Their first argument may be any of these. They are differentiable if Horovod's
 are. An operation takes the arguments of ``horovod.tensorflow``, and those of
 ``horovod.keras`` if that module has it. The two order them differently: the
-second one, if it is text, is the name that ``horovod.keras`` has there.
+second one is the name that ``horovod.keras`` has there, if it is text or None.
 ``SyncBatchNormalization`` is a layer that uses them.
 """
 
