@@ -192,13 +192,13 @@ class _WorkerStrategy(BaseStrategy):
         super().__init__(
             devices, given, others=self._peers, gradient_factor=factor
         )
-        self._sync = sync
+        self.sync = sync
 
     def _compose_workers(
         self, update: CachedServerUpdate | MirroredServerUpdate
     ) -> None:
         make_session: Callable[..., Session] = AsyncSession
-        if self._sync:
+        if self.sync:
             size = self._peers.size
             quorum = Quorum(size, size, shared=False)
             make_session = functools.partial(AveragedSession, quorum=quorum)
@@ -207,7 +207,7 @@ class _WorkerStrategy(BaseStrategy):
 
     def _description_lines(self) -> list[str]:
         scaled = self._config.options.scale_gradient
-        if self._sync:
+        if self.sync:
             reduced = "averaged" if scaled else "summed"
             how = f"the gradients of all workers are {reduced} and applied once"
         else:

@@ -169,7 +169,9 @@ def test_swapped_weights_are_refused_where_other_workers_may_update(strategy):
 
 def test_a_constraint_that_is_set_between_two_fits_is_refused(strategy):
     model = linear()
-    with strategy("DistributedParameterServerStrategy", sync=False):
+    asynchronous = strategy("DistributedParameterServerStrategy", sync=False)
+    assert not asynchronous.sync
+    with asynchronous:
         fit(model)
         model.trainable_variables[0].constraint = keras.constraints.NonNeg()
         with pytest.raises(TowerError, match="concurrent workers cannot do"):
