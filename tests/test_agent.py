@@ -52,8 +52,9 @@ def test_a_launcher_elsewhere_that_gives_no_sign_of_life_is_gone():
 
 
 def test_a_signal_may_arrive_in_pieces():
-    process = start(command=["sh", "-c", "trap 'exit 7' TERM; sleep 9 & wait"])
-    time.sleep(0.5)
+    script = "trap 'exit 7' TERM; echo ready; sleep 60 & wait"
+    process = start(command=["sh", "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
     for piece in ("1", "5\n"):
         process.stdin.write(piece)
         process.stdin.flush()
