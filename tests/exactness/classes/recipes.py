@@ -113,3 +113,9 @@ def public(namespace):
         if isinstance(value, type):
             found.setdefault(value, []).append(name)
     return found
+
+
+def there(namespace, recipes):
+    """Those recipes whose classes the installed Keras has."""
+    classes = vars(getattr(keras, namespace))
+    return {name: value for name, value in recipes.items() if name in classes}
