@@ -346,6 +346,23 @@ def convert_optionals(model: Any, step: Any) -> Any:
     return step if KERAS < (3, 12) else model._autoconvert_optionals(step)
 
 
+def auto_shards(distribution: Any) -> bool:
+    """Whether a ``DataParallel`` divides the data that all processes have."""
+    return KERAS < (3, 11) or distribution.auto_shard_dataset
+
+
+def parts_of_sums(variable: Any) -> contextlib.AbstractContextManager[Any]:
+    """Let replicas hold parts of a metric's sum, as Keras does since 3.10."""
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+        return next_creator(**kwargs)
+
+    if KERAS >= (3, 10) or variable.aggregation != "sum":
+        return contextlib.nullcontext()
+    return tf.variable_creator_scope(create)
+
+
 def uses_renorm(layer: Any) -> bool:
     """Whether a ``BatchNormalization`` uses batch renormalization."""
     return KERAS >= (3, 14) and layer.renorm

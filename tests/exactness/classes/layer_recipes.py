@@ -218,7 +218,9 @@ ALL_LAYERS = {
         ),
     ),
     **_made(
-        IMAGES, Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8))
+        IMAGES,
+        Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8)),
+        RandomGrayscale=lambda: Inside(layers.RandomGrayscale(0.3)),
     ),
     **_whole(
         IMAGES, "sigmoid", CutMix=_labelled("CutMix"), MixUp=_labelled("MixUp")

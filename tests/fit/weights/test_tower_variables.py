@@ -12,6 +12,7 @@ from keras_towers.fit.weights.tower_variables import TowerVariables
 pytestmark = pytest.mark.core
 
 
+@pytest.mark.skipif(compat.KERAS < (3, 10), reason="this Keras has none")
 def test_a_variable_made_in_the_block_is_merged_into_one():
     strategy = kt.TowerStrategy(3)
     options = {"aggregation": "mean", "synchronization": "on_read"}
