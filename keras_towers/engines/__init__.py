@@ -48,11 +48,6 @@ class Engine:
     servers: str = ""
     after_keras: str = ""
 
-    @property
-    def advice(self) -> str:
-        """How to connect processes with it, to follow "--strategy"."""
-        return f"{self.strategy}, or use kt.{self.strategy_class}()"
-
     def load(self, reference: str) -> Any:
         """Import the object that a reference names."""
         return pkgutil.resolve_name(f"{__name__}.{self.name}.{reference}")
