@@ -26,7 +26,7 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Options
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.transport import Transport
+from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
     from keras_towers.fit.calls.synchronous import TowerCalls
@@ -85,7 +85,8 @@ class TowerConfig:
 
     def without_other_processes(self) -> TowerConfig:
         """Return the same towers without the other processes."""
-        return dataclasses.replace(self, others=None)
+        alone = SingleProcess()
+        return dataclasses.replace(self, transport=alone, others=None)
 
     @property
     def name(self) -> str:
