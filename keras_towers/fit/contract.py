@@ -240,7 +240,13 @@ class KerasCall:
 
 
 class TowerFunction:
-    """A train, test or predict function for towers."""
+    """A train, test or predict function for towers.
+
+    Attributes:
+        alone: the function for calls that only some ranks make, if any.
+    """
+
+    alone: TowerFunction | None = None
 
     def __call__(self, data: Any) -> Any:
         """Run the model's ``steps_per_execution`` steps.

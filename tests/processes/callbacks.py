@@ -190,7 +190,7 @@ class Reports(keras.callbacks.Callback):
 def calls_in_callbacks_of_some_ranks_run_there_alone():
     validated = {"validation_data": (s.X, s.Y), "validation_batch_size": 20}
     options = {"batch_size": 20, "epochs": 2, **validated}
-    alone, wanted = s.model(), Reports(0)
+    alone, wanted, history = s.model(), Reports(0), {}
     if s.RANK == 0:
         history = s.fit(alone, callbacks=[wanted], **options).history
     for on, given in (

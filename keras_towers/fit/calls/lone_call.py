@@ -13,8 +13,7 @@ import keras
 
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
-from keras_towers.fit.contract import KerasCall
-from keras_towers.fit.step.adaptive_function import AdaptiveFunction
+from keras_towers.fit.contract import KerasCall, TowerFunction
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
@@ -42,13 +41,13 @@ class LoneCall(TowerCall):
         # The functions of all ranks hold them: if Keras drops one, when the
         # model is compiled for instance, both are made again.
         of_all = tower_function(model, name, self._step_of_all)
-        setattr(model, name, getattr(of_all, "alone", None))
+        setattr(model, name, of_all.alone)
         try:
             with super().installed():
                 yield
         finally:
             alone = getattr(model, name)
-            if isinstance(alone, AdaptiveFunction):
+            if isinstance(alone, TowerFunction):
                 of_all.alone = alone
                 setattr(model, name, of_all)
 

@@ -40,12 +40,7 @@ class AdaptiveFunction(TowerFunction):
         model: the model that has the function.
         name: the name of the model's attribute that holds the function.
         step: divides the batches.
-
-    Attributes:
-        alone: the function for calls that only some ranks make, if any.
     """
-
-    alone: AdaptiveFunction | None = None
 
     def __init__(self, model: keras.Model, name: str, step: GlobalStep):
         self._function: Callable[[Any], Any] = getattr(model, name)
