@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, engines, strategies
 from keras_towers import devices as devices_lib
-from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
