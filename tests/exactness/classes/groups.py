@@ -72,12 +72,10 @@ def of_recipes(recipes):
     # Compiling by XLA would take longer.
     model.compile(keras.optimizers.SGD(0.05), jit_compile=False, **compiled)
     model.optimizer.build(model.trainable_variables)
-    # Some versions list TensorFlow's variables of a SavedModel, too.
-    state = {getattr(v, "path", v.name): v for v in model.variables}
     return Group(
         model,
         {"x": x, "y": y, "sample_weight": weights},
-        {path: v for path, v in state.items() if "seed" not in path},
+        {v.path: v for v in model.variables if "seed" not in v.path},
     )
 
 
