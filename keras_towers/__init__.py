@@ -158,5 +158,14 @@ def _connect() -> None:
         )
 
 
-_imports.find_modules(_MODULES)
+_imports.find_modules(
+    {f"{__name__}.{name}": f"{__name__}.{of}" for name, of in _MODULES.items()}
+    # Scripts written for an engine run as they are.
+    | {
+        own: f"{__name__}.{engine.name}"
+        for engine in engines.ENGINES.values()
+        for own in engine.keras_modules
+    },
+    engines.announce_drop_in,
+)
 _imports.after_keras(_connect)
