@@ -115,6 +115,9 @@ _MODULES = {
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
+    # As the other modules, it needs an engine, which may be missing: what lists
+    # or imports all names does not load it.
+    __all__.remove("elastic")
 
     def __getattr__(name: str) -> Any:
         for home, names in _NAMES_IN.items():
@@ -125,7 +128,7 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
             return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"
-            f"{did_you_mean(name, __all__)}"
+            f"{did_you_mean(name, [*__all__, *_MODULES])}"
         )
 
 

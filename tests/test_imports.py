@@ -195,3 +195,30 @@ def test_every_name_of_the_package_says_what_is_missing(
     (line,) = output.strip().splitlines()
     assert line.startswith("keras-towers bench: ") and code == 1
     assert all(part in line for part in advised)
+
+
+def test_what_asks_for_every_name_needs_no_engine():
+    ask = """
+import inspect, pydoc, rlcompleter
+import keras_towers as kt
+from keras_towers import *
+
+members = dict(inspect.getmembers(kt))
+assert members.keys() >= {"HorovodStrategy", "BytePSStrategy"}
+assert "TowerStrategy" in pydoc.plain(pydoc.render_doc(kt))
+completer = rlcompleter.Completer({"kt": kt})
+assert completer.complete("kt.Hor", 0) == "kt.HorovodStrategy("
+assert completer.complete("kt.e", 0) is None
+assert not {"horovod", "byteps"} & sys.modules.keys()
+for name in ("elastic", "horovod", "byteps"):
+    try:
+        getattr(kt, name)
+    except kt.TowerError as error:
+        print(error)
+"""
+    hide = HIDE.replace('"tensorflow" else', '("horovod", "byteps") else')
+    hide = hide.replace("name ==", "name in").partition("sys.modules")[0]
+    ended = run_python("-c", hide + ask)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 3 and all("keras-towers install" in s for s in lines)

@@ -1,7 +1,8 @@
 """The engines that connect the processes of a job, a folder for each.
 
 The rest of the package knows an engine by its strategy's ``Transport`` and by
-its record here. Nothing outside imports these folders.
+its record here. Outside, only the table of the package's public names has
+modules of these folders.
 """
 
 from __future__ import annotations
@@ -51,11 +52,6 @@ class Engine:
     recipe: str = ""
     servers: str = ""
     after_keras: str = ""
-
-    @property
-    def advice(self) -> str:
-        """How to connect processes with it, to follow "--strategy"."""
-        return f"{self.strategy}, or use kt.{self.strategy_class}()"
 
     def load(self, reference: str) -> Any:
         """Import the object that a reference names."""

@@ -109,6 +109,7 @@ def _strategy_of(distribution: Any) -> BaseStrategy:
     strategy = _strategies.get(distribution)
     if strategy is None or strategy.batches != batches:
         strategy = _create_strategy(distribution, batches)
+        strategy._announce()
         _strategies[distribution] = strategy
     return strategy
 
