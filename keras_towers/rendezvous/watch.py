@@ -365,7 +365,7 @@ def stop_watch() -> None:
 
 def ended_ranks() -> str:
     """Describe the ranks that have ended, once that is known; may be empty."""
-    for _ in wait_loop(settings.NOTICE_S, settings.NETWORK_POLL_S):
+    for _ in wait_loop(settings.LEFT_S, settings.NETWORK_POLL_S):
         if _watch is None:
             break
         _watch.refresh()
