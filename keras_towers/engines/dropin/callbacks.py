@@ -77,7 +77,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         )
         if optimizer is not None and layers_built and uses_default_train_step:
             if not optimizer.built:
-                optimizer.build(model.trainable_variables)
+                state_lib.build_optimizer(optimizer, model.trainable_variables)
             self._broadcast()
         elif not model.run_eagerly:
             self._broadcast_at_first_batch(model.train_function)

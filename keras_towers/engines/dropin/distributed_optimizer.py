@@ -21,7 +21,10 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
-from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.model_state import (
+    build_optimizer,
+    optimizers_in,
+)
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
 # variables to track.
@@ -188,7 +191,7 @@ def _apply(
     if not optimizer.built:
         # Variables cannot be created inside a branch of tf.cond.
         with tf.init_scope():
-            optimizer.build(variables)
+            build_optimizer(optimizer, variables)
     reducer.accumulator.apply(grads, variables, reduce_and_update)
 
 
