@@ -62,11 +62,7 @@ class Reducer(ABC):
         results = [self._to_tensor(grad) for grad in grads]
         if not self.communicates():
             return results
-        local_keys = self.local_keys | {
-            variable_key(variable)
-            for layer in self.local_layers
-            for variable in layer.trainable_weights
-        }
+        local_keys = self.all_local_keys()
         is_local = [variable_key(v) in local_keys for v in variables]
         present = [i for i, grad in enumerate(results) if grad is not None]
         chosen = [i for i in present if not is_local[i]]
@@ -79,6 +75,14 @@ class Reducer(ABC):
             if is_local[i]:
                 results[i] = self.scale_local(results[i])
         return results
+
+    def all_local_keys(self) -> set[IdentityKey[Any]]:
+        """The keys of local variables, also of those of local layers."""
+        return self.local_keys | {
+            variable_key(variable)
+            for layer in self.local_layers
+            for variable in layer.trainable_weights
+        }
 
     @abstractmethod
     def communicates(self) -> bool:
