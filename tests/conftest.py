@@ -121,12 +121,10 @@ def tasks(tmp_path, ctrl_c):
 
 
 def pytest_collection_modifyitems(items):
-    """Give slow tests the time they need, and skip those without their GPU."""
+    """Give slow tests the time they need."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
-        if item.get_closest_marker("gpu") and not gpus.ON:
-            item.add_marker(pytest.mark.skip("`make test-gpu` runs it"))
 
 
 def pytest_report_header():

@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # Runs what is marked gpu and the benchmark, and writes gpu-report.md.
 #
-# usage: report.sh BIN [cpu]
-#   BIN   the folder that has python and keras-towers
+# usage: report.sh [BIN [cpu]]
+#   BIN   the folder that has python; "" (the default): .venv-gpu/bin if it is
+#         there, else the python3 on the PATH, with what it can import
 #   cpu   to try the tests themselves, on logical CPUs
 #
 # The exit code is 0 if the tests and the benchmark have passed.
 set -o pipefail
-bin=$1
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=${1:-$root/.venv-gpu/bin}
+python=$bin/python
+if [ -z "$1" ] && [ ! -x "$python" ]; then python=$(command -v python3); fi
+# The package need not be installed.
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 export KERAS_TOWERS_TESTS_ON=${2:-gpu}
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 # Wide enough for every table of the benchmark.
@@ -15,6 +21,20 @@ export COLUMNS=110
 
 number=2 strategies=default
 [ "$KERAS_TOWERS_TESTS_ON" = cpu ] || number=$(nvidia-smi --list-gpus | wc -l)
+
+# In processes of pytest-xdist's, so that a crash costs one test; as many as
+# there are cores, and memory of GPUs (tests/kit/gpus.py).
+processes=()
+if "$python" -c "import xdist" 2>/dev/null; then
+  most=2
+  if [ "$KERAS_TOWERS_TESTS_ON" = gpu ]; then
+    free=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits)
+    most=$(($(sort -n <<< "$free" | head -1) / 6144))
+  fi
+  cores=$(nproc)
+  most=$((most < cores ? most : cores))
+  processes=(-n $((most < 1 ? 1 : most < 10 ? most : 10)) --dist load)
+fi
 # One tower reduces nothing.
 if [ "$number" -gt 1 ]; then
   for mode in nccl collective hierarchical gpu cpu; do
@@ -34,19 +54,18 @@ section() {
 
 {
   echo "# keras_towers on GPUs"
-  section Machine "$bin/keras-towers" doctor
+  section Machine "$python" -m keras_towers doctor
   section GPUs nvidia-smi --format=csv \
     --query-gpu=index,name,memory.total,compute_cap,driver_version
   section "How they are connected" nvidia-smi topo -m
-  section "TensorFlow is built with" "$bin/python" -c \
+  section "TensorFlow is built with" "$python" -c \
     "import tensorflow as tf; print(tf.sysconfig.get_build_info())"
   # TensorFlow loads CUDA, cuDNN and NCCL from packages.
-  section Packages "$bin/python" -m pip list
+  section Packages "$python" -m pip list
   code=0
-  # In a process of pytest-xdist's, so that a crash costs one test.
-  section Tests "$bin/python" -m pytest tests/gpu -m gpu -n 1 --dist load \
+  section Tests "$python" -m pytest "$root/tests/gpu" "${processes[@]}" \
     -rs --tb=short || code=1
-  section Benchmark "$bin/keras-towers" bench \
+  section Benchmark "$python" -m keras_towers bench \
     --device "$KERAS_TOWERS_TESTS_ON" --towers "$number" --models large,cnn \
     --repeats 3 --strategies "$strategies" || code=1
   exit $code

@@ -35,7 +35,7 @@ def test_every_tower_has_a_replica(updates):
     with strategy(updates=updates):
         fit(model)
         # Logical CPUs share memory, where one copy is enough for all.
-        shares = updates == "once" and gpus.ON == "cpu"
+        shares = updates == "once" and gpus.KIND == "cpu"
         for weight in model.trainable_variables:
             held = getattr(weight._value, "values", [weight._value])
             assert places(held) == everywhere()[: 1 if shares else None]
@@ -91,7 +91,7 @@ def used():
 
 
 @pytest.mark.skipif(
-    gpus.ON != "gpu", reason="TensorFlow knows the memory of GPUs only"
+    gpus.KIND == "cpu", reason="TensorFlow knows the memory of GPUs only"
 )
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_of_weights(shared):

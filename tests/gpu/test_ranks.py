@@ -10,7 +10,13 @@ from tests.gpu.towers import HARD
 from tests.kit import gpus
 from tests.kit.ranks import ENDS_WELL, Job
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not gpus.ON, reason="tests/processes has ranks on CPUs; these need GPUs"
+    ),
+]
 
 # What connects the ranks: the launcher's options, and the module it needs.
 ENGINES = {

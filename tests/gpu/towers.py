@@ -1,4 +1,4 @@
-"""The towers of a session on GPUs, and strategies on them."""
+"""The towers of tests for GPUs, and strategies on them."""
 
 import functools
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import reduction
 from tests.exactness.cases import CASES, HARDEST
-from tests.kit import gpus
+from tests.kit import gpus, sampling
 from tests.kit.compare import assert_same, use_model
 
 # Sums over blocks of threads, and what XLA fuses, are rounded in another order
@@ -25,8 +25,19 @@ _ON_GPUS = {"mode": "gpu", "updates": "each", "packer": True}
 @functools.cache
 def towers():
     """The names of all towers, such as ``"/device:GPU:1"``."""
-    names = [d.name for d in tf.config.list_logical_devices(gpus.ON.upper())]
+    names = [d.name for d in tf.config.list_logical_devices(gpus.KIND.upper())]
+    names = names if gpus.ON else names[: gpus.PARTS]
     return tuple(name[name.index("/device") :] for name in names)
+
+
+def some_on_cpus(kept, cases):
+    """Cases of which `make test` runs those that only these tests show.
+
+    Args:
+        kept: whether it runs a case.
+        cases: of ``pytest.mark.parametrize``.
+    """
+    return list(cases) if gpus.ON else sampling.long_unless(kept, cases)
 
 
 def skip_unless_possible(name):
@@ -46,10 +57,10 @@ def strategy(make=kt.TowerStrategy, number=None, **options):
     """
     mode = options.get("mode")
     skip_unless_possible(mode or "")
-    if gpus.ON == "cpu" and make is kt.TowerStrategy:
+    if gpus.KIND == "cpu" and make is kt.TowerStrategy:
         options = {**_ON_GPUS, **options}
     made = make(list(towers()[:number]), **options)
-    if gpus.ON == "cpu":
+    if gpus.KIND == "cpu":
         object.__setattr__(made._config, "prefetches_to_towers", True)
     assert mode in (None, made.mode)
     return made

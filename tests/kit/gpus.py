@@ -1,11 +1,16 @@
-"""The devices of a session of tests on GPUs, which `make test-gpu` starts."""
+"""The devices of the tests in ``tests/gpu``.
+
+`make test-gpu` starts a session on GPUs. In any other session these tests are
+on logical CPUs, which are then used as GPUs are.
+"""
 
 import os
 
-# What such a session is on: "gpu", or "cpu" to try the tests themselves on
-# logical CPUs, which are then used as GPUs are.
+# What a session for all of them is on: "gpu", or "cpu" to try them.
+# Any other runs some of them.
 VARIABLE = "KERAS_TOWERS_TESTS_ON"
 ON = os.environ.get(VARIABLE, "")
+KIND = ON or "cpu"
 
 # What one GPU is split into, and what a logical GPU may take of its memory: the
 # rest is for the processes that a test starts.
