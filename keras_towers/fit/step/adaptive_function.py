@@ -59,8 +59,14 @@ class AdaptiveFunction(TowerFunction):
         # The variables that traced steps use, and their values before a step.
         self._handles: dict[int, Any] = {}
         self._before: dict[int, tf.Tensor] = {}
+        self._prepare: Callable[[], None] | None = None
 
-    def begin_call(self, rows_may_differ: bool, from_now: bool) -> None:
+    def begin_call(
+        self,
+        rows_may_differ: bool,
+        from_now: bool,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         """Inspect the first batches of a call, if needed.
 
         Args:
@@ -68,7 +74,10 @@ class AdaptiveFunction(TowerFunction):
                 of rows.
             from_now: whether batches may differ from the batches of earlier
                 calls.
+            prepare: builds and places the model; the call's first step begins
+                with it.
         """
+        self._prepare = prepare
         self._inspects = not self._model.run_eagerly and (
             self._auto_micro_batches or rows_may_differ
         )
@@ -84,6 +93,14 @@ class AdaptiveFunction(TowerFunction):
             self._retrace()
 
     def __call__(self, data: Any) -> Any:
+        if self._prepare is not None:
+            prepare, self._prepare = self._prepare, None
+            made = getattr(self._model, self._name)
+            prepare()
+            if getattr(self._model, self._name) is not made:
+                # Placing variables has renewed it.
+                setattr(self._model, self._name, made)
+                self._retrace()
         if not self._must_inspect(data):
             return self._run_once(data)
         if isinstance(data, list):
