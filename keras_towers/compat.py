@@ -231,6 +231,9 @@ _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
 # TensorFlow: datasets.
 private_name("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
 _tf("data.ops.map_op:_ParallelMapDataset", "_deterministic")
+_UnaryUnchangedStructureDataset = _tf(
+    "data.ops.dataset_ops:UnaryUnchangedStructureDataset"
+)
 _ParallelInterleaveDataset = _tf(
     "data.ops.interleave_op:_ParallelInterleaveDataset"
 )
@@ -382,6 +385,16 @@ def batch_size_of(dataset: Any) -> int | None:
             return None if value is None else int(value)
         dataset = getattr(dataset, "_input_dataset", None)
     return None
+
+
+def batches_all_parts(dataset: Any) -> bool:
+    """Whether a dataset makes each batch, so all parts have equally many rows.
+
+    A function that is mapped over batches may change that.
+    """
+    while isinstance(dataset, _UnaryUnchangedStructureDataset):
+        dataset = dataset._input_dataset
+    return getattr(dataset, "_batch_size", None) is not None
 
 
 def interleaves_in_any_order(dataset: Any) -> bool:

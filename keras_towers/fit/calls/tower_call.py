@@ -30,6 +30,7 @@ from keras_towers.fit.step.adaptive_function import (
 )
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.rendezvous import rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
@@ -284,8 +285,21 @@ class TowerCall:
         if iterator is not None:
             data_batch = model_building.batch_spec(iterator)
         self._batch = data_batch
-        if not model_building.needs_build(self.model, self.kind):
+        if self._prepared or not self._builds_in_step():
             self.prepare()
+
+    def _builds_in_step(self) -> bool:
+        """Whether the first step is to build the model, on all ranks."""
+        needs, peers = (
+            model_building.needs_build(self.model, self.kind),
+            self.config.peers,
+        )
+        if peers.size == 1:
+            return needs
+        # Only ranks that take the same steps prepare in the first one.
+        if self._is_nested or self.config.runs_alone(self.kind):
+            return False
+        return all(rank_checks.gather(peers, needs, f"prepares {self.kind}"))
 
     def _prepare_in_step(self) -> None:
         self.prepare()
