@@ -472,7 +472,7 @@ def _numbered(batch: Any) -> list[tuple[int | None, Any]]:
 
 
 def static_rows(batch: Any) -> int | None:
-    """Return the static number of examples of a batch, or its specs, or None."""
+    """Return the static number of examples of a batch, or specs, or None."""
     leaf = with_examples(batch)
     return None if leaf is None else tf.TensorShape(leaf.shape)[0]
 

@@ -17,8 +17,8 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.global_step import GlobalStep, ignore_trace
 from keras_towers.fit.weights.tower_variables import read_handle
 
-# The first steps of a call show which inputs are not divided and how much memory
-# a step needs.
+# The first steps of a call show which inputs are not divided and how much
+# memory a step needs.
 _FIRST_STEPS = 3
 # A step is traced again for batches that are this many times larger.
 _RETRACE_RATIO = 4

@@ -44,8 +44,8 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
 
-# The collection of a graph for steps that it may have again, as functions: Keras
-# unrolls the steps of an execution of ``predict``.
+# The collection of a graph for steps that it may have again, as functions:
+# Keras unrolls the steps of an execution of ``predict``.
 _REPEATED = "keras_towers_steps"
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
@@ -75,7 +75,9 @@ class GlobalStep:
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
-        self.order: StepOrder = update.order
+        self.order: StepOrder = (
+            StepOrder(config.transport) if config else update.order
+        )
         self.divided_parts: data_lib.DividedParts = data_lib.DividedParts()
         self.config: TowerConfig = config or update.config
         self.update = update
@@ -118,8 +120,9 @@ class GlobalStep:
             lambda: same_data.check_batch(transport, batch)
         )
 
+    @functools.cached_property
     def without_other_processes(self) -> GlobalStep:
-        """Return the same steps without the other processes."""
+        """The same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
 
     def run_step(

@@ -176,6 +176,46 @@ def an_overflow_of_one_rank_skips_the_step_of_all():
     assert variable.numpy() == np.float32(0.9)
 
 
+@check
+def all_begin_with_the_weights_of_rank_0():
+    """Without a callback that broadcasts; local ones stay each rank's own."""
+    for eager in (False, True):
+        keras.utils.set_random_seed(hvd.rank())
+        made = keras.Sequential(
+            [keras.layers.Dense(4), keras.layers.Dense(3, name="own")]
+        )
+        optimizer = hvd.PartialDistributedOptimizer(
+            m.momentum(), local_layers=made.layers[1:]
+        )
+        small.train(optimizer, made=made, run_eagerly=eager)
+        shared, own = (layer.weights for layer in made.layers)
+        assert small.difference_between_ranks(shared) == 0
+        assert small.difference_between_ranks(own) > 0.1
+
+
+@check
+def what_horovods_own_names_give():
+    import horovod.keras as own
+    import horovod.tensorflow as of_tensors
+    from horovod.tensorflow.keras import callbacks as their_callbacks
+    from horovod.tensorflow.keras.elastic import KerasState
+
+    assert own.init is hvd.init
+    for module in (own, of_tensors):
+        alone, made = m.mlp(), m.mlp()
+        # Of tensors, Horovod's own function asks its module for Keras.
+        optimizer = module.DistributedOptimizer(m.momentum())
+        small.train(optimizer, made=made)
+        small.train(m.momentum(), alone=True, made=alone)
+        small.assert_as_alone(made, alone)
+    assert their_callbacks is hvd.callbacks
+    assert KerasState is hvd.elastic.KerasState
+    # What is not for Keras stays Horovod's.
+    tape = of_tensors.DistributedGradientTape
+    assert tape is not hvd.DistributedGradientTape
+    assert tape.__module__ == "horovod.tensorflow"
+
+
 if __name__ == "__main__":
     kt.virtual_towers(2)
     hvd.init()
