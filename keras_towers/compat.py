@@ -268,6 +268,7 @@ private_name(
     "_tf_swap_variables _tf_finalize_ema_values",
 )
 private_name("keras.callbacks:TensorBoard", "_train_writer")
+private_name("keras.layers:Layer", "_deferred_dependencies")
 CallbackList = private_name(
     "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
 )
@@ -388,6 +389,14 @@ def batch_size_of(dataset: Any) -> int | None:
             return None if value is None else int(value)
         dataset = getattr(dataset, "_input_dataset", None)
     return None
+
+
+def awaits_restore(layer: Any) -> bool:
+    """Whether a checkpoint has values of what a layer has yet to create."""
+    # A layer that no checkpoint has seen may lack it.
+    return not layer.built and bool(
+        getattr(layer, "_deferred_dependencies", None)
+    )
 
 
 def batches_all_parts(dataset: Any) -> bool:

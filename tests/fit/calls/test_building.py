@@ -137,6 +137,34 @@ def test_nothing_is_built_before_one_device_builds_it(method):
     assert first > 0
 
 
+def test_a_checkpoint_that_is_restored_before_the_model_is_built(
+    tmp_path, caplog
+):
+    """TensorFlow then restores not all weights, on one device, too."""
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = m.Lazy()
+        model.compile(m.momentum(), "mse", jit_compile=False)
+        return model
+
+    def act(model):
+        fitted = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        return model.fit(X, X[:, :3], **fitted).history
+
+    trained = make()
+    act(trained)
+    path = tf.train.Checkpoint(model=trained).save(tmp_path / "saved")
+
+    def restored():
+        model = make()
+        tf.train.Checkpoint(model=model).restore(path)
+        return model
+
+    assert_exact(restored, act, kt.TowerStrategy(2), in_graph=True)
+    assert "Build the model first" in caplog.text
+
+
 class Lazy(keras.Model):
     """Builds a layer, and then fails."""
 
