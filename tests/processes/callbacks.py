@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
+from keras_towers.fit.hooks import saving
+from keras_towers.rendezvous.store import from_environment
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -216,6 +218,26 @@ def calls_in_callbacks_of_some_ranks_run_there_alone():
                 assert_all_close(seen[rank], wanted.seen)
 
 
+@check
+def what_only_some_ranks_save_in_callbacks_is_saved_there():
+    mine, path = s.eager(), FOLDER / f"own-{s.RANK}.keras"
+    saves = s.Does(
+        # Ranks save at other paths, or only rank 1 saves, or all do the same.
+        on_epoch_begin=lambda it: it.save(path),
+        on_epoch_end=lambda it: it.save(FOLDER / "of-1.keras") if s.RANK else 0,
+        on_train_end=lambda it: it.save(FOLDER / "of-all.keras"),
+    )
+    store = from_environment()
+    assert store is not None
+    with saving.on_rank_0_only(s.RANK, 2, store), s.Strategy():
+        s.fit(mine, callbacks=[saves])
+    s.gather("all have saved")
+    for name in (path.name, "of-1.keras", "of-all.keras"):
+        saved = keras.models.load_model(FOLDER / name)
+        assert len(saved.get_weights()) == len(mine.get_weights())
+    assert_all_close(saved.get_weights(), mine.get_weights(), 0)
+
+
 def only_on_rank_1(event, does, **options):
     """What the ranks call: a ``fit`` in whose callback only rank 1 acts."""
     acts = s.Does(**{event: lambda it: does(it) if s.RANK else None})
@@ -274,6 +296,15 @@ def calls_that_some_ranks_cannot_make_alone_are_refused_on_all():
         mine = make()
         with s.refused(*words), s.Strategy(**options):
             act(mine)
+    # At the end of an epoch it is exact.
+    mine, seen = s.model(), []
+    with s.Strategy(sync_every=8):
+        only_on_rank_1(
+            "on_epoch_end",
+            lambda it: seen.extend(it.evaluate(s.X, s.Y, verbose=0)),
+        )(mine)
+        seen = s.gather(seen)[1]
+        assert_close(seen, mine.evaluate(s.X, s.Y, verbose=0), 2e-6)
 
 
 class Stop(keras.callbacks.Callback):

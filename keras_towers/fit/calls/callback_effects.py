@@ -180,18 +180,20 @@ class SyncedCallbacks(keras.callbacks.Callback):
             while not self._share_effects():
                 pass
 
-    def meet(self, call: KerasCall) -> bool:
+    def meet(self, what: str, call: KerasCall | None) -> bool:
         """Share effects before a call; return whether all ranks make it.
+
+        Args:
+            what: describes it, equally on all ranks.
+            call: the call; None: of no method that a strategy runs.
 
         Raises:
             TowerError: only some ranks make it, and cannot do so alone.
         """
-        name = rank_checks.without_numbers(call.model.name)
         callback, event = self._running
-        what = f"{call.kind} of model {name!r}"
         what += f" in {callback}.{event}" if callback else ""
         why = ""
-        if self._adoption is not None:
+        if call is not None and self._adoption is not None:
             why = why_not_alone(call, self.model, event, self._adoption)
         with watch.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)

@@ -25,6 +25,7 @@ import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.rendezvous.liveness import wait_loop
@@ -110,6 +111,11 @@ class _Saves:
         if _on_every_rank.get() or not known:
             return original(*args, **kwargs)
         path = os.path.abspath(os.fspath(where))
+        call = tower_call.current()
+        if call is not None and not call.meet(f"save {path}", None):
+            # In a callback, of some ranks only.
+            with save_on_every_rank():
+                return original(*args, **kwargs)
         self._counts[path] += 1
         act = self._wait_or_write if self._rank else self._write
         with save_on_every_rank():
