@@ -40,9 +40,18 @@ class Count(keras.callbacks.Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
+class Saves(keras.callbacks.ModelCheckpoint):
+    saves = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.saves += 1
+
+
 @check
-def files_are_written_by_one():
+def files_of_all_ranks_are_written_by_one_and_others_by_their_rank():
     mine, chief, every = s.eager(), Count(), Count()
+    of_all = Saves(FOLDER / "of-all.keras")
     own_log = keras.callbacks.CSVLogger(FOLDER / f"log-{s.RANK}.csv")
     shared = FOLDER / f"seen-by-{s.RANK}"
     shared.mkdir()
@@ -60,6 +69,8 @@ def files_are_written_by_one():
                 ),
                 keras.callbacks.CallbackList([kt.ChiefOnly(chief)], model=mine),
                 every,
+                of_all,
+                kt.ChiefOnly(Saves(shared / "of-chief.keras")),
                 kt.EveryRank(own_log),
             ],
         )
@@ -77,8 +88,12 @@ def files_are_written_by_one():
         s.fit(mine, batch_size=s.COUNT, callbacks=listed)
     assert listed.callbacks == given
     written = sorted(path.name for path in shared.iterdir())
-    wanted = ["backup", "board", "listed.keras", "log.csv", "model.keras"]
-    assert written == ([] if s.RANK else wanted), written
+    wanted = ["listed.keras", "log.csv", "model.keras"]
+    if s.RANK == 0:
+        wanted = sorted(["backup", "board", "of-chief.keras", *wanted])
+    assert written == wanted
+    keras.models.load_model(shared / "model.keras")
+    assert of_all.saves == (0 if s.RANK else 2)
     assert (chief.epochs, every.epochs) == (0 if s.RANK else 3, 3)
     assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
     s.gather("all have written")

@@ -29,6 +29,7 @@ from keras_towers.fit.calls.callback_roles import (
     callbacks_of_rank,
     in_form_of,
     listed,
+    own_paths,
     with_added,
 )
 from keras_towers.fit.calls.lone_call import why_not_alone
@@ -81,7 +82,10 @@ def callbacks_adapted(
         yield
         return
     with contextlib.ExitStack() as stack:
-        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack)
+        own: set[str] = set()
+        if call.kind == "fit" and config.transport.size > 1:
+            own = own_paths(config.transport, callbacks)
+        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack, own)
         callbacks = in_form_of(callbacks, of_this_rank)
         if config.transport.size > 1:
             synced_last = SyncedCallbacks(

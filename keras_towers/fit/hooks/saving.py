@@ -5,7 +5,7 @@ calls ``model.save("model.keras")`` on all ranks, with the same path. Rank 0
 writes the file, and the other ranks wait until it is written. Before rank 0
 overwrites a file it waits for ranks that may still be reading it; but only for
 a limited time, since it may be the only rank that saves. If rank 0 goes on to
-save other files, a waiting rank writes the file itself.
+save other files, the first of the ranks that wait for a file writes it.
 """
 
 from __future__ import annotations
@@ -127,9 +127,14 @@ class _Saves:
         """Write as rank 0."""
         if count > 1:
             self._wait_for_readers(path, count)
-        key = _key("saved", path, count)
         self._store.put(_key("saves", path, count), True)
         self._store.put(_TOTAL, self._counts.total())
+        return self._write_for_all(path, count, write)
+
+    def _write_for_all(
+        self, path: str, count: int, write: Callable[[], Any]
+    ) -> Any:
+        """Write, and tell the ranks that wait for it."""
         error: str | None = "it was interrupted"
         try:
             result, error = write(), None
@@ -138,7 +143,8 @@ class _Saves:
             error = f"{type(failure).__name__}: {failure}"
             raise
         finally:
-            self._store.put(key, {"error": error})
+            outcome = {"rank": self._rank, "error": error}
+            self._store.put(_key("saved", path, count), outcome)
 
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for ranks that may still be reading the previous file."""
@@ -185,7 +191,8 @@ class _Saves:
             if outcome is not None:
                 if outcome["error"] is not None:
                     raise TowerError(
-                        f"rank 0 could not save {path}: {outcome['error']}"
+                        f"rank {outcome['rank']} could not save {path}: "
+                        f"{outcome['error']}"
                     )
                 return None
             if not self._store.get(_key("saves", path, count)):
@@ -193,8 +200,13 @@ class _Saves:
                 done = self._store.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()
-                    if time.monotonic() > since + settings.SAVE_OWN_S:
-                        return write()
+                    writer = _key("writer", path, count)
+                    if (
+                        time.monotonic() > since + settings.SAVE_OWN_S
+                        and self._store.setdefault(writer, self._rank)
+                        == self._rank
+                    ):
+                        return self._write_for_all(path, count, write)
         raise TowerError(
             f"rank {self._rank} has waited {limit_s} s for rank 0 to save "
             f"{path}. {_REMEDY}"
