@@ -23,12 +23,10 @@ def classifier(*middle, optimizer=adam, **kwargs):
     return model
 
 
-def linear(*middle, optimizer=m.momentum, **kwargs):
+def linear(*middle, optimizer=m.momentum, cls=keras.Sequential, **kwargs):
     """A built and compiled classifier of ``X`` with little to trace."""
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((6,)), *middle, keras.layers.Dense(3)]
-    )
+    model = cls([keras.Input((6,)), *middle, keras.layers.Dense(3)])
     model.compile(optimizer(), m.cross_entropy(), **kwargs)
     return model
 

@@ -261,7 +261,8 @@ class GlobalStep:
         config, transport = self.config, self._transport_of(call.kind)
         traced = self._trace(step, divided, call)
         # The handles of variables that each tower has a copy of.
-        handles = self.update.variables.handles()
+        variables = self.update.variables
+        handles = variables.handles()
         copies = {
             index: handles[id(tensor)]
             for index, tensor in enumerate(traced.captures)
@@ -270,6 +271,10 @@ class GlobalStep:
         # Each micro-batch of a tower would change these variables.
         changed = traced.written if self.micro_batches > 1 else ()
         copied_later = [copies.pop(k) for k in changed if k in copies]
+        # A tf.Variable that was made in the block has copies for replicas.
+        written = [traced.captures[k] for k in traced.written]
+        others = [t for t in written if id(t) not in handles]
+        copied_later += filter(None, map(variables.all_handles, others))
         program, local_step = self._lay_out(traced, divided, copies, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)

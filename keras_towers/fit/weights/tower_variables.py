@@ -408,6 +408,18 @@ class TowerVariables:
             for values in found
         }
 
+    def all_handles(self, handle: Any) -> list[Any]:
+        """Return the handles of a variable's copies, given one; [] if alone.
+
+        Of any variable with copies, such as a ``tf.Variable`` of the block.
+        """
+        container = getattr(handle, "_distributed_container", None)
+        variable = container and container()
+        strategy = self._config.strategy
+        if is_copied(variable) and variable.distribute_strategy is strategy:
+            return [copy.handle for copy in variable.values]
+        return []
+
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back on its original device, with its new value."""
         if variable in self._moved:
