@@ -414,7 +414,7 @@ class TowerVariables:
         Of any variable with copies, such as a ``tf.Variable`` of the block.
         """
         container = getattr(handle, "_distributed_container", None)
-        variable = container and container()
+        variable: Any = container and container()
         strategy = self._config.strategy
         if is_copied(variable) and variable.distribute_strategy is strategy:
             return [copy.handle for copy in variable.values]
