@@ -218,9 +218,6 @@ resources_of = _tf(
     "framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
 # The attribute that says which of an operation's inputs it does not write.
-READ_ONLY_INPUTS: str = _tf(
-    "framework.auto_control_deps_utils:READ_ONLY_RESOURCE_INPUTS_ATTR"
-)
 _run_independently = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies.run_independently"
 )

@@ -22,10 +22,8 @@ from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
     Effect,
-    ResourceOrder,
     called_graphs,
     effect_of,
-    tower_phase,
     written,
 )
 from keras_towers.partition.folding import LARGEST, constant, folded, may_wrap
@@ -43,6 +41,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import Function, Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
+from keras_towers.partition.resources import Resources
 from keras_towers.partition.sizes import UNKNOWN
 
 # Given the same seed, XLA draws different numbers from TensorFlow's kernels.
@@ -82,7 +81,8 @@ class Partitioner(Converter):
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
         values: the values of the current graph, by the names of its tensors.
-        order: the order of operations that use the same resources.
+        resources: the order of operations that use the same resources, and
+            what variables hold.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class Partitioner(Converter):
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.order = ResourceOrder()
+        self.resources = Resources()
+        self._around = around
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
@@ -204,8 +205,86 @@ class Partitioner(Converter):
         keys: list[Any] | None = None
         if info.uses is not None:
             keys = [self.values[t.name].whole for t in info.uses]
-        level = self.order.record_update(keys, tensors)
+        level = self.resources.record_update(keys, tensors)
         self.updates.append(Update(node.operation.name, tensors, level, rows))
+
+    def content_of(self, variable: Value) -> Value:
+        """Return what a variable holds at this point of the trace.
+
+        A function gets it from its caller: it writes no variables.
+
+        Raises:
+            NotDivided: the variable is not an input of the step.
+        """
+        handle = self.replicate(variable)
+        require(handle.handle is not None)
+        if self._around is not None:
+            outer = Value(REPLICATED, whole=handle)
+            return self._around.captured(self._around.content_of(outer))
+        common = self.resources.common_handle(handle)
+        contents = self.resources.contents
+        if common not in contents:
+            local = self.resources.copies.get(common)
+            contents[common] = Value(
+                REPLICATED,
+                local=None if local is None else self._read(local),
+                whole=self._read(common),
+            )
+        return contents[common]
+
+    def _read(self, handle: Tensor) -> Tensor:
+        """Read a variable, or the towers' copies of it."""
+        (spec,) = handle.handle.shape_and_type
+        dtype = tf.as_dtype(spec.dtype)
+        (value,) = self.add(
+            "ReadVariableOp",
+            [handle],
+            {"dtype": dtype},
+            [(dtype, tf.TensorShape(spec.shape))],
+            self.resources.record_use("ReadVariableOp", [handle], reads=True),
+        )
+        return value
+
+    def assign(self, variable: Value, content: Value) -> None:
+        """Assign a value to a variable, and to all of its copies.
+
+        Raises:
+            NotDivided: a function cannot, or the variable is not an input of
+                the step.
+        """
+        require(self.can_exchange)
+        handle = self.replicate(variable)
+        require(handle.handle is not None)
+        value = (
+            self.replicate(content)
+            if handle.on_towers
+            else self.assemble(content)
+        )
+        least = self.resources.record_use(
+            "AssignVariableOp", [handle, value], reads=False
+        )
+        attributes = {"dtype": value.dtype, "validate_shape": False}
+        self.add(
+            "AssignVariableOp",
+            [handle, value],
+            attributes,
+            [],
+            least,
+            has_effect=True,
+        )
+        self.resources.contents[self.resources.common_handle(handle)] = content
+
+    def captured(self, value: Value) -> Value:
+        """Return a value as a function sees it that captures it."""
+        if not value.is_replicated:
+            return dataclasses.replace(value, whole_from=None)
+        return dataclasses.replace(
+            value,
+            layout=REPLICATED,
+            local=None,
+            whole=self.replicate(value),
+            whole_from=None,
+        )
 
     def _constant(self, node: Node) -> Value:
         (whole,) = self.copy(node.operation, (), is_repeated=True)
@@ -317,15 +396,11 @@ def _compute_once(node: Node, inputs: Values) -> Values:
         operands = [partitioner.assemble(value) for value in inputs]
         outputs = _add_in_order(node, operands)
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
-    order = partitioner.order
     local_operands = [partitioner.replicate(value) for value in inputs]
     whole_operands = [
         value.whole for value in inputs if value.whole is not None
     ]
-    whole_is_ready = len(whole_operands) == len(local_operands) and (
-        order.earliest_level(node, whole_operands, True)
-        <= order.earliest_level(node, local_operands, True)
-    )
+    whole_is_ready = len(whole_operands) == len(local_operands)
     results = [
         Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
     ]
@@ -346,7 +421,8 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     require(partitioner.can_exchange)
     variables = written(node.operation)
     mirrored = [k for k in variables if _is_on_every_tower(inputs[k])]
-    if effect is Effect.PER_PROCESS and variables and mirrored == variables:
+    is_write = bool(variables) and not node.num_outputs
+    if effect is Effect.PER_PROCESS and is_write and mirrored == variables:
         # Each tower writes to its copies.
         local_operands = [partitioner.replicate(value) for value in inputs]
         outputs = _add_in_order(node, local_operands, reads=False)
@@ -358,8 +434,11 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
         results = [
             _broadcast_from_root(partitioner, whole) for whole in results
         ]
+    if effect is Effect.EXTERNAL:
+        # A function of Python may write any variable.
+        partitioner.resources.contents.clear()
     for index in variables if at_root else mirrored:
-        _assign_everywhere(node, index, inputs[index], at_root)
+        _share_content(partitioner, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
 
 
@@ -371,8 +450,14 @@ def _add_in_order(
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
     partitioner = node.partitioner
-    least = partitioner.order.record_use(node, operands, reads)
-    is_common = partitioner.can_exchange and not tower_phase(operands)
+    uses_resources = node.operation.op_def.is_stateful or any(
+        tensor.dtype == tf.resource for tensor in operands
+    )
+    least = 0
+    if uses_resources:
+        least = partitioner.resources.record_use(node.type, operands, reads)
+    on_towers = any(tensor.on_towers for tensor in operands)
+    is_common = partitioner.can_exchange and not on_towers
     if partitioner.options.xla and is_common and _draws_in_xla(node.operation):
         return _add_xla_function(node, operands, least)
     return node.copy(
@@ -422,57 +507,35 @@ def _broadcast_from_root(partitioner: Converter, whole: Tensor) -> Tensor:
     )
 
 
-def _assign_everywhere(
-    node: Node,
-    index: int,
-    variable: Value,
-    at_root: bool,
+def _share_content(
+    partitioner: Partitioner, variable: Value, at_root: bool
 ) -> None:
-    """Assign the new value of a variable to all of its copies.
+    """Give all towers what a variable holds after it was written once.
 
     Args:
-        node: the operation that has written it.
-        index: the index of the variable's handle among the inputs.
-        variable: the value of the handle.
+        partitioner: the partitioner of the step.
+        variable: the handle.
         at_root: whether only the first process has written it.
     """
-    partitioner = node.partitioner
-    order = partitioner.order
-    handle = partitioner.assemble(variable)
-    (spec,) = compat.get_resource_handle_data(
-        node.operation.inputs[index]
-    ).shape_and_type
-    value = partitioner.read_variable(
-        handle,
-        tf.as_dtype(spec.dtype),
-        tf.TensorShape(spec.shape),
-        order.earliest_level(node, [handle], True),
-    )
+    written_once = Value(REPLICATED, whole=partitioner.assemble(variable))
+    content = partitioner.content_of(written_once)
+    whole = partitioner.assemble(content)
     if at_root:
-        value = partitioner.exchange("root", value)
-    operands = [partitioner.replicate(variable), value]
-    partitioner.add(
-        "AssignVariableOp",
-        operands,
-        {"dtype": value.dtype, "validate_shape": False},
-        [],
-        least=order.record_use(node, operands, False),
-        has_effect=True,
-    )
+        whole = partitioner.exchange("root", whole)
+    # Its copies are not written yet.
+    partitioner.assign(variable, Value(REPLICATED, whole=whole))
 
 
 def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     """Whether towers compute an operation on replicated values themselves.
 
     Small values are cheaper to recompute than to exchange, and towers have
-    their own copies of mirrored variables.
+    what their own copies of variables hold.
     """
     if not all(value.is_replicated for value in inputs):
         return False
     pairs = list(zip(inputs, node.operation.inputs, strict=True))
-    if any(
-        t.dtype == tf.resource and not _is_on_every_tower(v) for v, t in pairs
-    ):
+    if any(tensor.dtype == tf.resource for _, tensor in pairs):
         return False
     at_towers = [(v, t.shape) for v, t in pairs if _is_on_every_tower(v)]
     small = all(_is_small(shape) for shape in node.shapes)

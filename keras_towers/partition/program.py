@@ -3,12 +3,14 @@
 Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
 tower runs, and then the exchanges of their results: in ``describe()``, a round.
+Towers read their copies of variables before the function, and write them after.
 ``emit`` adds the operations to a TensorFlow graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -40,6 +42,32 @@ class Tensor:
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
+
+
+class Phase(enum.IntEnum):
+    """The phases of a level, which follow one another.
+
+    Functions take values and return values: variables are read and written
+    beside them, on the devices where they are.
+
+    Attributes:
+        ONCE: what is computed once for all towers.
+        READ: towers read their copies of variables.
+        TOWERS: towers compute.
+        WRITE: towers write their copies of variables.
+    """
+
+    ONCE = 0
+    READ = 1
+    TOWERS = 2
+    WRITE = 3
+
+
+def phase_on_towers(type_: str, inputs: Sequence[Tensor]) -> Phase:
+    """Return the phase in which towers run an operation."""
+    if all(tensor.handle is None for tensor in inputs):
+        return Phase.TOWERS
+    return Phase.READ if type_ == "ReadVariableOp" else Phase.WRITE
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -78,6 +106,13 @@ class Operation:
     source: Any = None
     at_root: bool = False
     name: str = ""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of its level in which it runs."""
+        if not self.on_towers:
+            return Phase.ONCE
+        return phase_on_towers(self.type, self.inputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

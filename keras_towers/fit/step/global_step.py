@@ -236,9 +236,6 @@ class GlobalStep:
             for index, tensor in enumerate(traced.captures)
             if id(tensor) in handles
         }
-        # Each micro-batch of a tower would change these variables.
-        changed = traced.written if self.micro_batches > 1 else ()
-        copied_later = [copies.pop(k) for k in changed if k in copies]
         program, local_step = self._lay_out(traced, divided, copies, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)
@@ -268,8 +265,6 @@ class GlobalStep:
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
             log_without_xla(call.model, call.trains, why)
-        for handles_of_towers in copied_later:
-            copy_first(handles_of_towers, config.devices)
         return traced.output_with(results)
 
     def _trace(

@@ -81,7 +81,6 @@ class GraphFunction:
         """Raise Uncompilable unless XLA compiles the function on a device."""
         tensors = self._inputs
         for dtype, what in (
-            (tf.resource, "reads variables in a loop"),
             (tf.variant, "uses a list that is created outside of it"),
             (tf.string, "uses strings"),
         ):

@@ -34,6 +34,7 @@ from keras_towers.partition.program import (
     Function,
     Inputs,
     Operation,
+    Phase,
     Program,
     Tensor,
     Update,
@@ -219,23 +220,23 @@ class TowerProgram:
         program, devices = self._program, self._devices
         known = dict(common)
         number = len(parts) // len(devices)
-        scopes = [ChainMap(part, known) for part in parts]
         towers = [
-            _Tower(device, scopes[k * number : (k + 1) * number])
+            _Tower(device, parts[k * number : (k + 1) * number], known)
             for k, device in enumerate(devices)
         ]
         checks: list[Any] = []
         for level in range(program.levels):
-            operations = [
-                o
-                for o in program.operations
-                if o.level == level and not o.is_repeated
-            ]
-            once = [o for o in operations if not o.on_towers]
-            self._compute_once(once, known, checks)
-            of_towers = [o for o in operations if o.on_towers]
-            if of_towers:
-                self._compute_on_towers(of_towers, towers)
+            by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
+            for operation in program.operations:
+                if operation.level == level and not operation.is_repeated:
+                    by_phase[operation.phase].append(operation)
+            self._compute_once(by_phase[Phase.ONCE], known, checks)
+            for tower in towers:
+                self._access_variables(by_phase[Phase.READ], tower)
+            if by_phase[Phase.TOWERS]:
+                self._compute_on_towers(by_phase[Phase.TOWERS], towers)
+            for tower in towers:
+                self._access_variables(by_phase[Phase.WRITE], tower)
             exchanges = [e for e in program.exchanges if e.given.level == level]
             if exchanges:
                 self._exchange(exchanges, known, towers)
@@ -266,6 +267,19 @@ class TowerProgram:
         with tf.device(self._devices[0]):
             values = emit(here, known, made, graphs, gate, checks)
         known.update(zip(made, values, strict=True))
+
+    def _access_variables(
+        self, operations: Sequence[Operation], tower: _Tower
+    ) -> None:
+        """Read or write a tower's copies of variables, on its device."""
+        # Whatever is written is the same for all micro-batches.
+        scope, *_ = tower.parts
+        made = [t for o in operations for t in o.outputs if t in self._used]
+        with tf.device(tower.device):
+            values = emit(
+                operations, scope, made, self._program.graphs, self._order.gate
+            )
+        tower.shared.update(zip(made, values, strict=True))
 
     def _compute_on_towers(
         self, operations: Sequence[Operation], towers: Sequence[_Tower]
@@ -338,21 +352,32 @@ class TowerProgram:
                 known.update(_with_shapes([exchange.result], [result]))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Tower:
     """The tensors of a tower in a step.
 
+    Args:
+        device: where it computes.
+        inputs: the inputs of each of its micro-batches.
+        known: the tensors that all towers share.
+
     Attributes:
         device: where it computes.
-        parts: for each micro-batch its tensors, chained to the tensors that all
-            towers share.
+        shared: the tensors that its micro-batches share.
+        parts: for each micro-batch its tensors, chained to the shared ones.
         sums: the sums over micro-batches of tensors that are summed over
             towers.
     """
 
-    device: str
-    parts: Sequence[ChainMap[Tensor, Any]]
-    sums: dict[Tensor, Any] = dataclasses.field(default_factory=dict)
+    def __init__(
+        self,
+        device: str,
+        inputs: Sequence[dict[Tensor, Any]],
+        known: dict[Tensor, Any],
+    ):
+        self.device = device
+        self.shared: dict[Tensor, Any] = {}
+        self.parts = [ChainMap(part, self.shared, known) for part in inputs]
+        self.sums: dict[Tensor, Any] = {}
 
     def add(self, tensor: Tensor, value: Any) -> Any:
         """Add a micro-batch's tensor to a sum; return the sum so far."""
@@ -429,7 +454,7 @@ def _summed(program: Program) -> set[Tensor]:
 
 
 def _used_elsewhere(program: Program) -> set[Tensor]:
-    """Return tensors that are used outside of the function they come from."""
+    """Return tensors that are used outside of the phase they come from."""
     used = {exchange.given for exchange in program.exchanges}
     used.update(program.results)
     for update in program.updates:
@@ -440,7 +465,7 @@ def _used_elsewhere(program: Program) -> set[Tensor]:
             if source is not None and (
                 operation.is_repeated
                 or source.level != operation.level
-                or source.on_towers != operation.on_towers
+                or source.phase != operation.phase
             ):
                 used.add(tensor)
     return used

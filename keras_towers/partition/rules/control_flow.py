@@ -6,7 +6,6 @@ is possible inside of them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -176,22 +175,15 @@ def add_call(
     partitioner = node.partitioner
     same = ("parallel_iterations", "_lower_using_switch_merge")
     traced = node.operation.node_def.attr
-    # The functions read variables, but write none.
-    reads = [k for k, t in enumerate(inputs) if t.dtype == tf.resource]
-    least = (
-        partitioner.order.record_use(node, inputs, reads=True) if reads else 0
-    )
     return partitioner.add(
         node.type,
         inputs,
         {
             **attributes,
             **{key: traced[key] for key in same if key in traced},
-            compat.READ_ONLY_INPUTS: reads,
             "output_shapes": [shape for _, shape in outputs],
         },
         outputs,
-        least=least,
         functions=functions,
         source=node.operation,
     )
@@ -207,19 +199,6 @@ def require_towers_differ(values: Values) -> None:
     and so the loops in it.
     """
     require(not all(value.is_replicated for value in values))
-
-
-def captured_value(partitioner: Partitioner, value: Value) -> Value:
-    """Return a value of the surrounding program as a function sees it."""
-    if not value.is_replicated:
-        return dataclasses.replace(value, whole_from=None)
-    return dataclasses.replace(
-        value,
-        layout=REPLICATED,
-        local=None,
-        whole=partitioner.replicate(value),
-        whole_from=None,
-    )
 
 
 def join_values(a: Value, b: Value) -> Value:
@@ -295,7 +274,7 @@ def _lay_out_branches(
     branches = [partitioner.for_function() for _ in graphs]
     outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
-        given = [captured_value(partitioner, value) for value in inputs]
+        given = [partitioner.captured(value) for value in inputs]
         outputs = branch.lay_out_function(graph, given)
         outputs_of_branches.append(outputs[: node.num_outputs])
     results = [

@@ -45,7 +45,6 @@ from keras_towers.partition.rules.control_flow import (
     add_call,
     bind_captures,
     called_graph,
-    captured_value,
     join_values,
     require_towers_differ,
     try_with_partial_sums,
@@ -202,7 +201,7 @@ def _lay_out_round(
     tensors: list[Tensor] = []
     for index, value in enumerate(inputs):
         if index not in states:
-            values.append(captured_value(partitioner, value))
+            values.append(partitioner.captured(value))
             continue
         like, state = graph.inputs[index], states[index]
         shape = local_shape(like.shape, state.layout)
