@@ -308,6 +308,12 @@ class Value:
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
 
+    def note_tensors(self) -> None:
+        """Note this value in its tensors, unless they are of another one."""
+        for tensor in (self.local, self.whole):
+            if tensor is not None and tensor.value is None:
+                tensor.value = self
+
     @property
     def rank(self) -> int:
         """The number of axes; 0 if it is unknown."""
@@ -376,6 +382,19 @@ class Value:
     def is_partial(self) -> bool:
         """Whether it is a partial sum that has not been added up."""
         return isinstance(self.layout, Partial) and self.whole is None
+
+
+def replicated(tensor: Tensor, like: Value) -> Value:
+    """Return a value with the facts of another, that towers compute, or one.
+
+    Args:
+        tensor: the whole value, on each tower or once for all of them.
+        like: the value with the same facts.
+    """
+    local, whole = (tensor, None) if tensor.on_towers else (None, tensor)
+    return dataclasses.replace(
+        like, layout=REPLICATED, local=local, whole=whole, whole_from=None
+    )
 
 
 def known_ints(value: Value) -> list[int]:

@@ -17,12 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder
 from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
     Effect,
-    called_graphs,
     effect_of,
     written,
 )
@@ -39,17 +37,10 @@ from keras_towers.partition.layouts import (
     required,
     sizes_of,
 )
-from keras_towers.partition.program import Function, Tensor, Update
+from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
-from keras_towers.partition.resources import Resources
+from keras_towers.partition.resources import Resources, type_of_content
 from keras_towers.partition.sizes import UNKNOWN
-
-# Given the same seed, XLA draws different numbers from TensorFlow's kernels.
-_DRAWN_BY_XLA = (
-    "StatelessRandomUniformV2",
-    "StatelessRandomNormalV2",
-    "StatelessTruncatedNormalV2",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,6 +113,7 @@ class Partitioner(Converter):
             if value.shape is None and tensor.shape.rank is not None:
                 value.shape = sizes_of(tensor.shape)
             values[tensor.name] = value
+            value.note_tensors()
         before, self.values = self.values, values
         try:
             for operation in sort_topologically(graph.get_operations(), values):
@@ -131,6 +123,8 @@ class Partitioner(Converter):
                 self.name = operation.name
                 operands = [values[tensor.name] for tensor in operation.inputs]
                 results = self.lay_out_node(Node(operation, self), operands)
+                for value in results:
+                    value.note_tensors()
                 names = [tensor.name for tensor in outputs]
                 values.update(zip(names, results, strict=True))
         finally:
@@ -211,36 +205,38 @@ class Partitioner(Converter):
     def content_of(self, variable: Value) -> Value:
         """Return what a variable holds at this point of the trace.
 
-        A function gets it from its caller: it writes no variables.
+        A function gets it from its caller, unless it has written it.
 
         Raises:
             NotDivided: the variable is not an input of the step.
         """
         handle = self.replicate(variable)
         require(handle.handle is not None)
+        common = self.resources.common_handle(handle)
+        contents = self.resources.contents
+        if common in contents:
+            return contents[common]
         if self._around is not None:
             outer = Value(REPLICATED, whole=handle)
             return self._around.captured(self._around.content_of(outer))
-        common = self.resources.common_handle(handle)
-        contents = self.resources.contents
-        if common not in contents:
-            local = self.resources.copies.get(common)
-            contents[common] = Value(
-                REPLICATED,
-                local=None if local is None else self._read(local),
-                whole=self._read(common),
-            )
+        local = self.resources.copies.get(common)
+        _, shape = type_of_content(common)
+        contents[common] = Value(
+            REPLICATED,
+            local=None if local is None else self._read(local),
+            whole=self._read(common),
+            shape=None if shape.rank is None else sizes_of(shape),
+        )
         return contents[common]
 
     def _read(self, handle: Tensor) -> Tensor:
         """Read a variable, or the towers' copies of it."""
-        (spec,) = handle.handle.shape_and_type
-        dtype = tf.as_dtype(spec.dtype)
+        dtype, shape = type_of_content(handle)
         (value,) = self.add(
             "ReadVariableOp",
             [handle],
             {"dtype": dtype},
-            [(dtype, tf.TensorShape(spec.shape))],
+            [(dtype, shape)],
             self.resources.record_use("ReadVariableOp", [handle], reads=True),
         )
         return value
@@ -248,13 +244,17 @@ class Partitioner(Converter):
     def assign(self, variable: Value, content: Value) -> None:
         """Assign a value to a variable, and to all of its copies.
 
+        A function leaves it to its caller.
+
         Raises:
-            NotDivided: a function cannot, or the variable is not an input of
-                the step.
+            NotDivided: the variable is not an input of the step.
         """
-        require(self.can_exchange)
         handle = self.replicate(variable)
         require(handle.handle is not None)
+        common = self.resources.common_handle(handle)
+        if self._around is not None:
+            self.resources.contents[common] = content
+            return
         value = (
             self.replicate(content)
             if handle.on_towers
@@ -272,7 +272,7 @@ class Partitioner(Converter):
             least,
             has_effect=True,
         )
-        self.resources.contents[self.resources.common_handle(handle)] = content
+        self.resources.contents[common] = content
 
     def captured(self, value: Value) -> Value:
         """Return a value as a function sees it that captures it."""
@@ -392,6 +392,8 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     effect = effect_of(node.operation)
     if effect:
         return _add_effect(node, inputs, effect)
+    # Functions get what variables hold, not their handles.
+    require(partitioner.can_exchange or not _uses_handles(node))
     if not _should_run_on_towers(node, inputs):
         operands = [partitioner.assemble(value) for value in inputs]
         outputs = _add_in_order(node, operands)
@@ -450,45 +452,14 @@ def _add_in_order(
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
     partitioner = node.partitioner
-    uses_resources = node.operation.op_def.is_stateful or any(
-        tensor.dtype == tf.resource for tensor in operands
-    )
     least = 0
-    if uses_resources:
+    if node.operation.op_def.is_stateful or _uses_handles(node):
         least = partitioner.resources.record_use(node.type, operands, reads)
-    on_towers = any(tensor.on_towers for tensor in operands)
-    is_common = partitioner.can_exchange and not on_towers
-    if partitioner.options.xla and is_common and _draws_in_xla(node.operation):
-        return _add_xla_function(node, operands, least)
     return node.copy(
         operands,
         least=least,
         has_effect=not reads,
         at_root=at_root,
-    )
-
-
-def _add_xla_function(
-    node: Node, operands: Sequence[Tensor], least: int
-) -> list[Tensor]:
-    """Add an operation as a function that XLA compiles."""
-    body = Builder(can_exchange=False)
-    inputs = [
-        Tensor(t.dtype, t.shape, t.on_towers, handle=t.handle) for t in operands
-    ]
-    outputs = body.copy(node.operation, inputs)
-    return node.partitioner.add(
-        "StatefulPartitionedCall",
-        operands,
-        {
-            "Tin": [tensor.dtype for tensor in inputs],
-            "Tout": [tensor.dtype for tensor in outputs],
-            "_XlaMustCompile": True,
-        },
-        [(tensor.dtype, tensor.shape) for tensor in outputs],
-        least=least,
-        functions={"f": Function(inputs, outputs, body.operations)},
-        source=node.operation,
     )
 
 
@@ -535,7 +506,7 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     if not all(value.is_replicated for value in inputs):
         return False
     pairs = list(zip(inputs, node.operation.inputs, strict=True))
-    if any(tensor.dtype == tf.resource for _, tensor in pairs):
+    if _uses_handles(node):
         return False
     at_towers = [(v, t.shape) for v, t in pairs if _is_on_every_tower(v)]
     small = all(_is_small(shape) for shape in node.shapes)
@@ -548,6 +519,10 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
         _is_on_every_tower(v) or _is_small(t.shape) or _is_repeated(v)
         for v, t in pairs
     )
+
+
+def _uses_handles(node: Node) -> bool:
+    return any(t.dtype == tf.resource for t in node.operation.inputs)
 
 
 def _is_small(shape: tf.TensorShape) -> bool:
@@ -565,13 +540,3 @@ def _is_repeated(value: Value) -> bool:
     """Whether every function that uses a value computes it again."""
     operation = None if value.whole is None else value.whole.operation
     return operation is not None and operation.is_repeated
-
-
-def _draws_in_xla(operation: Any) -> bool:
-    """Whether an operation, or a function that it calls, draws in XLA."""
-    return operation.type in _DRAWN_BY_XLA or any(
-        _draws_in_xla(inner)
-        for graph in called_graphs(operation)
-        if graph is not None
-        for inner in graph.get_operations()
-    )

@@ -33,6 +33,8 @@ class Tensor:
             program, or the result of an exchange.
         index: its index among the outputs of the operation.
         handle: the handle data, if it is the handle of a variable.
+        value: the value of the one-device step that it is, or is a part of;
+            None: unknown.
     """
 
     dtype: Any
@@ -42,6 +44,7 @@ class Tensor:
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
+    value: Any = None
 
 
 class Phase(enum.IntEnum):

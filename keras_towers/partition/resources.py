@@ -113,6 +113,12 @@ class Resources:
         return [self.common_handle(t) for t in handles] or [None]
 
 
+def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
+    """Return the dtype and the shape of what a variable holds."""
+    (spec,) = handle.handle.shape_and_type
+    return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
+
+
 def _phase(type_: str, operands: Sequence[Tensor]) -> Phase:
     """Return the phase of an operation with these inputs."""
     if not any(tensor.on_towers for tensor in operands):

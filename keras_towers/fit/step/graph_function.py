@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -26,11 +27,6 @@ _ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
-# Sizes to try, in turn, for unknown lengths when XLA compiles a function: small
-# ones are cheap, but an image must not be smaller than a kernel, some steps
-# need a multiple of a number, and a tower has no more rows than a batch whose
-# size is known.
-_TRIED_SIZES = (8, 64, 840, 1)
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
 
@@ -77,23 +73,47 @@ class GraphFunction:
 
     # XLA compiles a function at its first call for inputs of certain shapes; a
     # failure would end the step.
-    def check_xla(self, device: str) -> None:
-        """Raise Uncompilable unless XLA compiles the function on a device."""
-        tensors = self._inputs
+    def check_xla(
+        self,
+        device: str,
+        inputs: Iterable[Sequence[tf.TensorSpec | np.ndarray]],
+    ) -> None:
+        """Raise Uncompilable unless XLA compiles the function on a device.
+
+        Args:
+            device: the device.
+            inputs: specs or entries of the N inputs to try, until XLA compiles
+                the function for some.
+        """
         for dtype, what in (
             (tf.variant, "uses a list that is created outside of it"),
             (tf.string, "uses strings"),
         ):
-            if any(tensor.dtype == dtype for tensor in tensors):
+            if any(tensor.dtype == dtype for tensor in self._inputs):
                 raise Uncompilable(what)
-        are_known = all(t.shape.is_fully_defined() for t in tensors)
+        if any(tensor.shape.rank is None for tensor in self._inputs):
+            raise Uncompilable("uses tensors of an unknown rank")
         error: Exception | None = None
-        for size in _TRIED_SIZES[:1] if are_known else _TRIED_SIZES:
-            specs = [
-                tf.TensorSpec(_filled(t.shape, size), t.dtype) for t in tensors
+        for tried in inputs:
+            graph = compat.FuncGraph("tried")
+            with graph.as_default():
+                given = [
+                    tf.constant(x)
+                    if isinstance(x, np.ndarray)
+                    else tf.compat.v1.placeholder(x.dtype, x.shape)
+                    for x in tried
+                ]
+                graph.outputs = self(given)
+            pairs = list(zip(tried, given, strict=True))
+            graph.inputs = [
+                t for x, t in pairs if not isinstance(x, np.ndarray)
             ]
+            specs = [x for x, _ in pairs if not isinstance(x, np.ndarray)]
+            caller = compat.function_module.from_func_graph(
+                f"{graph.name}_{next(_numbers)}", graph, {}
+            )
             try:
-                compat.lower_to_xla(self._function.name, specs, device)
+                compat.lower_to_xla(caller.name, specs, device)
             except (ValueError, tf.errors.OpError) as failure:
                 error = error or failure
             else:
@@ -107,12 +127,6 @@ def _not_constant(tensor: tf.Tensor) -> Any:
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[])
-
-
-def _filled(shape: tf.TensorShape, size: int) -> list[int]:
-    if shape.rank is None:
-        raise Uncompilable("uses tensors of an unknown rank")
-    return [size if length is None else length for length in shape]
 
 
 def _reason(message: str) -> str:

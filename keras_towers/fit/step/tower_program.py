@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from keras_towers.fit.step.graph_function import (
     Uncompilable,
 )
 from keras_towers.fit.step.step_order import StepOrder, row_of_rank
+from keras_towers.partition.examples import AssumedBatch
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -42,8 +43,15 @@ from keras_towers.partition.program import (
     graph_of,
     needed_operations,
 )
+from keras_towers.partition.stages import Stage, stages_of
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
+
+# The numbers of rows of a tower to try, in turn, when XLA compiles a function:
+# small ones are cheap, but an image must not be smaller than a kernel, some
+# steps need a multiple of a number, and a tower has no more rows than a batch
+# whose size is known.
+_TRIED_ROWS = (8, 64, 840, 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,7 +207,15 @@ class TowerProgram:
         self._devices = devices
         self._transport = transport
         self._order = order
-        self._used = _used_elsewhere(program)
+        # By level: what is computed once.
+        self._once = [
+            self._stages(
+                o for o in _of_level(program, level) if not o.on_towers
+            )
+            for level in range(program.levels)
+        ]
+        self._assumed: list[AssumedBatch] = []
+        self._used = self._used_elsewhere()
         self._summed = _summed(program)
 
     def add_to_graph(
@@ -220,17 +236,23 @@ class TowerProgram:
         program, devices = self._program, self._devices
         known = dict(common)
         number = len(parts) // len(devices)
+        self._assumed = [
+            AssumedBatch(len(parts) * self._transport.size, rows)
+            for rows in _TRIED_ROWS
+        ]
         towers = [
             _Tower(device, parts[k * number : (k + 1) * number], known)
             for k, device in enumerate(devices)
         ]
         checks: list[Any] = []
         for level in range(program.levels):
+            for stage in self._once[level]:
+                if stage.compiled:
+                    self._compute_in_function(stage.compiled, known)
+                self._compute_once(stage.single, known, checks)
             by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
-            for operation in program.operations:
-                if operation.level == level and not operation.is_repeated:
-                    by_phase[operation.phase].append(operation)
-            self._compute_once(by_phase[Phase.ONCE], known, checks)
+            for operation in _of_level(program, level):
+                by_phase[operation.phase].append(operation)
             for tower in towers:
                 self._access_variables(by_phase[Phase.READ], tower)
             if by_phase[Phase.TOWERS]:
@@ -252,6 +274,61 @@ class TowerProgram:
                     update(change, gradients, shared)
         with tf.device(devices[0]):
             return [_value(t, known) for t in program.results]
+
+    def _stages(self, operations: Iterable[Operation]) -> list[Stage]:
+        """Divide what is computed once in a level into stages."""
+        if self._mode == "xla":
+            return stages_of(list(operations))
+        return [Stage(single=list(operations))]
+
+    def _used_elsewhere(self) -> set[Tensor]:
+        """Return tensors that are used outside of where they are computed."""
+        program = self._program
+        # The function, or the part of a level, that an operation belongs to.
+        places: dict[int, Any] = {
+            id(o): (o.level, o.phase) for o in program.operations
+        }
+        for level, stages in enumerate(self._once):
+            for number, stage in enumerate(stages):
+                for operation in stage.compiled:
+                    places[id(operation)] = level, "compiled", number
+        used = {exchange.given for exchange in program.exchanges}
+        used.update(program.results)
+        for update in program.updates:
+            used.update(update.given)
+        for operation in program.operations:
+            for tensor in operation.inputs:
+                source = tensor.operation
+                if source is not None and (
+                    operation.is_repeated
+                    or places[id(source)] != places[id(operation)]
+                ):
+                    used.add(tensor)
+        return used
+
+    def _compute_in_function(
+        self, operations: Sequence[Operation], known: dict[Tensor, Any]
+    ) -> None:
+        """Add operations that are computed once as a function."""
+        body = self._closure(operations)
+        with tf.device(self._devices[0]):
+            function = self._function(body)
+            if function is None:
+                values = emit(
+                    operations, known, body.outputs, self._program.graphs
+                )
+            else:
+                values = function([_value(t, known) for t in body.inputs])
+        known.update(_with_shapes(body.outputs, values))
+
+    def _closure(self, operations: Sequence[Operation]) -> Function:
+        """Return a function of all that operations take from outside."""
+        outputs = [t for o in operations for t in o.outputs if t in self._used]
+        used = [t for o in operations for t in o.inputs]
+        _, inputs = needed_operations(
+            Function((), used, operations), lambda o: o.is_repeated
+        )
+        return Function(inputs, outputs, operations)
 
     def _compute_once(
         self,
@@ -285,12 +362,11 @@ class TowerProgram:
         self, operations: Sequence[Operation], towers: Sequence[_Tower]
     ) -> None:
         """Call a function of operations for each tower's micro-batches."""
-        outputs = [t for o in operations for t in o.outputs if t in self._used]
-        used = [t for o in operations for t in o.inputs]
-        _, inputs = needed_operations(
-            Function((), used, operations), lambda o: o.is_repeated
+        body = self._closure(operations)
+        inputs, outputs = body.inputs, body.outputs
+        function = self._function(body) or GraphFunction(
+            graph_of(body, self._program.graphs), "called"
         )
-        function = self._function(Function(inputs, outputs, operations))
         for tower in towers:
             made: list[Any] = []
             for part in tower.parts:
@@ -305,16 +381,23 @@ class TowerProgram:
                         for t in outputs
                     ]
 
-    def _function(self, body: Function) -> GraphFunction:
+    def _function(self, body: Function) -> GraphFunction | None:
+        """Return a function that is called; None: XLA cannot compile it."""
         graph = graph_of(body, self._program.graphs)
         function = GraphFunction(graph, self._mode)
         if self._mode != "xla":
             return function
         try:
-            function.check_xla(self._devices[0])
+            function.check_xla(
+                self._devices[0],
+                (
+                    b.inputs_of(self._program.inputs, body.inputs)
+                    for b in self._assumed
+                ),
+            )
         except Uncompilable as error:
             self.not_compiled.append(str(error))
-            return GraphFunction(graph, "called")
+            return None
         self.compiled += 1
         return function
 
@@ -453,22 +536,13 @@ def _summed(program: Program) -> set[Tensor]:
     return {tensor for tensor in tensors if tensor.on_towers}
 
 
-def _used_elsewhere(program: Program) -> set[Tensor]:
-    """Return tensors that are used outside of the phase they come from."""
-    used = {exchange.given for exchange in program.exchanges}
-    used.update(program.results)
-    for update in program.updates:
-        used.update(update.given)
-    for operation in program.operations:
-        for tensor in operation.inputs:
-            source = tensor.operation
-            if source is not None and (
-                operation.is_repeated
-                or source.level != operation.level
-                or source.phase != operation.phase
-            ):
-                used.add(tensor)
-    return used
+def _of_level(program: Program, level: int) -> list[Operation]:
+    """Return the operations of a level, in order."""
+    return [
+        operation
+        for operation in program.operations
+        if operation.level == level and not operation.is_repeated
+    ]
 
 
 def exchange_tensors(
