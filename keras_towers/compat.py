@@ -222,6 +222,7 @@ _run_independently = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies.run_independently"
 )
 op_definition = _tf("framework.op_def_registry:get")
+_constant_value = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
@@ -482,6 +483,12 @@ def xla_context() -> Iterator[None]:
         yield
     finally:
         context.Exit()
+
+
+def constant_value(tensor: Any) -> Any:
+    """Return the entries of a tensor of a graph; None: they are not known."""
+    # It is meant for predicates, and evaluates any constant.
+    return _constant_value(tensor)
 
 
 def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:

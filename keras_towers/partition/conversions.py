@@ -212,7 +212,6 @@ class Converter(Builder):
         """Return the whole value, adding an exchange if it is needed."""
         if value.whole is None:
             value.whole = self._assemble(value)
-            value.note_tensors()
         return value.whole
 
     def _assemble(self, value: Value) -> Tensor:

@@ -160,7 +160,7 @@ class ListOf:
 
 @dataclasses.dataclass(frozen=True)
 class Mirrored:
-    """An input: the handle of a variable that has a copy on every tower."""
+    """An input of which every tower has a copy, such as a variable's handle."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,12 +307,6 @@ class Value:
     whole_from: WholeFrom | None = None
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
-
-    def note_tensors(self) -> None:
-        """Note this value in its tensors, unless they are of another one."""
-        for tensor in (self.local, self.whole):
-            if tensor is not None and tensor.value is None:
-                tensor.value = self
 
     @property
     def rank(self) -> int:

@@ -113,7 +113,6 @@ class Partitioner(Converter):
             if value.shape is None and tensor.shape.rank is not None:
                 value.shape = sizes_of(tensor.shape)
             values[tensor.name] = value
-            value.note_tensors()
         before, self.values = self.values, values
         try:
             for operation in sort_topologically(graph.get_operations(), values):
@@ -123,8 +122,6 @@ class Partitioner(Converter):
                 self.name = operation.name
                 operands = [values[tensor.name] for tensor in operation.inputs]
                 results = self.lay_out_node(Node(operation, self), operands)
-                for value in results:
-                    value.note_tensors()
                 names = [tensor.name for tensor in outputs]
                 values.update(zip(names, results, strict=True))
         finally:

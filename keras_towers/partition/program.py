@@ -33,8 +33,6 @@ class Tensor:
             program, or the result of an exchange.
         index: its index among the outputs of the operation.
         handle: the handle data, if it is the handle of a variable.
-        value: the value of the one-device step that it is, or is a part of;
-            None: unknown.
     """
 
     dtype: Any
@@ -44,7 +42,6 @@ class Tensor:
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
-    value: Any = None
 
 
 class Phase(enum.IntEnum):
@@ -187,8 +184,8 @@ class Inputs:
         is_first: for each tower, whether it is the first.
         sizes: further sizes, equal on all towers: the size of axis a of input k
             is named ``k.a``.
-        copies: the handles of mirrored variables on towers, by the index of the
-            input. The common handle is the first tower's.
+        copies: the towers' copies of mirrored inputs, by the index of the
+            input. The common one is the first tower's.
     """
 
     of_graph: Sequence[Tensor]
@@ -233,6 +230,14 @@ class Program:
         last += [exchange.given.level for exchange in self.exchanges]
         last += [update.level for update in self.updates]
         return 1 + max(last, default=0)
+
+    def of_level(self, level: int) -> list[Operation]:
+        """Return the operations of a level, in order."""
+        return [
+            operation
+            for operation in self.operations
+            if operation.level == level and not operation.is_repeated
+        ]
 
 
 def needed_operations(
@@ -470,7 +475,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     """
     graph = compat.FuncGraph("towers")
     with graph.as_default():
-        given = {tensor: _placeholder(tensor) for tensor in function.inputs}
+        given = {tensor: placeholder_of(tensor) for tensor in function.inputs}
         # Keep the order of operations that use the same variables.
         with compat.AutomaticControlDependencies() as ordered:
             outputs = emit(function.operations, given, function.outputs, graphs)
@@ -481,9 +486,9 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     return graph
 
 
-def _placeholder(tensor: Tensor) -> Any:
-    """Return a placeholder for a tensor."""
-    result = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+def placeholder_of(tensor: Tensor, shape: Any = None) -> Any:
+    """Return a placeholder for a tensor, whose shape may be known better."""
+    result = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
     if tensor.handle is not None:
         compat.set_handle_data(result, tensor.handle)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -260,7 +261,9 @@ class GlobalStep:
             transport,
             self.order,
         )
-        update = functools.partial(self._update, traced, local_step, divided)
+        update = functools.partial(
+            self._update, traced, local_step, divided, call
+        )
         results = ready.add_to_graph(common, parts, update)
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
@@ -417,11 +420,15 @@ class GlobalStep:
         traced: Trace,
         local_step: LocalStep | None,
         divided: DividedBatch,
+        keras_call: KerasCall,
         update: Update,
         parts: list[list[Any]],
         shared: list[Any],
     ) -> None:
-        call = traced.updates[update.name]
+        call = dataclasses.replace(
+            traced.updates[update.name],
+            is_compiled=bool(keras_call.model.jit_compile),
+        )
         grads = [with_components(call, tensors) for tensors in parts]
         sums = with_components(call, shared)
         weight = 1

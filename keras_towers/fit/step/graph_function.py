@@ -95,30 +95,34 @@ class GraphFunction:
             raise Uncompilable("uses tensors of an unknown rank")
         error: Exception | None = None
         for tried in inputs:
-            graph = compat.FuncGraph("tried")
-            with graph.as_default():
-                given = [
-                    tf.constant(x)
-                    if isinstance(x, np.ndarray)
-                    else tf.compat.v1.placeholder(x.dtype, x.shape)
-                    for x in tried
-                ]
-                graph.outputs = self(given)
-            pairs = list(zip(tried, given, strict=True))
-            graph.inputs = [
-                t for x, t in pairs if not isinstance(x, np.ndarray)
-            ]
-            specs = [x for x, _ in pairs if not isinstance(x, np.ndarray)]
-            caller = compat.function_module.from_func_graph(
-                f"{graph.name}_{next(_numbers)}", graph, {}
-            )
             try:
-                compat.lower_to_xla(caller.name, specs, device)
+                self._lower_to_xla(device, tried)
             except (ValueError, tf.errors.OpError) as failure:
                 error = error or failure
             else:
                 return
         raise Uncompilable(_reason(str(error))) from error
+
+    def _lower_to_xla(
+        self, device: str, inputs: Sequence[tf.TensorSpec | np.ndarray]
+    ) -> None:
+        """Translate the function for XLA, with specs or entries of inputs."""
+        graph = compat.FuncGraph("tried")
+        with graph.as_default():
+            given = [
+                tf.constant(x)
+                if isinstance(x, np.ndarray)
+                else tf.compat.v1.placeholder(x.dtype, x.shape)
+                for x in inputs
+            ]
+            graph.outputs = self(given)
+        pairs = zip(inputs, given, strict=True)
+        left = [(x, t) for x, t in pairs if isinstance(x, tf.TensorSpec)]
+        graph.inputs = [tensor for _, tensor in left]
+        caller = compat.function_module.from_func_graph(
+            f"{graph.name}_{next(_numbers)}", graph, {}
+        )
+        compat.lower_to_xla(caller.name, [spec for spec, _ in left], device)
 
 
 def _not_constant(tensor: tf.Tensor) -> Any:

@@ -20,7 +20,7 @@ from keras_towers.fit.step.graph_function import (
     Uncompilable,
 )
 from keras_towers.fit.step.step_order import StepOrder, row_of_rank
-from keras_towers.partition.examples import AssumedBatch
+from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -209,9 +209,7 @@ class TowerProgram:
         self._order = order
         # By level: what is computed once.
         self._once = [
-            self._stages(
-                o for o in _of_level(program, level) if not o.on_towers
-            )
+            self._stages(o for o in program.of_level(level) if not o.on_towers)
             for level in range(program.levels)
         ]
         self._assumed: list[AssumedBatch] = []
@@ -237,7 +235,7 @@ class TowerProgram:
         known = dict(common)
         number = len(parts) // len(devices)
         self._assumed = [
-            AssumedBatch(len(parts) * self._transport.size, rows)
+            AssumedBatch(program, len(parts) * self._transport.size, rows)
             for rows in _TRIED_ROWS
         ]
         towers = [
@@ -251,7 +249,7 @@ class TowerProgram:
                     self._compute_in_function(stage.compiled, known)
                 self._compute_once(stage.single, known, checks)
             by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
-            for operation in _of_level(program, level):
+            for operation in program.of_level(level):
                 by_phase[operation.phase].append(operation)
             for tower in towers:
                 self._access_variables(by_phase[Phase.READ], tower)
@@ -390,10 +388,7 @@ class TowerProgram:
         try:
             function.check_xla(
                 self._devices[0],
-                (
-                    b.inputs_of(self._program.inputs, body.inputs)
-                    for b in self._assumed
-                ),
+                (b.inputs_of(body.inputs) for b in self._assumed),
             )
         except Uncompilable as error:
             self.not_compiled.append(str(error))
@@ -534,15 +529,6 @@ def _summed(program: Program) -> set[Tensor]:
     for update in program.updates:
         tensors += [t for t in update.given if t not in update.rows]
     return {tensor for tensor in tensors if tensor.on_towers}
-
-
-def _of_level(program: Program, level: int) -> list[Operation]:
-    """Return the operations of a level, in order."""
-    return [
-        operation
-        for operation in program.operations
-        if operation.level == level and not operation.is_repeated
-    ]
 
 
 def exchange_tensors(

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import TRAINING, UpdateCall
+from keras_towers.fit.contract import TRAINING, NamedGradients, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
@@ -129,7 +129,7 @@ class Trace:
             for gradient in call.grads:
                 if isinstance(gradient, tf.IndexedSlices):
                     sparse.append((index, index + 1))
-                index += len(_components(gradient))
+                index += len(components_of(gradient))
             infos[name] = UpdateInfo(sparse, self._used_by(call))
         return infos
 
@@ -238,7 +238,7 @@ def trace(
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
-            given = [t for grad in call.grads for t in _components(grad)]
+            given = [t for grad in call.grads for t in components_of(grad)]
             marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
             updates[marker.name] = call
 
@@ -264,7 +264,7 @@ def trace(
     return Trace(graph, captures, updates, graph.structured_outputs)
 
 
-def _components(gradient: Any) -> list[tf.Tensor]:
+def components_of(gradient: Any) -> list[tf.Tensor]:
     """Return the tensors of a gradient: values and indices, or one, or none."""
     if gradient is None:
         return []
@@ -273,12 +273,14 @@ def _components(gradient: Any) -> list[tf.Tensor]:
     return [gradient]
 
 
-def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
+def with_components(
+    call: NamedGradients, components: Sequence[Any]
+) -> list[Any]:
     """Return the gradients of an update, given new component tensors."""
     remaining = iter(components)
     grads: list[Any] = []
     for gradient in call.grads:
-        found = list(itertools.islice(remaining, len(_components(gradient))))
+        found = list(itertools.islice(remaining, len(components_of(gradient))))
         if len(found) == 2 and found[0] is not None:
             values, indices = found
             shape = tf.constant(gradient.shape.as_list(), tf.int64)

@@ -10,6 +10,7 @@ The new weights are then copied to the towers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
+from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import (
     TowerConfig,
@@ -28,6 +30,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.step import marks
 from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.update.compiled_update import apply_compiled
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.model_state import slots_of, trained_by
 from keras_towers.fit.weights.tower_variables import (
@@ -208,8 +211,18 @@ class WeightUpdate:
     ) -> None:
         """Apply sums on a tower, as on one device; None: on each weight's."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
-        with as_one_device(call.optimizer, call.variables, tower, only):
-            call.original(sums, variables)
+
+        def apply(grads: list[Any]) -> None:
+            with as_one_device(call.optimizer, call.variables, tower, only):
+                call.original(grads, variables)
+
+        first, *_ = self.config.devices
+        is_here = all(same_device(native(v).device, first) for v in variables)
+        if call.is_compiled and only is None and is_here:
+            call = dataclasses.replace(call, grads=sums)
+            apply_compiled(apply, [call], {}, [first], self.order)
+        else:
+            apply(sums)
 
     def _sums(
         self, call: UpdateCall, tower_grads: Gradients
@@ -259,10 +272,36 @@ class UpdateEach(WeightUpdate):
             self.variables.place(variable)
 
     def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
-        for tower, sums in enumerate(self._sums(call, tower_grads)):
+        sums_of_towers = self._sums(call, tower_grads)
+        if call.is_compiled:
+            self._apply_compiled(call, sums_of_towers)
+            return
+        for tower, sums in enumerate(sums_of_towers):
             marks.reached(tower, "reduced", sums)
             with marks.until(tower, "updated"):
                 self._apply_on_tower(call, sums, tower)
+
+    def _apply_compiled(
+        self, call: UpdateCall, sums_of_towers: list[list[Any]]
+    ) -> None:
+        """Apply K lists of sums, each by a function on its tower."""
+        variables = [copy_on_tower(v, 0) for v in call.variables]
+
+        def apply(grads: list[Any]) -> None:
+            with as_one_device(call.optimizer, call.variables, 0):
+                call.original(grads, variables)
+
+        with contextlib.ExitStack() as stack:
+            for tower, sums in enumerate(sums_of_towers):
+                marks.reached(tower, "reduced", sums)
+                stack.enter_context(marks.until(tower, "updated"))
+            apply_compiled(
+                apply,
+                [dataclasses.replace(call, grads=s) for s in sums_of_towers],
+                self.variables.handles(),
+                self.config.devices,
+                self.order,
+            )
 
 
 class UpdateAtVariable(WeightUpdate):
