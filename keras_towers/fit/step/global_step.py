@@ -265,9 +265,11 @@ class GlobalStep:
             self._update, traced, local_step, divided, call
         )
         results = ready.add_to_graph(common, parts, update)
-        if ready.not_compiled and not ready.compiled:
-            why = f"the step {ready.not_compiled[0]}"
-            log_without_xla(call.model, call.trains, why)
+        if ready.not_compiled:
+            (reason, source), *_ = ready.not_compiled
+            where = "" if source is None else f": {step_costs.line_of(source)}"
+            what = "a part of the step" if ready.compiled else "the step"
+            log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
         return traced.output_with(results)
 
     def _trace(

@@ -28,11 +28,21 @@ _ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
+_NODE = re.compile(r"{{node ([^}]+)}}")
 _numbers = itertools.count()
 
 
 class Uncompilable(Exception):
-    """XLA cannot compile a function, which "uses strings", for example."""
+    """XLA cannot compile a function.
+
+    Args:
+        what: why not: the function "uses strings", for example.
+        node: the name of the operation in the function, if XLA names it.
+    """
+
+    def __init__(self, what: str, node: str = ""):
+        super().__init__(what)
+        self.node = node
 
 
 class GraphFunction:
@@ -101,7 +111,10 @@ class GraphFunction:
                 error = error or failure
             else:
                 return
-        raise Uncompilable(_reason(str(error))) from error
+        message = str(error)
+        named = _NODE.search(message)
+        node = named.group(1) if named else ""
+        raise Uncompilable(_reason(message), node) from error
 
     def _lower_to_xla(
         self, device: str, inputs: Sequence[tf.TensorSpec | np.ndarray]

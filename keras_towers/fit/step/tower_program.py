@@ -188,7 +188,8 @@ class TowerProgram:
         order: orders the exchanges between processes.
 
     Attributes:
-        not_compiled: for each function that XLA cannot compile, the reason.
+        not_compiled: for each function that XLA cannot compile, the reason, and
+            the traced operation that is one, if XLA names it.
         compiled: the number of functions that XLA compiles.
     """
 
@@ -200,7 +201,7 @@ class TowerProgram:
         transport: Transport,
         order: StepOrder,
     ):
-        self.not_compiled: list[str] = []
+        self.not_compiled: list[tuple[str, Any]] = []
         self.compiled = 0
         self._program = program
         self._mode: CallMode = mode
@@ -391,7 +392,11 @@ class TowerProgram:
                 (b.inputs_of(body.inputs) for b in self._assumed),
             )
         except Uncompilable as error:
-            self.not_compiled.append(str(error))
+            sources = {o.name: o.source for o in body.operations}
+            name = error.node
+            # The name has a suffix if several operations share it.
+            source = sources.get(name) or sources.get(name.rpartition("_")[0])
+            self.not_compiled.append((str(error), source))
             return None
         self.compiled += 1
         return function
