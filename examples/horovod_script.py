@@ -1,15 +1,15 @@
-"""A script written for Horovod: only its first import has changed.
+"""A script written for Horovod.
 
-``keras-towers run -np 2 examples/horovod_script.py``, or ``horovodrun -np 2
-python examples/horovod_script.py``. On Keras 3, ``horovod.keras`` itself
-reduces no gradients.
+``keras-towers run -np 2 examples/horovod_script.py``, or, in an environment
+with ``KERAS_TOWERS_HOROVOD=1``, ``horovodrun -np 2 python
+examples/horovod_script.py``. On Keras 3, ``horovod.keras`` itself reduces no
+gradients: there, its import gives ``keras_towers.horovod``.
 """
 
+import horovod.keras as hvd
 import keras
 import numpy as np
 import tensorflow as tf
-
-from keras_towers import horovod as hvd  # was: import horovod.keras as hvd
 
 EPOCHS, BATCH_SIZE, RATE = 5, 32, 0.01
 

@@ -115,6 +115,9 @@ _MODULES = {
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
+    # As the other modules, it needs an engine, which may be missing: what lists
+    # or imports all names does not load it.
+    __all__.remove("elastic")
 
     def __getattr__(name: str) -> Any:
         for home, names in _NAMES_IN.items():
@@ -125,7 +128,7 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
             return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"
-            f"{did_you_mean(name, __all__)}"
+            f"{did_you_mean(name, [*__all__, *_MODULES])}"
         )
 
 
@@ -158,5 +161,14 @@ def _connect() -> None:
         )
 
 
-_imports.find_modules(_MODULES)
+_imports.find_modules(
+    {f"{__name__}.{name}": f"{__name__}.{of}" for name, of in _MODULES.items()}
+    # Scripts written for an engine run as they are.
+    | {
+        own: f"{__name__}.{engine.name}"
+        for engine in engines.ENGINES.values()
+        for own in engine.keras_modules
+    },
+    engines.announce_drop_in,
+)
 _imports.after_keras(_connect)

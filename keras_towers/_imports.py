@@ -1,7 +1,7 @@
 """Hooks into Python's imports.
 
 Versions are checked before any module that needs TensorFlow is imported, some
-modules have a second name, and functions are called after Keras is imported.
+modules have second names, and functions are called after Keras is imported.
 """
 
 from __future__ import annotations
@@ -59,21 +59,29 @@ def packages(module: str) -> dict[str, str]:
     }
 
 
-def find_modules(second_names: Mapping[str, str]) -> None:
+def find_modules(
+    second_names: Mapping[str, str], on_foreign: Callable[[str], None]
+) -> None:
     """Check every import of a module of this package that needs TensorFlow.
 
     Args:
         second_names: maps a name that users import to the module that it stands
-            for.
+            for, or to another second name.
+        on_foreign: called with each imported second name of another package.
     """
-    sys.meta_path.insert(0, _Finder(second_names))
+    sys.meta_path.insert(0, _Finder(second_names, on_foreign))
 
 
 class _Finder(MetaPathFinder):
     """A finder that Python consults first, for every module."""
 
-    def __init__(self, second_names: Mapping[str, str]):
+    def __init__(
+        self,
+        second_names: Mapping[str, str],
+        on_foreign: Callable[[str], None],
+    ):
         self._second_names = second_names
+        self._on_foreign = on_foreign
 
     def find_spec(
         self,
@@ -82,31 +90,36 @@ class _Finder(MetaPathFinder):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        if package != __package__ or _INDEPENDENT.fullmatch(name):
-            return None
-        check_tensorflow()
-        # Functions given to ``after_keras`` import such modules. If one of
-        # these modules imported Keras first, it would be found half imported.
-        importlib.import_module("keras")
-        first, _, inner = name.partition(".")
-        original = self._second_names.get(name)
-        if original is None and first in self._second_names:
-            original = f"{self._second_names[first]}.{inner}"
+        is_own = package == __package__
+        if is_own and not _INDEPENDENT.fullmatch(name):
+            check_tensorflow()
+            # Functions given to ``after_keras`` import such modules. If one of
+            # these modules imported Keras first, it would be found half
+            # imported.
+            importlib.import_module("keras")
+        outer, _, inner = fullname.rpartition(".")
+        original = self._second_names.get(fullname)
+        if original is None and outer in self._second_names:
+            original = f"{self._second_names[outer]}.{inner}"
         if original is None:
             return None
-        return ModuleSpec(fullname, _SecondName(f"{package}.{original}"))
+        then = None if is_own else self._on_foreign
+        return ModuleSpec(fullname, _SecondName(original, then))
 
 
 class _SecondName(Loader):
     """Loads a module under a second name, as the same object."""
 
-    def __init__(self, original: str):
+    def __init__(self, original: str, then: Callable[[str], None] | None):
         self._original = original
+        self._then = then
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the original where Python looks for the loaded module."""
         original = importlib.import_module(self._original)
         sys.modules[module.__name__] = original
+        if self._then:
+            self._then(module.__name__)
 
 
 def after_keras(then: Callable[[], None]) -> None:

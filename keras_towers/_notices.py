@@ -20,11 +20,27 @@ def first_time(key: Hashable) -> bool:
 
 
 def announce(line: str) -> None:
-    """Log a line at INFO; show it if the program has not set up logging."""
+    """Log a line at INFO; show it where the program does not log that level.
+
+    Whoever sets a level above INFO for the logger ``keras_towers``, one above
+    WARNING for the root, or disables logging, does not see it.
+    """
     root = logging.getLogger()
-    if _logger.isEnabledFor(logging.INFO):
+    if _takes_info():
         _logger.info("%s", line)
-    elif not (_logger.level or root.handlers or root.manager.disable):
+    elif not (
+        _logger.level > logging.INFO
+        or root.level > logging.WARNING
+        or root.manager.disable >= logging.INFO
+    ):
         # The reader of stderr may have gone.
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr)
+
+
+def _takes_info() -> bool:
+    """Whether a handler gets what is logged at INFO."""
+    if not _logger.isEnabledFor(logging.INFO):
+        return False
+    handlers = [*_logger.handlers, *logging.getLogger().handlers]
+    return any(handler.level <= logging.INFO for handler in handlers)

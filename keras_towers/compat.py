@@ -227,6 +227,7 @@ in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
 # TensorFlow: datasets.
+_tf("distribute.input_lib:DistributedDataset", "_strategy")
 private_name("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
 _tf("data.ops.map_op:_ParallelMapDataset", "_deterministic")
 _ParallelInterleaveDataset = _tf(

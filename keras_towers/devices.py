@@ -91,11 +91,12 @@ def devices_of(towers: Towers | None) -> list[str]:
     number = as_whole_number(towers)
     if number is not None:
         if not 1 <= number <= len(visible):
+            several = f"1 to {len(visible)}, or None for all"
             raise TowerError(
                 f"towers={number} is not allowed: the visible devices are "
-                f"{', '.join(visible)}. Give 1 to {len(visible)}, or None for "
-                "all, or call keras_towers.virtual_towers(n) before anything "
-                "else to split the CPU for testing."
+                f"{', '.join(visible)}. Give {several if visible[1:] else 1}, "
+                "or call keras_towers.virtual_towers(n) before anything else "
+                "to split the CPU for testing."
             )
         return visible[:number]
     if not isinstance(towers, (list, tuple)) or not towers:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import site
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def check_all() -> dict[str, list[Finding]]:
     return {
         "Versions": [*_versions(facts)],
         "Devices": [*_devices(facts)],
-        "Engines": [tower, *engines],
+        "Engines": [tower, *engines, _unmodified_scripts()],
     }
 
 
@@ -259,6 +260,19 @@ def _judge_engine(
         )
         return Finding(name, value, Status.WARNING, advice)
     return Finding(name, value)
+
+
+def _unmodified_scripts() -> Finding:
+    """Say which processes run scripts written for Horovod as they are."""
+    value = (
+        "is keras_towers.horovod under `keras-towers run`, after `import "
+        f"keras_towers`, and with {settings.ENV_HOROVOD}=1"
+    )
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    if any(Path(folder, "keras_towers.pth").exists() for folder in folders):
+        return Finding("horovod.keras", value)
+    value += " once keras_towers is installed again: keras_towers.pth is not"
+    return Finding("horovod.keras", value, Status.NOTE)
 
 
 def run_self_test(

@@ -20,7 +20,8 @@ class CompatibilityError(ImportError):
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name; may be empty."""
-    close = difflib.get_close_matches(given, known, 1)
+    # A shared ending, such as "Strategy", does not make names similar.
+    close = difflib.get_close_matches(given, known, 1, cutoff=0.75)
     return f". Did you mean {close[0]!r}?" if close else ""
 
 

@@ -31,6 +31,9 @@ ENV_STORE = "KERAS_TOWERS_STORE"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it supervises.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
+#: 1: every process does as if it had imported keras_towers first, so that a
+#: script written for Horovod or BytePS runs as it is.
+ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
 #: Seconds in which all ranks have to meet, and parameter servers and the chief
 #: to start. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"

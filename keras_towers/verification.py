@@ -37,7 +37,8 @@ class Verification:
         where: the weight, optimizer variable or log that differs most.
         difference: its largest difference, relative to its largest number.
         rounding: its difference on one device alone, if each step starts with
-            weights that are one unit in the last place off.
+            weights that are one unit in the last place off; at least that unit,
+            by which every sum in another order differs.
         steps: the number of steps that were compared.
         description: the strategy's ``describe()``.
 
@@ -122,7 +123,10 @@ def verify(
             f"{type(strategy).__name__} does not compute {missing[0]}: give a "
             "strategy that trains."
         )
-    rounding = {key: _difference(alone[key], rounded[key]) for key in alone}
+    unit = _last_place(model)
+    rounding = {
+        key: max(unit, _difference(alone[key], rounded[key])) for key in alone
+    }
     differences = {key: _difference(alone[key], divided[key]) for key in alone}
     determined = [key for key in alone if rounding[key] <= _DETERMINED]
     worst = max(determined or alone, key=lambda key: differences[key])
@@ -202,11 +206,16 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
     return float(size) if np.isfinite(size) else np.inf
 
 
-def _change_last_bits(model: keras.Model) -> None:
-    """Change weights by a unit in the last place, alternately up and down."""
+def _last_place(model: keras.Model) -> float:
+    """Return the relative unit in the last place of what a model computes."""
     types = {layer.compute_dtype for layer in model._flatten_layers()}
     floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
-    unit = max(float(ml_dtypes.finfo(name).eps) for name in floats)
+    return max(float(ml_dtypes.finfo(name).eps) for name in floats)
+
+
+def _change_last_bits(model: keras.Model) -> None:
+    """Change weights by a unit in the last place, alternately up and down."""
+    unit = _last_place(model)
     for variable in model.trainable_variables:
         value = variable.numpy()
         signs = 1 - 2 * (np.arange(value.size).reshape(value.shape) % 2)

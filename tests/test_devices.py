@@ -107,6 +107,8 @@ def test_one_device_alone_is_warned_of(pretend, caplog):
     with kt.TowerStrategy(["CPU:0", "CPU:1"]):
         assert "no other device" not in caplog.text
     pretend(GPU=0, CPU=1)
+    with pytest.raises(kt.TowerError, match=r"Give 1, or call .*virtual_tow"):
+        kt.TowerStrategy(2)
     for make in (kt.TowerStrategy, kt.ParameterServerTowerStrategy):
         caplog.clear()
         with make():

@@ -2,13 +2,15 @@
 
 import importlib.util
 import json
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from keras_towers import _imports
 from tests.kit.compare import assert_all_close
-from tests.kit.scripts import run_python
+from tests.kit.scripts import ROOT, run_python
 
 FIRST = """
 import importlib.util, sys
@@ -71,6 +73,19 @@ def by_tensorflow(tmp_path_factory):
 def test_keras_towers_can_be_imported_before_keras(by_tensorflow):
     towers, _ = by_tensorflow
     assert towers == 4
+
+
+@pytest.mark.parametrize(("value", "found"), [("1", True), ("0", False)])
+def test_a_variable_imports_it_when_python_starts(value, found):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    ((source, installed),) = wheel["force-include"].items()
+    assert (ROOT / source).exists() and Path(installed).parent == Path()
+    # As Python does with the folders of installed packages.
+    code = "import site, sys; site.addsitedir('.'); print([*sys.modules])"
+    done = run_python("-c", code, KERAS_TOWERS_HOROVOD=value)
+    assert ("'keras_towers'" in done.stdout) == found, done.stderr
+    assert "'keras'" not in done.stdout and not done.stderr
 
 
 def test_the_command_runs_without_tensorflow():
@@ -180,3 +195,30 @@ def test_every_name_of_the_package_says_what_is_missing(
     (line,) = output.strip().splitlines()
     assert line.startswith("keras-towers bench: ") and code == 1
     assert all(part in line for part in advised)
+
+
+def test_what_asks_for_every_name_needs_no_engine():
+    ask = """
+import inspect, pydoc, rlcompleter
+import keras_towers as kt
+from keras_towers import *
+
+members = dict(inspect.getmembers(kt))
+assert members.keys() >= {"HorovodStrategy", "BytePSStrategy"}
+assert "TowerStrategy" in pydoc.plain(pydoc.render_doc(kt))
+completer = rlcompleter.Completer({"kt": kt})
+assert completer.complete("kt.Hor", 0) == "kt.HorovodStrategy("
+assert completer.complete("kt.e", 0) is None
+assert not {"horovod", "byteps"} & sys.modules.keys()
+for name in ("elastic", "horovod", "byteps"):
+    try:
+        getattr(kt, name)
+    except kt.TowerError as error:
+        print(error)
+"""
+    hide = HIDE.replace('"tensorflow" else', '("horovod", "byteps") else')
+    hide = hide.replace("name ==", "name in").partition("sys.modules")[0]
+    ended = run_python("-c", hide + ask)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 3 and all("keras-towers install" in s for s in lines)

@@ -61,6 +61,7 @@ def test_towers_differ_from_one_device_by_rounding_only(name):
     model = lazy(layers.Dropout(0.3), metrics=["mae"])
     found = kt.verify(model, *DATA[name](), batch_size=8, strategy=strategy)
     assert found.difference < ROUNDING, str(found)
+    assert found.rounding >= np.finfo("float32").eps
     assert found.steps == 3
     assert found.description == strategy.describe()
     assert found.description in str(found)

@@ -17,7 +17,11 @@ from typing import Any, TypeAlias
 from keras_towers.bench.models import Workload
 from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError
-from keras_towers.strategies import STRATEGIES, RegisteredStrategy
+from keras_towers.strategies import (
+    STRATEGIES,
+    RegisteredStrategy,
+    check_options,
+)
 
 _BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
 
@@ -289,5 +293,6 @@ def find_row(rows: Mapping[str, Row], name: str) -> Row:
             options[key] = value
     # An option of the job, not of the strategy: sync-replicas:ps=2.
     servers = options.pop("ps", row.servers)
+    check_options(known, options)
     train = partial(in_strategy, name=known, options=options)
     return replace(row, name=name, train=train, note="", servers=servers)

@@ -159,6 +159,8 @@ def measure_all(
                     failed = {s.cell.title for s in found.samples if s.error}
                     if cell.title in failed:
                         continue
+                    if not console.is_terminal:
+                        console.print(title, style="dim")
                     row = rows[cell.row]
                     sample = run_cell(row, cell, setting, stored[cell.model])
                     found.samples.append(sample)

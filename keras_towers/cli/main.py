@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 import signal
@@ -20,7 +21,7 @@ from keras_towers.building.recipe import InstallError
 from keras_towers.cli.bench import bench
 from keras_towers.cli.run import run
 from keras_towers.doctor import doctor
-from keras_towers.errors import CompatibilityError, TowerError
+from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 from keras_towers.system import handle_signals
 
 
@@ -99,6 +100,7 @@ def install(
     if engine not in _BUILT:
         raise TowerError(
             f"unknown engine {engine!r}; choose {' or '.join(_BUILT)}"
+            f"{did_you_mean(engine, _BUILT)}"
         )
     kind = _BUILT[engine].load(_BUILT[engine].recipe)
     chosen = {"with_mpi": with_mpi, "with_nccl": with_nccl}
@@ -110,6 +112,8 @@ def install(
         )
     recipe = kind(**dict.fromkeys(options, True))
     console = Console(highlight=False)
+    # Even the same version may be for another TensorFlow, or not load.
+    again = " again" if importlib.util.find_spec(engine) else ""
     start = time.monotonic()
     # Compilers have their own process group, and would keep running.
     as_ctrl_c = handle_signals(
@@ -137,7 +141,8 @@ def install(
     if found.tensorflow:
         version += f" for TensorFlow {found.tensorflow}"
     console.print(
-        f"{kind.title} {version} installed, {how}; with {found.built_in}",
+        f"{kind.title} {version} installed{again}, {how}; with "
+        f"{found.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")
@@ -196,6 +201,11 @@ def verify(
         ) from error
     typer.echo(found)
     if found.difference > tolerance:
+        typer.echo(
+            f"keras-towers verify: {found.difference:.1e} is larger than "
+            f"--tolerance {tolerance:g}",
+            err=True,
+        )
         raise typer.Exit(1)
 
 

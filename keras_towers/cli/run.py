@@ -38,7 +38,7 @@ def run(
         list[str] | None, typer.Argument(metavar="ARGUMENTS")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("-np", "--num-proc", min=1, metavar="N")
+        int | None, typer.Option("-np", "-n", "--num-proc", min=1, metavar="N")
     ] = None,
     hosts: Annotated[
         str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")

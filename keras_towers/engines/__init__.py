@@ -1,7 +1,8 @@
 """The engines that connect the processes of a job, a folder for each.
 
 The rest of the package knows an engine by its strategy's ``Transport`` and by
-its record here. Nothing outside imports these folders.
+its record here. Outside, only the table of the package's public names has
+modules of these folders.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 
 
@@ -30,6 +32,8 @@ class Engine:
         strategy_class: the class of this strategy in ``keras_towers``.
         roles: the roles of its tasks in TF_CONFIG, if it reads that.
         module: the module with which a script may use the engine itself.
+        keras_modules: its own modules for Keras, whose imports give the drop-in
+            ``keras_towers.<name>`` instead.
         transport: a reference to a function that connects this process and
             returns its ``Transport``; empty: it would need arguments.
         recipe: a reference to the ``Recipe`` that builds it.
@@ -43,15 +47,11 @@ class Engine:
     strategy_class: str
     roles: tuple[str, ...] = ()
     module: str = ""
+    keras_modules: tuple[str, ...] = ()
     transport: str = ""
     recipe: str = ""
     servers: str = ""
     after_keras: str = ""
-
-    @property
-    def advice(self) -> str:
-        """How to connect processes with it, to follow "--strategy"."""
-        return f"{self.strategy}, or use kt.{self.strategy_class}()"
 
     def load(self, reference: str) -> Any:
         """Import the object that a reference names."""
@@ -98,6 +98,7 @@ BYTEPS: Engine = Engine(
     strategy="byteps",
     strategy_class="BytePSStrategy",
     module="byteps.tensorflow",
+    keras_modules=("byteps.keras", "byteps.tensorflow.keras"),
     transport="byteps_strategy:BytePSTransport",
     recipe="byteps_recipe:BytePS",
     servers="byteps_servers:Servers",
@@ -108,6 +109,7 @@ HOROVOD: Engine = Engine(
     strategy="horovod",
     strategy_class="HorovodStrategy",
     module="horovod.tensorflow",
+    keras_modules=("horovod.keras", "horovod.tensorflow.keras"),
     transport="horovod_strategy:HorovodTransport",
     recipe="horovod_recipe:Horovod",
 )
@@ -129,3 +131,30 @@ ENGINES: dict[str, Engine] = {
 def engine_of_job(servers: int | None) -> Engine:
     """The engine of a job, by its number of servers; None: it has none."""
     return BYTEPS if servers else HOROVOD
+
+
+def announce_drop_in(module: str) -> None:
+    """Say on rank 0, once, that an engine's own module is the drop-in."""
+    # Not needed to import the package.
+    from keras_towers.rendezvous import launchers
+
+    engine, rank = ENGINES[module.partition(".")[0]], launchers.detect()
+    if first_time(("drop-in", engine)) and not (rank and rank.rank):
+        announce(
+            f"`import {module}` gives keras_towers.{engine.name}: the module "
+            f"of {engine.title} itself does not train one model on Keras 3."
+        )
+
+
+def refuse_own_optimizer(optimizer: Any) -> None:
+    """Raise an error if an engine's own module has made an optimizer."""
+    package, _, module = type(optimizer).__module__.partition(".")
+    engine = ENGINES.get(package)
+    if engine and module == "_keras":
+        names = " or ".join(engine.keras_modules)
+        raise TowerError(
+            f"the optimizer {optimizer.name!r} is of {engine.title}'s own "
+            "DistributedOptimizer, which on Keras 3 exchanges nothing, so that "
+            "each process would train a model of its own: import keras_towers "
+            f"before {names}, which then gives keras_towers.{engine.name}."
+        )

@@ -26,7 +26,7 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Options
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.transport import Transport
+from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
     from keras_towers.fit.calls.synchronous import TowerCalls
@@ -85,7 +85,8 @@ class TowerConfig:
 
     def without_other_processes(self) -> TowerConfig:
         """Return the same towers without the other processes."""
-        return dataclasses.replace(self, others=None)
+        alone = SingleProcess()
+        return dataclasses.replace(self, transport=alone, others=None)
 
     @property
     def name(self) -> str:
@@ -241,7 +242,13 @@ class KerasCall:
 
 
 class TowerFunction:
-    """A train, test or predict function for towers."""
+    """A train, test or predict function for towers.
+
+    Attributes:
+        alone: the function for calls that only some ranks make, if any.
+    """
+
+    alone: TowerFunction | None = None
 
     def __call__(self, data: Any) -> Any:
         """Run the model's ``steps_per_execution`` steps.

@@ -215,12 +215,12 @@ class ServerKeywords(TypedDict, total=False):
 
 
 def options_of(
-    strategy: object, keywords: type, options: Mapping[str, Any]
+    strategy: Any, keywords: type, options: Mapping[str, Any]
 ) -> Options:
     """Return the options that a strategy got as keyword arguments.
 
     Args:
-        strategy: the strategy, for the message.
+        strategy: the strategy, or its class.
         keywords: the class above that declares the strategy's options.
         options: the arguments.
 
@@ -228,7 +228,7 @@ def options_of(
         TowerError: the strategy does not have this option, or its value is
             not allowed.
     """
-    kind = type(strategy)
+    kind = strategy if isinstance(strategy, type) else type(strategy)
     named = inspect.signature(kind).parameters
     known = [name for name in named if name != "options"]
     known += keywords.__annotations__

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
@@ -25,7 +25,7 @@ from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import handle_signals
 
-_PARAMETER_SERVERS = "sync-replicas, or use kt.SyncReplicasStrategy()"
+_ON_SERVERS = ("sync-replicas", "SyncReplicasStrategy")
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -37,6 +37,8 @@ class Job:
         servers: how many servers of the engine to start; None for an engine
             without servers.
         no_strategy: whether the processes are not meant to be connected.
+        runs: what each process runs: a script, or a function, which no option
+            puts into a strategy.
     """
 
     command: list[str]
@@ -51,6 +53,13 @@ class Job:
     launcher: str = "keras-towers run"
     servers: int | None = None
     no_strategy: bool = False
+    runs: Literal["script", "function"] = "script"
+
+    def how_to_connect(self, strategy: str, kind: str) -> str:
+        """Say how to train one model, by a strategy's name and class."""
+        option = f"add --strategy {strategy}, or "
+        option = option if self.runs == "script" else ""
+        return f"{option}use kt.{kind}() in the {self.runs}"
 
     def environment(self) -> dict[str, str]:
         """Variables for every process, whichever engine connects them."""
@@ -149,7 +158,9 @@ def run_job(job: Job) -> supervision.Outcome:
                 local_size=slot.local_size,
             )
         helpers = servers.processes if servers else ()
-        return supervision.Supervisor(run, helpers=helpers).wait(engine.advice)
+        return supervision.Supervisor(run, helpers=helpers).wait(
+            job.how_to_connect(engine.strategy, engine.strategy_class)
+        )
 
 
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
@@ -182,8 +193,11 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
-        advice = _PARAMETER_SERVERS if "ps" in tasks else engines.RUNTIME.advice
-        return supervision.Supervisor(run, kind="task").wait(advice)
+        runtime = engines.RUNTIME.strategy, engines.RUNTIME.strategy_class
+        advised = _ON_SERVERS if "ps" in tasks else runtime
+        return supervision.Supervisor(run, kind="task").wait(
+            job.how_to_connect(*advised)
+        )
 
 
 @contextlib.contextmanager

@@ -117,6 +117,7 @@ def launch(
                 stall_shutdown_s=stall_shutdown_s,
                 output=None if output is None else Path(output),
                 launcher="kt.launch",
+                runs="function",
             )
         )
         _check(outcome, folder)

@@ -21,15 +21,15 @@ from keras_towers.system import make_writable
 
 _MAX_LINE_BYTES = 1 << 20
 _TAIL_BYTES = 16 << 10
-# Output of TensorFlow's C++ code: a notice before its first log line, and
-# warnings about operations cancelled at the end of training or after another
-# operation failed, whose error is reported itself; and the continuation lines
-# of such warnings.
+# Output of TensorFlow's C++ code: notices before its first log line and of the
+# library that it computes with, warnings about operations cancelled at the end
+# of training or after another operation failed, whose error is reported itself,
+# and the continuation lines of such warnings.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) "
-    rb"|W\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (RecvTensor cancelled for |Local "
-    rb"rendezvous is aborting with status: (CANCELLED|ABORTED: (Cleanup|Step "
-    rb"-?\d+ cancelled)))"
+    rb"|[IW]\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (oneDNN custom operations are "
+    rb"on|RecvTensor cancelled for |Local rendezvous is aborting with status: "
+    rb"(CANCELLED|ABORTED: (Cleanup|Step -?\d+ cancelled)))"
 )
 _CONTINUATION = re.compile(
     rb"\t \[\[|Additional GRPC error |:\w+:Error received "

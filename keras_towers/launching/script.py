@@ -38,12 +38,8 @@ class Setup:
 
     def command(self, script: str, *arguments: str) -> list[str]:
         """The command of a rank."""
-        python = [sys.executable, "-m"]
-        if self.strategy or self.suggested or self.has_servers:
-            setup = json.dumps(dataclasses.asdict(self))
-            return [*python, __name__, setup, script, *arguments]
-        python = python if self.module else python[:1]
-        return [*python, script, *arguments]
+        setup = json.dumps(dataclasses.asdict(self))
+        return [sys.executable, "-m", __name__, setup, script, *arguments]
 
 
 def main(setup: Setup, script: str, *arguments: str) -> None:

@@ -106,8 +106,8 @@ class Supervisor:
         elif len(ranks) > 1 and is_separate:
             console.say(
                 f"the {len(ranks)} processes never connected: each ran the "
-                "script on its own. To train one model in all of them, add "
-                f"--strategy {how_to_connect} in the script"
+                f"{self._run.job.runs} on its own. To train one model in all "
+                f"of them, {how_to_connect}"
             )
         return outcome
 

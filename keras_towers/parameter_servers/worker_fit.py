@@ -439,8 +439,6 @@ class WorkerCalls(OneFitPerModel):
         make_session: Callable[[ServerPeers, int, bool], Session],
     ):
         super().__init__(update)
-        # Runs evaluation and prediction.
-        self._step_without_others = self._step.without_other_processes()
         self._peers = peers
         self._make_session = make_session
         self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
@@ -491,7 +489,7 @@ class WorkerCalls(OneFitPerModel):
     ) -> TowerCall:
         if keras_call.kind != "fit":
             return TowerCall(
-                self._step_without_others,
+                self._step.without_other_processes,
                 self.adoption,
                 keras_call,
                 prepared,

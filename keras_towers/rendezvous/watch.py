@@ -83,14 +83,20 @@ class Activity:
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
         """Record that this rank traces a step, for which other ranks wait."""
-        action, waits = self.action, self.waits
-        if action:
-            self.action = f"the preparation of {action}"
-        self.waits = False
+        action = f"the preparation of {self.action}" if self.action else ""
+        with self.within(action):
+            yield
+
+    @contextlib.contextmanager
+    def within(self, action: str, waits: bool = False) -> Iterator[None]:
+        """Record what only this rank does, as a part of its action."""
+        before = self.action, self.waits
+        self.action, self.waits = action, waits
+        self.since = time.monotonic()
         try:
             yield
         finally:
-            self.action, self.waits = action, waits
+            self.action, self.waits = before
             self.since = time.monotonic()
 
 
@@ -98,6 +104,7 @@ _activity = Activity()
 mark = _activity.mark
 mark_done = _activity.mark_done
 preparing = _activity.preparing
+within = _activity.within
 
 
 class StallWatch(threading.Thread):

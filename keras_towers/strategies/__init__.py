@@ -7,9 +7,9 @@ Other packages can add strategies by entry points in the group
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from keras_towers.engines import ENGINES
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
@@ -66,18 +66,30 @@ def strategy(name: str, **options: Any) -> Any:
         >>> with keras_towers.strategy("tower", towers=4):
         ...     model.fit(x, y)
     """
+    return check_options(name, options)(**options)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Check options without creating the strategy, and return its class."""
     factory = _load(find(name))
     signature = inspect.signature(factory)
+    known = signature.parameters
     try:
         signature.bind(**options)
     except TypeError as error:
-        known = signature.parameters
         hints = [did_you_mean(o, known) for o in options if o not in known]
         raise TowerError(
             f"the strategy '{name}' does not take these options: "
             f"{', '.join(options)} ({error}{''.join(hints)})"
         ) from error
-    return factory(**options)
+    if "options" in known and name in STRATEGIES:
+        from keras_towers.fit.options import options_of
+
+        hint = inspect.get_annotations(factory.__init__, eval_str=True)
+        (keywords,) = get_args(hint["options"])
+        named = {n: v for n, v in options.items() if n not in known}
+        options_of(factory, keywords, named)
+    return factory
 
 
 def strategy_names() -> list[str]:

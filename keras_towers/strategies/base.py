@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import keras
 import tensorflow as tf
@@ -56,7 +56,19 @@ _OTHER_KERAS = (
 _collective_key_bases = itertools.count(1_000_000, 100_000)
 
 
-class BaseStrategy(MirroredStrategy, KerasStrategy):
+class _StrategyClass(type):
+    """The type of strategies' classes, of which none is a context manager."""
+
+    def __enter__(cls) -> NoReturn:
+        raise TowerError(
+            f"{cls.__name__} is a class, not a strategy: write `with "
+            f"{cls.__name__}():`."
+        )
+
+    def __exit__(cls, *error: object) -> None: ...
+
+
+class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     A subclass calls this constructor, which creates ``_config``, and then

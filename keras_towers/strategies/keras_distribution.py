@@ -25,6 +25,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
+from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.rank_environment import check_permitted
 from keras_towers.transport import SingleProcess, Transport
@@ -108,6 +109,7 @@ def _strategy_of(distribution: Any) -> BaseStrategy:
     strategy = _strategies.get(distribution)
     if strategy is None or strategy.batches != batches:
         strategy = _create_strategy(distribution, batches)
+        strategy._announce()
         _strategies[distribution] = strategy
     return strategy
 
@@ -222,8 +224,11 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     """Run a call of a model's method under this thread's distribution."""
     distribution = keras.distribution.distribution()
     placed = strategy_that_runs(model, kind) or tf.distribute.has_strategy()
-    if kind in TRAINING and not placed and not distribution:
-        check_permitted(kind, model.name)
+    if kind in TRAINING:
+        for optimizer in optimizers_in(getattr(model, "optimizer", None)):
+            engines.refuse_own_optimizer(optimizer)
+        if not placed and not distribution:
+            check_permitted(kind, model.name)
     # A nested call, such as evaluate() inside fit().
     if _thread.running:
         yield

@@ -69,8 +69,12 @@ class NoOpStrategy(BaseStrategy):
         self._compose(update, NoOpCalls(update, self.logs))
 
     def __repr__(self) -> str:
+        logs = ""
+        if not self.logs:
+            logs = ', and logs are empty: give logs={"loss": 0.5} for some'
         return (
-            "NoOpStrategy: epochs, steps and callbacks run; nothing is computed"
+            "NoOpStrategy: epochs, steps and callbacks run; training computes "
+            f"nothing{logs}"
         )
 
     def _description_lines(self) -> list[str]:

@@ -49,6 +49,9 @@ def machine(monkeypatch):
         ("--models ,", "choose small, large, cnn"),
         ("--strategies plain,magic", "unknown strategy 'magic'; choose"),
         ("--strategies plain:a=1", "unknown strategy 'plain:a=1'"),
+        ("--strategies tower:mod=cpu", "option 'mod'. Did you mean 'mode'?"),
+        ("--strategies async:tower=2", "Did you mean 'towers'?"),
+        ("--strategies tower:mode=gpus", "mode='gpus' is not allowed: give"),
         ("--strategies multi-worker", "multi-worker needs --processes N"),
         ("--processes 2 --strategies tower", "needs --towers N"),
         ("--processes 2 --strategies byteps", "`keras-towers install byteps`"),
@@ -78,6 +81,7 @@ def test_failed_row_is_said_and_ends_in_exit_code_1(tmp_path):
         f"--json={path}",
     )
     assert result.exit_code == 1
+    assert "small, 1 replica, plain (1 of 15)\n" in result.output
     assert "small, a model" in result.output
     assert "tower failed" in result.output
     assert "failed: small, 4 replicas, tower" in result.output

@@ -3,6 +3,8 @@
 The real build is what `make test` begins with.
 """
 
+import importlib.util
+
 import pytest
 from typer.testing import CliRunner
 
@@ -45,16 +47,27 @@ def asked(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "built", "said"),
     [
-        ("horovod", (False,) * 3, "from the cache; with Gloo, MPI"),
+        ("horovod", (False,) * 3, "installed, from the cache; with Gloo, MPI"),
         ("byteps --with-nccl", (None, True, False), "BytePS 0.28.1"),
         ("horovod --with-mpi --with-nccl --rebuild", (True,) * 3, "built in"),
     ],
 )
-def test_what_is_built(asked, arguments, built, said):
+def test_what_is_built(asked, arguments, built, said, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, output = invoke(*arguments.split())
     assert code == 0 and said in output
     assert "compiling\n" in output
     assert asked == [built, "install"]
+
+
+def test_what_is_there_already_is_installed_again(asked, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
+    assert "installed again, from the cache" in invoke("horovod")[1]
+
+
+def test_a_misspelt_engine_is_recognized():
+    code, output = invoke("Horovod")
+    assert code == 2 and "Did you mean 'horovod'?" in output
 
 
 @pytest.mark.parametrize(

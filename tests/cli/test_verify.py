@@ -47,7 +47,7 @@ def run(target, *options):
     if not target.startswith("no"):
         target = f"{__name__}:{target}"
     result = CliRunner().invoke(app, ["verify", target, *options])
-    return result.exit_code, result.stdout or result.output
+    return result.exit_code, result.output
 
 
 def test_text_says_the_difference_and_describes_the_strategy():
@@ -62,6 +62,7 @@ def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
     ended, output = run("dataset", "--tolerance", tolerance)
     assert ended == code
     assert "2 towers" in output
+    assert ("is larger than --tolerance -1" in output) == bool(code)
 
 
 @pytest.mark.parametrize(

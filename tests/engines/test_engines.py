@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from keras_towers import TowerError, engines
+from keras_towers import TowerError, _notices, engines
 
 pytestmark = pytest.mark.core
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"
@@ -57,3 +57,14 @@ def test_a_file_that_hides_the_engine_is_named(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
     with pytest.raises(TowerError, match=f"hidden by {path}, .*: rename"):
         engines.HOROVOD.import_module()
+
+
+def test_the_drop_in_is_announced_once_by_rank_0(monkeypatch, caplog):
+    caplog.set_level("INFO", "keras_towers")
+    for rank in "10":
+        monkeypatch.setenv("HOROVOD_RANK", rank)
+        monkeypatch.setattr(_notices, "_said", set())
+        for module in ("byteps.keras", "byteps.tensorflow.keras"):
+            engines.announce_drop_in(module)
+    (line,) = caplog.messages
+    assert line.startswith("`import byteps.keras` gives keras_towers.byteps")

@@ -132,3 +132,8 @@ def test_unknown_names_suggest_the_nearest(make, nearest):
         (kt.TowerError, AttributeError), match=rf"Did you mean '{nearest}'\?"
     ):
         make()
+
+
+def test_an_ending_that_names_share_is_no_reason_to_suggest_one():
+    with pytest.raises(AttributeError, match="'MirroredStrategy'$"):
+        _ = kt.MirroredStrategy

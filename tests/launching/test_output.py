@@ -75,6 +75,8 @@ def test_color_on_a_terminal_only(monkeypatch):
 CANCELLED = b"""\
 WARNING: All log messages before absl::InitializeLog() is called are written \
 to STDERR
+I0000 00:00:1795726785.182916   17729 port.cc:153] oneDNN custom operations \
+are on. You may see slightly different numerical results.
 W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: CANCELLED: RecvFromRemoteAsync is cancelled.
 \t [[{{node Cast/_14}}]]

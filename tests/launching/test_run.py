@@ -55,8 +55,10 @@ def test_each_rank_has_all_arguments_its_number_and_no_stdin(run):
     ]
     *errors, last = done.err.splitlines()
     assert sorted(errors) == [f"[{rank}] to stderr" for rank in range(3)]
-    assert last.startswith(
-        "keras-towers run: the 3 processes never connected: each ran the script"
+    assert last == (
+        "keras-towers run: the 3 processes never connected: each ran the "
+        "script on its own. To train one model in all of them, add --strategy "
+        "horovod, or use kt.HorovodStrategy() in the script"
     )
 
 

@@ -158,6 +158,124 @@ def ranks_that_write_other_values_are_told():
     assert messages.have(words) == (s.RANK == 0), messages.texts
 
 
+class Reports(keras.callbacks.Callback):
+    """Evaluates and predicts within ``fit``, on some ranks."""
+
+    def __init__(self, *ranks):
+        super().__init__()
+        self.here, self.seen, self.functions = s.RANK in ranks, [], set()
+
+    def on_train_begin(self, logs=None):
+        # It shares its weights with the model that trains.
+        self.part = keras.Model(self.model.inputs, self.model.layers[0].output)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.here and batch == 0:
+            # What this leaves in the metrics counts in the logs that follow.
+            self.seen += self.model.evaluate(s.X[:7], s.Y[:7], verbose=0)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.here:
+            self.seen += [
+                *self.model.evaluate(s.X, s.Y, 20, verbose=0),
+                self.model.predict(s.X, 20, verbose=0),
+                self.model.predict_on_batch(s.X[:3]),
+                self.part.predict(s.X, verbose=0),
+            ]
+            function = self.model.predict_function
+            self.functions.add(getattr(function, "alone", None))
+
+
+@check
+def calls_in_callbacks_of_some_ranks_run_there_alone():
+    validated = {"validation_data": (s.X, s.Y), "validation_batch_size": 20}
+    options = {"batch_size": 20, "epochs": 2, **validated}
+    alone, wanted, history = s.model(), Reports(0), {}
+    if s.RANK == 0:
+        history = s.fit(alone, callbacks=[wanted], **options).history
+    for on, given in (
+        # Only a rank has the callback, or all have it and only some act.
+        ([0], lambda report: [kt.ChiefOnly(report)]),
+        ([1], lambda report: [report] if s.RANK == 1 else []),
+        ([1], lambda report: [report]),
+        ([0, 1], lambda report: [report]),
+    ):
+        mine, report = s.model(), Reports(*on)
+        with s.Strategy():
+            found = s.fit(mine, callbacks=given(report), **options).history
+        s.assert_same_model(mine, alone)
+        s.assert_equal_on_ranks(found)
+        # Traced once, for all epochs.
+        assert len(report.functions) == (s.RANK in on)
+        assert (None in report.functions) == (on == [0, 1])
+        seen = s.gather([np.asarray(value).tolist() for value in report.seen])
+        if s.RANK == 0:
+            assert_same_history(found, history)
+            for rank in on:
+                assert len(seen[rank]) == len(wanted.seen)
+                assert_all_close(seen[rank], wanted.seen)
+
+
+def only_on_rank_1(event, does, **options):
+    """What the ranks call: a ``fit`` in whose callback only rank 1 acts."""
+    acts = s.Does(**{event: lambda it: does(it) if s.RANK else None})
+    return lambda mine: s.fit(mine, callbacks=[acts], **options)
+
+
+@check
+def calls_that_some_ranks_cannot_make_alone_are_refused_on_all():
+    def evaluate(mine):
+        mine.evaluate(s.X, s.Y, verbose=0)
+
+    for make, act, options, *words in (
+        (
+            *(s.eager, only_on_rank_1("on_epoch_end", s.fit), {}),
+            "rank 0 does not; rank 1 calls fit of model 'sequential' in "
+            "Does.on_epoch_end, but fit needs all ranks. Call it on every",
+        ),
+        (
+            *(s.model, only_on_rank_1("on_train_batch_end", evaluate)),
+            {"sync_every": 8},
+            "but with sync_every, ranks have the same weights only at the end",
+        ),
+        (
+            s.eager,
+            lambda mine: mine.predict(
+                s.X,
+                verbose=0,
+                callbacks=[
+                    s.Does(
+                        on_predict_end=lambda it: (
+                            evaluate(it) if s.RANK else None
+                        )
+                    )
+                ],
+            ),
+            {},
+            "'sequential' is not built for evaluate yet. Call evaluate on",
+        ),
+        (
+            s.eager,
+            lambda mine: s.fit(
+                mine,
+                callbacks=[
+                    s.Does(
+                        on_epoch_end=lambda it: it.evaluate(
+                            s.X, s.Y, 20 + s.RANK, verbose=0
+                        )
+                    )
+                ],
+            ),
+            {},
+            "evaluate of model 'sequential' has different settings",
+            "batch_size (rank 0: 20, rank 1: 21)",
+        ),
+    ):
+        mine = make()
+        with s.refused(*words), s.Strategy(**options):
+            act(mine)
+
+
 class Stop(keras.callbacks.Callback):
     """Stops a loop at one of its events."""
 

@@ -54,6 +54,7 @@ TENSORFLOW_REST = [
     "what_is_computed_by_hand_is_that_of_one_process",
     "xla_compiles_what_each_rank_computes",
     "what_differs_between_ranks_is_named",
+    "calls_in_callbacks_of_some_ranks_run_there_alone",
     "forms_are_near_the_exact_sum",
     "own_loop",
     "last-batch-of-one on two towers",

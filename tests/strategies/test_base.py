@@ -74,6 +74,12 @@ def test_public_names():
     assert members == {"__enter__", "__exit__"}
 
 
+def test_a_class_is_not_entered():
+    said = r"`with TowerStrategy\(\):`"
+    with pytest.raises(kt.TowerError, match=said), kt.TowerStrategy:
+        pass
+
+
 def test_what_is_copied_shares_its_strategy():
     towers = kt.TowerStrategy(2)
     for options in ({"strategy": towers}, [towers]):

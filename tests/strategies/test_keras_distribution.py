@@ -201,6 +201,14 @@ def test_devices_of_a_job(monkeypatch):
             of_rank(wrong, 1, 2)
 
 
+def test_towers_are_announced_once(capsys):
+    with first(3).scope():
+        for _ in range(2):
+            step(eager())
+    said = capsys.readouterr().err.splitlines()
+    assert sum(line.startswith("TowerStrategy: 3 towers") for line in said) == 1
+
+
 def test_a_job_is_joined_before_training(monkeypatch, caplog):
     of_two = launchers.detect({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
     monkeypatch.setattr(launchers, "detect", lambda: None)

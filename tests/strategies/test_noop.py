@@ -102,7 +102,10 @@ def test_without_data_callbacks_run_as_many_steps_as_given(capsys):
     assert (history.epoch, history.history) == ([0, 1, 2], {})
     ends = [call for call in events.calls if call[0] == "on_train_batch_end"]
     assert len(ends) == 15
-    assert "Epoch 3/3" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "Epoch 3/3" in printed.out
+    assert 'give logs={"loss": 0.5}' in printed.err
+    assert "give logs" not in repr(kt.NoOpStrategy(logs={"loss": 1.0}))
     was.assert_still()
 
 

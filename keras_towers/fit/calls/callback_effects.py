@@ -12,6 +12,7 @@ import itertools
 import logging
 import re
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._notices import first_time
+from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
@@ -29,13 +31,16 @@ from keras_towers.fit.calls.callback_roles import (
     listed,
     with_added,
 )
+from keras_towers.fit.calls.lone_call import why_not_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import KerasCall, TowerConfig
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.adoption import Adoption, shared_variables
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
@@ -72,7 +77,7 @@ def callbacks_adapted(
     # Validation inside fit runs the callbacks of that fit.
     if nested and (synced or arguments.get("_use_cached_eval_dataset")):
         if synced:
-            call.share_effects = synced[0].share_effects
+            call.meet = synced[0].meet
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -82,12 +87,12 @@ def callbacks_adapted(
             synced_last = SyncedCallbacks(
                 config.transport,
                 of_this_rank,
-                shared_variables,
+                _state_of,
                 adoption,
                 moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
             )
             callbacks = with_added(callbacks, synced_last)
-            call.share_effects = synced_last.share_effects
+            call.meet = synced_last.meet
             stack.enter_context(synced_last.watching())
         arguments["callbacks"] = callbacks
         yield
@@ -117,6 +122,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
+        # The class of the callback that runs, and its event.
+        self._running = "", ""
         # The variables that callbacks have written, and the last writer's name.
         self._written: IdentityDict[keras.Variable, str] = IdentityDict()
         acting = [
@@ -133,17 +140,29 @@ class SyncedCallbacks(keras.callbacks.Callback):
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
                 run = {
-                    e: self._run for e in _SYNCED_EVENTS if _acts(callback, e)
+                    event: functools.partial(self._run, event)
+                    for event in _SYNCED_EVENTS
+                    if _acts(callback, event)
                 }
                 bound = patches.bind_to(callback, run)
                 stack.enter_context(patches.shadowed(callback, bound))
             yield
 
     def _run(
-        self, callback: Any, original: Callable, *args: Any, **kwargs: Any
+        self,
+        event: str,
+        callback: Any,
+        original: Callable,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         before = [(v, _value(v)) for v in self._variables(self.model)]
-        original(*args, **kwargs)
+        outer = self._running
+        self._running = type(callback).__name__, event
+        try:
+            original(*args, **kwargs)
+        finally:
+            self._running = outer
         for variable, value in before:
             if not _is_same(value, _value(variable)):
                 self._written[variable] = type(callback).__name__
@@ -157,24 +176,66 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
         if event in self._events:
             self._transport.note_wait(event)
-            self.share_effects()
+            # Callbacks of other ranks may make calls that this rank does not.
+            while not self._share_effects():
+                pass
 
-    def share_effects(self) -> None:
-        """Share the values that callbacks wrote, and their requests to stop."""
-        model = self.model
+    def meet(self, call: KerasCall) -> bool:
+        """Share effects before a call; return whether all ranks make it.
+
+        Raises:
+            TowerError: only some ranks make it, and cannot do so alone.
+        """
+        name = rank_checks.without_numbers(call.model.name)
+        callback, event = self._running
+        what = f"{call.kind} of model {name!r}"
+        what += f" in {callback}.{event}" if callback else ""
+        why = ""
+        if self._adoption is not None:
+            why = why_not_alone(call, self.model, event, self._adoption)
+        with watch.within(f"the beginning of {what}", waits=True):
+            return self._share_effects(what, why)
+
+    def _share_effects(self, call: str = "", needs_all: str = "") -> bool:
+        """Share the values that callbacks wrote, and their requests to stop.
+
+        Args:
+            call: the call that this rank is about to make; empty: its callbacks
+                are done.
+            needs_all: why not only some ranks can make it; empty: they can.
+
+        Returns:
+            Whether all ranks are about to do the same.
+        """
+        model, transport = self.model, self._transport
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
         # A callback of rank 0 may have restored the epoch to continue with.
-        first = 0 if self._transport.rank else model._initial_epoch or 0
-        requests = tf.constant([*map(int, stops), first, len(self._written)])
-        *requested, first, written = sum_over_ranks(
-            self._transport, [requests]
-        )[0]
+        first = 0 if transport.rank else model._initial_epoch or 0
+        next_calls = [0] * transport.size
+        next_calls[transport.rank] = zlib.crc32(call.encode())
+        requests = [*map(int, stops), first, len(self._written), *next_calls]
+        (sums,) = sum_over_ranks(transport, [tf.constant(requests, tf.int64)])
+        summed = sums.numpy().tolist()
+        next_calls = summed[-transport.size :]
+        *requested, first, written = summed[: -transport.size]
         model._initial_epoch = int(first) or None
         for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
             if stop and not stopped:
                 setattr(model, name, True)
         if written:
             self._take_over()
+        if len(set(next_calls)) == 1:
+            return True
+        ranks = rank_checks.gather(
+            transport, (call, needs_all), "ends an event of callbacks"
+        )
+        for reason in filter(None, (reason for _, reason in ranks)):
+            calls = {
+                f"rank {rank}": f"calls {other}" if other else "does not"
+                for rank, (other, _) in enumerate(ranks)
+            }
+            raise TowerError(f"{describe_each(calls)}, but {reason}.")
+        return False
 
     def _take_over(self) -> None:
         """Give all ranks the values that callbacks of any rank have written."""
@@ -245,6 +306,13 @@ def _acts(callback: Any, event: str) -> bool:
         function not in harmless and not hasattr(function, NEVER_STOPS)
         for function in functions
     )
+
+
+def _state_of(model: keras.Model) -> list[keras.Variable]:
+    """All variables of a model that callbacks may write."""
+    state = state_lib.collect(model)
+    of_optimizers = state.optimizer_variables
+    return [*state.seeds, *state.weights, *of_optimizers, *state.metrics]
 
 
 def _value(variable: keras.Variable) -> Any:

@@ -75,8 +75,8 @@ class ChiefOnly(_Marked):
     reach other workers with the next update or the next epoch.
 
     Args:
-        callback: any Keras callback. It must not call ``fit``, ``evaluate`` or
-            ``predict``, which all ranks would have to call.
+        callback: any Keras callback. It may call ``evaluate`` and ``predict``,
+            which run on rank 0 alone, but not ``fit``, which needs all ranks.
 
     Raises:
         TowerError: ``callback`` is not a callback.

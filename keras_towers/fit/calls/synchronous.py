@@ -12,6 +12,7 @@ from keras_towers import compat
 from keras_towers.fit import rank_agreement, step_errors
 from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
+from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
@@ -19,6 +20,7 @@ from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.rendezvous import watch
 
 
 class TowerCalls:
@@ -64,16 +66,20 @@ class TowerCalls:
             return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
-            outer.share_effects()
+            if outer.is_alone or not outer.meet(keras_call):
+                return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
             model, kind
         )
-        if outer is None:
+        # Keras calls it at the same place on all ranks.
+        validates = bool(keras_call.arguments.get("_use_cached_eval_dataset"))
+        if not validates:
             self._config.transport.note_wait(f"the beginning of {kind}")
         try:
             config = self._config_of(kind)
-            if outer is None and not prepared and config.peers.size > 1:
+            compares = not prepared and not validates and config.peers.size > 1
+            if compares:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
                 rank_agreement.check_call(config, keras_call, observer)
             with self._config.strategy.scope():
@@ -97,6 +103,16 @@ class TowerCalls:
             if outer is None:
                 self._config.transport.note_wait("")
 
+    def _start_alone(self, keras_call: KerasCall) -> Any:
+        """Run a call in a callback that not all ranks make."""
+        model = keras_call.model
+        doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
+        with self._config.strategy.scope(), watch.within(doing):
+            self.adoption.claim(model)
+            call = LoneCall(self._step, self.adoption, keras_call)
+            with noting_causes(call):
+                return self._run(call)
+
     def make_call(
         self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
@@ -105,7 +121,8 @@ class TowerCalls:
 
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
-        arguments, config = keras_call.arguments, self._config
+        arguments = keras_call.arguments
+        config = call.config if call.is_alone else self._config
         outer = tower_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
@@ -137,6 +154,7 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
     validates = call.keras_call.arguments.get("_use_cached_eval_dataset")
     return (
         outer is not None
+        and not call.is_alone
         and outer.kind == "fit"
         and outer.model is call.model
         and call.kind in ("fit", "evaluate", "test_on_batch")

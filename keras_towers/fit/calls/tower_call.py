@@ -102,7 +102,12 @@ class TowerCall:
     its strategy, builds and ends an epoch's steps are shadowed by this
     object's. ``start`` is the position in the data where ``fit`` resumes,
     or None.
+
+    Attributes:
+        is_alone: whether other ranks do not make this call.
     """
+
+    is_alone = False
 
     def __init__(
         self,
@@ -121,8 +126,9 @@ class TowerCall:
         self.epoch_iterator: Any = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Takes over the values that other ranks' callbacks have written.
-        self.share_effects: Callable[[], None] = lambda: None
+        # Shares the effects of callbacks before a call inside this one, and
+        # returns whether all ranks make that call.
+        self.meet: Callable[[KerasCall], bool] = lambda call: True
         self.shuffle_order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
@@ -184,13 +190,7 @@ class TowerCall:
         iterator = self.epoch_iterator
         if kind == "predict" and iterator is not None:
             self.prepare(model_building.batch_spec(iterator))
-        model, name = self.model, f"{kind}_function"
-        before = getattr(model, name)
-        uses_towers = before is None or isinstance(before, TowerFunction)
-        made = make_by_keras(model, name, force or not uses_towers)
-        if not isinstance(made, TowerFunction):
-            made = AdaptiveFunction(model, name, self._step)
-            setattr(model, name, made)
+        made = tower_function(self.model, f"{kind}_function", self._step, force)
         if isinstance(made, AdaptiveFunction):
             made.begin_call(
                 rows_may_differ=self.config.options.batches == "split"
@@ -304,8 +304,11 @@ class TowerCall:
                 self.keras_call.trains,
                 self.build_error,
             )
-        self.adoption.mark_prepared(self.model, self.kind)
+        self._mark_prepared()
         self._prepared = True
+
+    def _mark_prepared(self) -> None:
+        self.adoption.mark_prepared(self.model, self.kind)
 
     def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
@@ -325,6 +328,19 @@ class TowerCall:
     def finish_steps(self, logs: Any) -> Any:
         """End an epoch's steps; return its logs, given the last step's."""
         return logs
+
+
+def tower_function(
+    model: keras.Model, name: str, step: GlobalStep, force: bool = False
+) -> TowerFunction:
+    """Return a function of a model for towers, made again if needed."""
+    before = getattr(model, name)
+    uses_towers = before is None or isinstance(before, TowerFunction)
+    made = make_by_keras(model, name, force or not uses_towers)
+    if not isinstance(made, TowerFunction):
+        made = AdaptiveFunction(model, name, step)
+        setattr(model, name, made)
+    return made
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

@@ -14,8 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import FitStart, TowerConfig
+from keras_towers.fit.contract import (
+    FitStart,
+    TowerConfig,
+    words_for_another,
+)
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
@@ -95,9 +100,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Any = None
-        if not by_user:
+        if by_user:
+            self._check_distributed()
+        else:
             if trains:
                 self._check_enough()
+            if not own and not whole:
+                self._warn_if_idle()
             compares = together or (ranks and config.options.batches == "split")
             alone = self._has_own_batches and kind.startswith("predict")
             if compares and not alone:
@@ -126,7 +135,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _agree_on_steps(self) -> None:
         """Make all ranks run the same number of steps."""
-        config, replicas = self._config, self._config.num_replicas
+        config = self._config
         numbers = same_data.compare_data(
             config.peers,
             self._kind,
@@ -140,9 +149,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
             else:
                 towers = config.num_towers
                 self._common_steps = max(-(-n // towers) for n in known)
-            return
-        size = self.batch_size
-        if size and size < replicas and config.peers.rank == 0:
+
+    def _warn_if_idle(self) -> None:
+        """Warn once if batches of arrays have fewer rows than replicas."""
+        size, replicas = self.batch_size, self._config.num_replicas
+        idles = size and size < replicas and self._config.peers.rank == 0
+        if idles and first_time(("idle towers", size, replicas)):
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
                 "towers are idle. Use a batch_size of %d or more.",
@@ -197,6 +209,17 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return tf.data.Dataset.from_generator(
             lambda: iter([batch]), output_signature=self.source.element_spec
         )
+
+    def _check_distributed(self) -> None:
+        """Reject a dataset that another strategy has distributed."""
+        own, other = self._config.strategy, self.source._strategy
+        if other is not own:
+            raise TowerError(
+                f"{self._kind}() runs on a {self._config.name}, but its "
+                "dataset was distributed by another "
+                f"{words_for_another(other, own)}: pass the original dataset "
+                "instead."
+            )
 
     def _check_enough(self) -> None:
         """Reject data without examples or without a batch for every tower."""

@@ -96,10 +96,9 @@ class _NoCall:
     def iterator(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TowerError(
             f"a method of model {self._model.name!r} was called bypassing "
-            "keras_towers: it was wrapped or stored before the strategy's "
-            "block and called inside it. Call the model's own fit, evaluate, "
-            "predict, train_on_batch, test_on_batch or predict_on_batch, or "
-            "wrap it inside the block."
+            "keras_towers: it was stored before keras_towers was imported. "
+            "Call the model's own fit, evaluate, predict, train_on_batch, "
+            "test_on_batch or predict_on_batch, or import keras_towers first."
         )
 
     run_step = iterator
@@ -372,7 +371,13 @@ def _run(
         # One of TensorFlow's own strategies may train an ordinary model.
         adoption.release_from_default(model)
     strategy = adoption.strategy_that_runs(model, kind)
-    if strategy is not None and not compat.in_replica():
+    if strategy is not None:
+        if compat.in_replica():
+            raise TowerError(
+                f"{kind} of model {model.name!r} was called on each tower, by "
+                "strategy.run or run_on_each_tower, but uses all towers "
+                "itself: call it in the strategy's block, outside of these."
+            )
         if not in_block:
             adoption.announce_default(model, kind, strategy._config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)

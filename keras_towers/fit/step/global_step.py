@@ -71,7 +71,9 @@ class GlobalStep:
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
-        self.order: StepOrder = update.order
+        self.order: StepOrder = (
+            StepOrder(config.transport) if config else update.order
+        )
         self.divided_parts: data_lib.DividedParts = data_lib.DividedParts()
         self.config: TowerConfig = config or update.config
         self.update = update
@@ -114,8 +116,9 @@ class GlobalStep:
             lambda: same_data.check_batch(transport, batch)
         )
 
+    @functools.cached_property
     def without_other_processes(self) -> GlobalStep:
-        """Return the same steps without the other processes."""
+        """The same steps without the other processes."""
         return GlobalStep(self.update, self.config.without_other_processes())
 
     def run_step(

@@ -176,6 +176,36 @@ def an_overflow_of_one_rank_skips_the_step_of_all():
     assert variable.numpy() == np.float32(0.9)
 
 
+@check
+def what_horovods_own_names_give():
+    import horovod.keras as own
+    import horovod.tensorflow as of_tensors
+    from horovod.tensorflow.keras import callbacks as their_callbacks
+    from horovod.tensorflow.keras.elastic import KerasState
+
+    assert own.init is hvd.init
+    for module in (own, of_tensors):
+        # Each rank would begin with weights of its own.
+        keras.utils.set_random_seed(hvd.rank())
+        made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        made.compile("sgd")
+        start = their_callbacks.BroadcastGlobalVariablesCallback(0)
+        start.set_model(made)
+        start.on_train_begin()
+        alone = keras.models.clone_model(made)
+        alone.set_weights(made.get_weights())
+        # Of tensors, Horovod's own function asks its module for Keras.
+        optimizer = module.DistributedOptimizer(m.momentum())
+        small.train(optimizer, made=made)
+        small.train(m.momentum(), alone=True, made=alone)
+        small.assert_as_alone(made, alone)
+    assert KerasState is hvd.elastic.KerasState
+    # What is not for Keras stays Horovod's.
+    tape = of_tensors.DistributedGradientTape
+    assert tape is not hvd.DistributedGradientTape
+    assert tape.__module__ == "horovod.tensorflow"
+
+
 if __name__ == "__main__":
     kt.virtual_towers(2)
     hvd.init()

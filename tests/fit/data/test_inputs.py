@@ -11,6 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
@@ -236,6 +237,26 @@ def test_dataset_that_the_user_distributed(kind):
         return trained, model.predict(inputs, verbose=0)
 
     assert_exact(linear, act, strategy, lambda model: act(model, lambda d: d))
+
+
+def test_a_dataset_that_another_strategy_distributed_is_refused():
+    model = linear()
+    for make in (kt.TowerStrategy, tf.distribute.MirroredStrategy):
+        other = make(["cpu:0", "cpu:1"])
+        data = other.experimental_distribute_dataset(batches(7))
+        said = f"distributed by another .*{type(other).__name__}.*: pass"
+        for kind in ("fit", "evaluate"):
+            with strategy_of(2), pytest.raises(kt.TowerError, match=said):
+                getattr(model, kind)(data, verbose=0)
+
+
+def test_towers_without_rows_are_warned_of_once(logged):
+    for _ in range(2):
+        with strategy_of(3):
+            linear(run_eagerly=True).fit(X[:4], Y[:4], batch_size=2, verbose=0)
+    warning = ("WARNING", "a batch of 2 cannot occupy 3 towers: in every step ")
+    ((level, said),) = logged("cannot occupy")
+    assert (level, said[: len(warning[1])]) == warning
 
 
 def test_datasets_that_the_user_distributed_from_a_function():

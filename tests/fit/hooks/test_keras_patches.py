@@ -317,11 +317,21 @@ def test_a_batch_method_that_was_read_before_the_block_is_refused(
         data = (X[:8],) if name == "predict" else (X[:8], Y[:8])
         with (
             kt.TowerStrategy(2),
-            pytest.raises(kt.TowerError, match="wrap it inside the block"),
+            pytest.raises(kt.TowerError, match="import keras_towers first"),
         ):
             taken(*data)
         np.testing.assert_equal(model.get_weights(), before)
         assert_ordinary(model)
+
+
+@pytest.mark.parametrize("kind", ["fit", "predict", "test_on_batch"])
+def test_a_method_is_refused_on_each_tower(kind):
+    model, strategy = linear(), kt.TowerStrategy(2)
+    call = functools.partial(getattr(model, kind), X[:8])
+    for run in (strategy.run, kt.run_on_each_tower):
+        with strategy, pytest.raises(kt.TowerError, match=f"^{kind} of .* on"):
+            run(call)
+    assert_ordinary(model)
 
 
 @pytest.fixture

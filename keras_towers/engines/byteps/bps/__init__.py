@@ -1,8 +1,9 @@
 """Drop-in for ``byteps.tensorflow.keras`` and ``byteps.keras`` on Keras 3.
 
-In a script written for BytePS, change only the import:
+Where keras_towers has been imported, as under ``keras-towers run``, the imports
+of these modules give this one:
 
->>> from keras_towers import byteps as bps
+>>> import byteps.tensorflow.keras as bps
 >>> bps.init()
 >>> optimizer = bps.DistributedOptimizer(keras.optimizers.Adam(1e-3))
 

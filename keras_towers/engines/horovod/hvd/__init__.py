@@ -1,15 +1,15 @@
 """Drop-in for Horovod's modules for Keras and TensorFlow, on Keras 3.
 
-In a script written for ``horovod.keras``, ``horovod.tensorflow.keras`` or
-``horovod.tensorflow``, change only the import:
+Where keras_towers has been imported, as under ``keras-towers run``, the imports
+of ``horovod.keras`` and ``horovod.tensorflow.keras`` give this module:
 
->>> from keras_towers import horovod as hvd
+>>> import horovod.keras as hvd
 >>> hvd.init()
 >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
 
 On Keras 3, Horovod's own module runs without an error but reduces no gradients.
-This one has the same names and semantics; differences are documented where they
-occur. Launch as usual: ``horovodrun -np 4 python train.py``.
+This one has the same names and semantics, also those of ``horovod.tensorflow``;
+differences are documented where they occur.
 """
 
 from __future__ import annotations

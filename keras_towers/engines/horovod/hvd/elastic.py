@@ -1,7 +1,7 @@
 """``hvd.elastic``: training that continues when workers die or join.
 
-In a script written for ``horovod.keras.elastic``, change only the import, and
-names that differ in Keras 3 (``optimizer.lr``: ``optimizer.learning_rate``):
+In a script written for ``horovod.keras.elastic``, change only names that differ
+in Keras 3 (``optimizer.lr``: ``optimizer.learning_rate``):
 
 >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 >>> @hvd.elastic.run

@@ -14,7 +14,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import horovod.keras as hvd_keras
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -71,23 +70,35 @@ def _variables(variables: Any) -> list[Any]:
     return [dropin.tf_variable(variable) for variable in variables]
 
 
+# The arguments of the functions that ``horovod.keras`` has, too. Its own module
+# is not imported: the import would give this one.
+OF_KERAS: dict[str, str] = {
+    "allgather": "value name",
+    "allreduce": (
+        "value name average prescale_factor postscale_factor op compression"
+    ),
+    "broadcast": "value root_rank name",
+    "reducescatter": "value name op",
+}
+
+
 def _adapt(
     function: Callable[..., Any],
     convert: Callable[[Any], Any] = lambda value: value,
-    like: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Convert a function's first argument, and report it to the stall watch.
 
     Args:
         function: Horovod's function.
         convert: converts its first argument.
-        like: the function of ``horovod.keras``, whose arguments it takes, too.
     """
-    like = like or function
-    own, of_keras = inspect.signature(function), inspect.signature(like)
+    own = inspect.signature(function)
+    names = OF_KERAS.get(function.__name__, " ".join(own.parameters)).split()
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    of_keras = inspect.Signature([inspect.Parameter(n, kind) for n in names])
     names_of_first = {next(iter(s.parameters)) for s in (own, of_keras)}
 
-    @functools.wraps(like)
+    @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         named = len(args) < 2 or isinstance(args[1], str | None)
         signature = of_keras if named else own
@@ -114,12 +125,10 @@ def _adapt(
 _OnTensor = Callable[..., tf.Tensor]
 _OnTensors = Callable[..., list[tf.Tensor]]
 
-allgather: _OnTensor = _adapt(hvd.allgather, _tensor, hvd_keras.allgather)
-allreduce: _OnTensor = _adapt(hvd.allreduce, _tensor, hvd_keras.allreduce)
-broadcast: _OnTensor = _adapt(hvd.broadcast, _tensor, hvd_keras.broadcast)
-reducescatter: _OnTensor = _adapt(
-    hvd.reducescatter, _tensor, hvd_keras.reducescatter
-)
+allgather: _OnTensor = _adapt(hvd.allgather, _tensor)
+allreduce: _OnTensor = _adapt(hvd.allreduce, _tensor)
+broadcast: _OnTensor = _adapt(hvd.broadcast, _tensor)
+reducescatter: _OnTensor = _adapt(hvd.reducescatter, _tensor)
 alltoall: _OnTensor = _adapt(hvd.alltoall, _tensor)
 grouped_allgather: _OnTensors = _adapt(hvd.grouped_allgather, _tensors)
 grouped_allreduce: _OnTensors = _adapt(hvd.grouped_allreduce, _tensors)

@@ -1,0 +1,87 @@
+"""Calls of Keras's methods that only some ranks make, in their callbacks.
+
+All ranks have the same weights, so what evaluates or predicts needs no other
+rank. ``SyncedCallbacks`` finds out which ranks make a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+from keras_towers.fit.calls import model_building
+from keras_towers.fit.calls.tower_call import TowerCall, tower_function
+from keras_towers.fit.contract import KerasCall, TowerFunction
+from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.adoption import Adoption
+
+# At these events the ranks' weights are equal even if ranks average them.
+_EVENTS_WITH_MEANS = ("on_epoch_end", "on_train_end")
+
+
+class LoneCall(TowerCall):
+    """A call that runs on the towers of this rank, without any exchange."""
+
+    is_alone = True
+
+    def __init__(
+        self, step: GlobalStep, adoption: Adoption, keras_call: KerasCall
+    ):
+        super().__init__(step.without_other_processes, adoption, keras_call)
+        self._step_of_all = step
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install this call, with functions that exchange nothing."""
+        model, is_test = self.model, "predict" not in self.kind
+        name = "test_function" if is_test else "predict_function"
+        # The functions of all ranks hold them: if Keras drops one, when the
+        # model is compiled for instance, both are made again.
+        of_all = tower_function(model, name, self._step_of_all)
+        setattr(model, name, of_all.alone)
+        try:
+            with super().installed():
+                yield
+        finally:
+            alone = getattr(model, name)
+            if isinstance(alone, TowerFunction):
+                of_all.alone = alone
+                setattr(model, name, of_all)
+
+    def _mark_prepared(self) -> None:
+        """Do nothing: the ranks have yet to compare the model."""
+
+
+def why_not_alone(
+    call: KerasCall, outer: keras.Model, event: str, adoption: Adoption
+) -> str:
+    """Return why ranks cannot make a call alone; empty if they can.
+
+    Args:
+        call: the call, in a callback.
+        outer: the model that the callback belongs to.
+        event: the event of the callback.
+        adoption: the models of the strategy.
+    """
+    kind, model = call.kind, call.model
+    if call.trains:
+        return (
+            f"{kind} needs all ranks. Call it on every rank, or after this "
+            "call has ended; evaluate and predict may be called on some ranks"
+        )
+    if adoption.ranks_diverge(outer) and event not in _EVENTS_WITH_MEANS:
+        return (
+            "with sync_every, ranks have the same weights only at the end of "
+            f"an epoch. Call {kind} there, or on every rank"
+        )
+    # Otherwise only these ranks would have the variables.
+    is_shared = any(part is model for part in state_lib.models_in(outer))
+    if is_shared and model_building.needs_build(model, kind):
+        return (
+            f"model {model.name!r} is not built for {kind} yet. Call {kind} on "
+            "every rank first"
+        )
+    return ""
