@@ -59,10 +59,11 @@ class AssumedBatch:
             if entries is not None:
                 found.append(np.asarray(entries))
                 continue
-            found.append(tf.TensorSpec(self._filled(value.shape), value.dtype))
+            shape = tf.TensorShape(self._filled(value.shape))
+            found.append(tf.TensorSpec(shape, value.dtype))
         return found
 
-    def _filled(self, shape: tf.TensorShape) -> list[int] | None:
+    def _filled(self, shape: tf.TensorShape) -> Any:
         if shape.rank is None:
             return None
         return [self._rows if size is None else size for size in shape]

@@ -50,10 +50,10 @@ def apply_compiled(
     with compat.xla_context():
         graph = compat.func_graph_from_py_func("update", run, specs, {})
     captures = [outside for outside, _ in graph.captures]
-    copied = [copies.get(id(tensor)) for tensor in captures]
+    copied = [copies.get(id(tensor), ()) for tensor in captures]
     of_grads = MIRRORED if len(devices) > 1 else REPLICATED
     layouts = [of_grads for _ in specs]
-    layouts += [REPLICATED if c is None else MIRRORED for c in copied]
+    layouts += [MIRRORED if handles else REPLICATED for handles in copied]
     program = partition_graph(graph, layouts, [], xla=True)
     inputs = program.inputs
     common = {inputs.total: tf.constant(0, tf.int64)}
