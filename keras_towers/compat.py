@@ -117,12 +117,14 @@ PerReplica = _tf("distribute.values:PerReplica")
 PerReplicaSpec = _tf("distribute.values:PerReplicaSpec", "_value_specs")
 select_replica = _tf("distribute.distribute_utils:select_replica")
 current_replica_id = _tf("distribute.values_util:get_current_replica_id_as_int")
+is_saving = _tf("distribute.values_util:is_saving_non_distributed")
 
 # TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = _tf(
     "distribute.mirrored_strategy:MirroredExtended",
     "_cross_device_ops _get_cross_device_ops _call_for_each_replica "
-    "_create_variable _reduce_to _gather_to_implementation "
+    "_create_variable _reduce_to _batch_reduce_to _broadcast_to "
+    "_gather_to_implementation "
     "_experimental_distribute_dataset _distribute_datasets_from_function",
 )
 _tf(
@@ -140,7 +142,7 @@ _constant_value = _tf("framework.tensor_util:constant_value")
 # TensorFlow: variables.
 BaseResourceVariable = _tf(
     "ops.resource_variable_ops:BaseResourceVariable",
-    "handle _handle _unique_id",
+    "handle _handle _unique_id _strided_slice_assign",
 )
 
 # TensorFlow: this process, and calls of functions.

@@ -121,8 +121,8 @@ def _connect(
             if name and entered in str(error):
                 error.add_note(
                     f"The script runs inside {entered}, by `keras-towers run "
-                    f"--strategy {name}`. If the script itself has a strategy, "
-                    "drop one of them."
+                    f"--strategy {name}`. If the script itself has a strategy "
+                    "or a DistributedOptimizer, drop one of them."
                 )
             raise
 

@@ -283,7 +283,7 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
             "before they train: call optimizer.build(variables) before fit."
         )
     with as_one_device(optimizer, model.trainable_variables):
-        optimizer.build(model.trainable_variables)
+        state_lib.build_optimizer(optimizer, model.trainable_variables)
 
 
 def _keep(grad: tf.Tensor) -> tf.Tensor:

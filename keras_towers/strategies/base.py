@@ -423,6 +423,16 @@ def _without_tf_info_logs() -> Iterator[None]:
         logger.removeFilter(is_shown)
 
 
+def _devices_like(destinations: Any) -> Any:
+    """Return what TensorFlow takes for a variable as destination.
+
+    It asks whether destinations are true; a variable says if its value is.
+    """
+    if isinstance(destinations, TowerMirroredVariable):
+        return compat.Mirrored(destinations.values)
+    return destinations
+
+
 class TowerExtended(compat.MirroredExtended):
     """A strategy's ``extended`` part, over all processes."""
 
@@ -456,7 +466,15 @@ class TowerExtended(compat.MirroredExtended):
             return self._cross_device_ops
         return super()._get_cross_device_ops(value)
 
+    def _broadcast_to(self, tensor, destinations):
+        return super()._broadcast_to(tensor, _devices_like(destinations))
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        pairs = [(v, _devices_like(d)) for v, d in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
     def _reduce_to(self, reduce_op, value, destinations, options):
+        destinations = _devices_like(destinations)
         if self._transport.size == 1:
             return super()._reduce_to(reduce_op, value, destinations, options)
 

@@ -20,6 +20,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.model_state import build_optimizer
 from keras_towers.strategies.base import BaseStrategy
 
 
@@ -184,10 +185,13 @@ class _NoOpCall:
             # Keras treats a negative number of steps as None.
             if batches is not None or (iterator.steps_per_epoch or 0) > 0:
                 _count_only(iterator, batches)
-        # Callbacks may read the weights, so build only the model itself.
+        # Callbacks may read the weights and slots.
         trains = self.keras_call.trains and self.has_data
         if trains and model_building.needs_build(model, "predict"):
-            model_building.build(model, data_batch, kind)
+            failed = model_building.build(model, data_batch, kind)
+            if not failed and model_building.uses_optimizer(model, kind):
+                with compat.single_device_mode():
+                    build_optimizer(model.optimizer, model.trainable_variables)
 
     def _report(self, _: Any = None) -> dict[str, float]:
         return dict(self.logs)

@@ -8,6 +8,7 @@ differ.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.engines.dropin import connection, tf_variable, variable_key
+from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls.callback_effects import SyncedCallbacks
@@ -25,6 +27,8 @@ from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -77,7 +81,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         )
         if optimizer is not None and layers_built and uses_default_train_step:
             if not optimizer.built:
-                optimizer.build(model.trainable_variables)
+                state_lib.build_optimizer(optimizer, model.trainable_variables)
             self._broadcast()
         elif not model.run_eagerly:
             self._broadcast_at_first_batch(model.train_function)
@@ -124,6 +128,44 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             rank_agreement.broadcast(transport, variables, self.root_rank)
         transport.note_wait("")
         self._done = True
+
+
+class _SameStart(BroadcastGlobalVariablesCallback):
+    """Gives ranks the variables of rank 0 if they begin with other weights.
+
+    Each would go on to train a model of its own, with the gradients of all.
+    """
+
+    def __init__(self):
+        super().__init__(0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if all(layer.built for layer in self.model._flatten_layers()):
+            self._broadcast()
+        else:
+            super().on_train_begin(logs)
+
+    def _broadcast(self) -> None:
+        transport, model = connection(), self.model
+        for reducer in map(reducer_of, optimizers_in(model.optimizer)):
+            if reducer:
+                self._local |= reducer.all_local_keys()
+        digests = [
+            rank_agreement.digest_of(weight)
+            for weight in model.trainable_variables
+            if variable_key(weight) not in self._local
+        ]
+        ranks = rank_checks.gather(transport, digests, "compares its weights")
+        self._done = all(others == digests for others in ranks)
+        if self._done:
+            return
+        if transport.rank == 0:
+            logger.warning(
+                f"the ranks begin with different weights of model "
+                f"{model.name!r}, and take those of rank 0: give fit "
+                "BroadcastGlobalVariablesCallback(0), or seed all alike."
+            )
+        super()._broadcast()
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -179,7 +221,14 @@ def sync_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
     transport = connection()
     callbacks = listed(arguments.get("callbacks"))
     names = [type(callback).__name__ for callback in callbacks]
-    ranks = rank_checks.gather(transport, names, "is at the beginning of fit")
+    broadcasts = any(
+        isinstance(callback, BroadcastGlobalVariablesCallback)
+        for callback in callbacks
+    )
+    gathered = rank_checks.gather(
+        transport, (names, broadcasts), "is at the beginning of fit"
+    )
+    ranks = [names for names, _ in gathered]
     odd = [
         callback
         for callback, name in zip(callbacks, names, strict=True)
@@ -189,6 +238,9 @@ def sync_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
     moved = {"on_test.*": "on_epoch_end"}
     last = SyncedCallbacks(transport, odd, _trained_state, moved=moved)
     arguments["callbacks"] = with_added(arguments.get("callbacks"), last)
+    if not any(broadcasts for _, broadcasts in gathered):
+        added = with_added(arguments["callbacks"], _SameStart())
+        arguments["callbacks"] = added
     with last.watching():
         yield
 

@@ -21,7 +21,10 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
-from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.model_state import (
+    build_optimizer,
+    optimizers_in,
+)
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
 # variables to track.
@@ -59,11 +62,7 @@ class Reducer(ABC):
         results = [self._to_tensor(grad) for grad in grads]
         if not self.communicates():
             return results
-        local_keys = self.local_keys | {
-            variable_key(variable)
-            for layer in self.local_layers
-            for variable in layer.trainable_weights
-        }
+        local_keys = self.all_local_keys()
         is_local = [variable_key(v) in local_keys for v in variables]
         present = [i for i, grad in enumerate(results) if grad is not None]
         chosen = [i for i in present if not is_local[i]]
@@ -76,6 +75,14 @@ class Reducer(ABC):
             if is_local[i]:
                 results[i] = self.scale_local(results[i])
         return results
+
+    def all_local_keys(self) -> set[IdentityKey[Any]]:
+        """The keys of local variables, also of those of local layers."""
+        return self.local_keys | {
+            variable_key(variable)
+            for layer in self.local_layers
+            for variable in layer.trainable_weights
+        }
 
     @abstractmethod
     def communicates(self) -> bool:
@@ -188,7 +195,7 @@ def _apply(
     if not optimizer.built:
         # Variables cannot be created inside a branch of tf.cond.
         with tf.init_scope():
-            optimizer.build(variables)
+            build_optimizer(optimizer, variables)
     reducer.accumulator.apply(grads, variables, reduce_and_update)
 
 

@@ -152,7 +152,7 @@ class ModelState(VariablesState):
                 "build(), then compile()."
             )
         if not optimizer.built:
-            optimizer.build(model.trainable_variables)
+            state_lib.build_optimizer(optimizer, model.trainable_variables)
         self._model = model
         self._optimizer = optimizer
         super().__init__(**objects)

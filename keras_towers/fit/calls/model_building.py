@@ -33,18 +33,14 @@ def batch_spec(iterator: Any) -> Any:
     )
 
 
-def build(
-    model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
-) -> Exception | None:
-    """Build the model, its metrics and its optimizer as on one device.
+def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
+    """Build the model and its metrics as on one device, not its optimizer.
 
     Returns the error if the model cannot be built, else None. Only the shapes
     and dtypes of the batch are used, so no data is consumed.
     """
-    later = []
-    if not with_optimizer or not uses_optimizer(model, kind):
-        # Its first use builds it; keep _symbolic_build from doing so.
-        later += _unbuilt(model, _OPTIMIZER)
+    # Keep _symbolic_build from building it: its slots would lack its name.
+    later = _unbuilt(model, _OPTIMIZER)
     if kind.startswith("predict"):
         later += _unbuilt(model, _LOSSES_AND_METRICS)
     with compat.single_device_mode(), contextlib.ExitStack() as stack:

@@ -286,15 +286,14 @@ class TowerCall:
             self.adoption.begin_steps(self.model)
 
     def _prepare(self, batch: Any) -> None:
-        update = self._step.update
-        later = update.builds_optimizers
         if model_building.needs_build(self.model, self.kind):
             self.build_error = model_building.build(
-                self.model, batch, self.kind, with_optimizer=not later
+                self.model, batch, self.kind
             )
         new = self.adoption.bind(self.model)
-        if later and model_building.uses_optimizer(self.model, self.kind):
-            update.make_ready(
+        uses_optimizer = model_building.uses_optimizer(self.model, self.kind)
+        if uses_optimizer and self.build_error is None:
+            self._step.update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
         if new or self.kind == "fit" or not self._is_inner:

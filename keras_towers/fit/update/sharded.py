@@ -56,8 +56,6 @@ class UpdateSharded(WeightUpdate):
     name = "sharded"
     description = "each tower updates its share of the weights"
     mirrors = True
-    # Slots of all weights may be too large for the tower of Keras's build().
-    builds_optimizers = True
 
     def __init__(
         self,

@@ -32,7 +32,11 @@ from keras_towers.fit.step import marks
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.update.compiled_update import apply_compiled
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights.model_state import slots_of, trained_by
+from keras_towers.fit.weights.model_state import (
+    build_optimizer,
+    slots_of,
+    trained_by,
+)
 from keras_towers.fit.weights.tower_variables import (
     TowerVariables,
     copy_on_tower,
@@ -68,14 +72,11 @@ class WeightUpdate:
         description: a short phrase for ``describe()``.
         mirrors: whether each tower has a copy of the weights; None: unless all
             towers are on the host.
-        builds_optimizers: whether ``make_ready`` has to build optimizers, so
-            that slots are created on the right towers.
     """
 
     name = "once"
     description: str = "weights are updated on tower 0"
     mirrors: bool | None = None
-    builds_optimizers = False
     # The weights that this rank alone updates; None: every rank updates all.
     _shares_here: UpdateShares | None = None
 
@@ -190,7 +191,7 @@ class WeightUpdate:
                 with as_one_device(
                     optimizer, variables, only=self._shares_here
                 ):
-                    optimizer.build(list(variables))
+                    build_optimizer(optimizer, variables)
             self.place_optimizer(optimizer)
 
     def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:

@@ -135,6 +135,12 @@ def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
     return optimizers
 
 
+def build_optimizer(optimizer: Any, weights: Iterable[Any]) -> None:
+    """Build an optimizer as its first ``apply`` does, which names its slots."""
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(list(weights))
+
+
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> Iterator[tuple[keras.Variable, Any]]:

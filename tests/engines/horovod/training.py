@@ -177,6 +177,23 @@ def an_overflow_of_one_rank_skips_the_step_of_all():
 
 
 @check
+def all_begin_with_the_weights_of_rank_0():
+    """Without a callback that broadcasts; local ones stay each rank's own."""
+    for eager in (False, True):
+        keras.utils.set_random_seed(hvd.rank())
+        made = keras.Sequential(
+            [keras.layers.Dense(4), keras.layers.Dense(3, name="own")]
+        )
+        optimizer = hvd.PartialDistributedOptimizer(
+            m.momentum(), local_layers=made.layers[1:]
+        )
+        small.train(optimizer, made=made, run_eagerly=eager)
+        shared, own = (layer.weights for layer in made.layers)
+        assert small.difference_between_ranks(shared) == 0
+        assert small.difference_between_ranks(own) > 0.1
+
+
+@check
 def what_horovods_own_names_give():
     import horovod.keras as own
     import horovod.tensorflow as of_tensors
@@ -185,20 +202,13 @@ def what_horovods_own_names_give():
 
     assert own.init is hvd.init
     for module in (own, of_tensors):
-        # Each rank would begin with weights of its own.
-        keras.utils.set_random_seed(hvd.rank())
-        made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        made.compile("sgd")
-        start = their_callbacks.BroadcastGlobalVariablesCallback(0)
-        start.set_model(made)
-        start.on_train_begin()
-        alone = keras.models.clone_model(made)
-        alone.set_weights(made.get_weights())
+        alone, made = m.mlp(), m.mlp()
         # Of tensors, Horovod's own function asks its module for Keras.
         optimizer = module.DistributedOptimizer(m.momentum())
         small.train(optimizer, made=made)
         small.train(m.momentum(), alone=True, made=alone)
         small.assert_as_alone(made, alone)
+    assert their_callbacks is hvd.callbacks
     assert KerasState is hvd.elastic.KerasState
     # What is not for Keras stays Horovod's.
     tape = of_tensors.DistributedGradientTape

@@ -1,5 +1,7 @@
 """Variables exist once, or with a copy on each tower where that is needed."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.weights.tower_variables import TowerVariables
+from tests.kit.compare import assert_all_close
+from tests.kit.training import STEPS, adam, fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -66,3 +70,65 @@ def test_a_scalar_made_in_the_block_is_a_number(make):
             assert found == 3 and np.shape(found) == ()
             assert found.dtype == variable.dtype.as_numpy_dtype
         assert int(variable) == float(variable) == complex(variable) == 3
+
+
+def test_copies_are_reduced_to_whatever_their_value_is():
+    strategy = kt.TowerStrategy(2, updates="each")
+    extended, total = strategy.extended, tf.distribute.ReduceOp.SUM
+    with strategy:
+        variable = keras.Variable(0.0).value
+        ones = strategy.run(lambda: tf.ones([]))
+        reduced = [
+            extended.reduce_to(total, ones, variable),
+            *extended.batch_reduce_to(total, [(ones, variable)]),
+            extended.broadcast_to(tf.constant(2.0), variable),
+        ]
+    for found in reduced:
+        assert [part.numpy() for part in found.values] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        keras.optimizers.Nadam,
+        keras.optimizers.Adafactor,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+    ],
+)
+def test_slots_are_named_after_their_optimizer(make):
+    paths = []
+    for strategy in (None, kt.TowerStrategy(2, updates="each")):
+        keras.backend.clear_session()
+        model = linear(optimizer=make)
+        with strategy or contextlib.nullcontext():
+            fit(model)
+        paths.append([variable.path for variable in model.optimizer.variables])
+    assert paths[0] == paths[1]
+
+
+class _ReadsAndWrites(keras.callbacks.Callback):
+    """A callback that uses variables as on one device."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer, kernel = self.model.optimizer, self.model.layers[-1].kernel
+        rate, steps = float(optimizer.learning_rate), int(optimizer.iterations)
+        self.seen.append((rate, steps, bool(optimizer.iterations > 1)))
+        kernel.value[0].assign(kernel.value[0] * 0.5)
+        kernel.value.scatter_nd_add([[1]], kernel.value[2:3])
+
+
+def test_callbacks_use_variables_with_copies_as_on_one_device():
+    results = []
+    for updates in (None, "once", "each", "sharded"):
+        model, callback = linear(optimizer=adam), _ReadsAndWrites()
+        strategy = updates and kt.TowerStrategy(2, updates=updates)
+        with strategy or contextlib.nullcontext():
+            fit(model, callbacks=[callback])
+        assert len(callback.seen) == STEPS
+        results.append((callback.seen, model.get_weights()))
+    for seen, weights in results[1:]:
+        assert seen == results[0][0]
+        assert_all_close(weights, results[0][1])
