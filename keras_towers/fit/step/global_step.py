@@ -21,14 +21,14 @@ from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
-from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.step_order import ComparedStep, StepOrder
-from keras_towers.fit.step.tower_program import (
+from keras_towers.fit.step.divided_batch import (
     DividedBatch,
-    TowerProgram,
     layouts_of,
     share_of,
 )
+from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
