@@ -62,8 +62,8 @@ test-ray: $(RAY)
 test-cluster: engines
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
-# The tests of `make check`, and of every class that Keras has, on the lowest and
-# the highest versions that pyproject.toml allows, on each Python that is there.
+# The tests of `make check`, and all of the contract, on corners of the versions
+# that pyproject.toml allows, each on a Python that its TensorFlow has.
 test-matrix: $(STAMP)
 	$(BIN)/nox $(NOX_ARGS) -- $(PYTEST_ARGS)
 

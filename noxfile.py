@@ -1,7 +1,7 @@
-"""The heart of the tests on every Python, and the versions that it supports.
+"""The heart of the tests on every Python, and on corners of the versions.
 
-The versions are read from pyproject.toml. Interpreters that are not installed
-are listed as skipped.
+The lowest and the highest versions are read from pyproject.toml. Interpreters
+that are not installed are listed as skipped.
 """
 
 import pathlib
@@ -17,8 +17,9 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
-# Every class that Keras has, of which other versions have others.
-CLASSES = "tests/exactness/classes"
+# Equal to one device; also every class that Keras has, of which other versions
+# have others.
+CONTRACT = "tests/exactness"
 FRAMEWORKS = ("keras", "tensorflow-cpu")
 VERSIONS = f"""
 from importlib.metadata import version
@@ -53,6 +54,20 @@ def lowest() -> list[str]:
     ]
 
 
+def corners() -> list[nox.param]:
+    """Versions, each pair on a Python that its TensorFlow has."""
+    pinned = [
+        ("3.11", lowest()),
+        ("3.12", ["keras==3.10.*", "tensorflow-cpu==2.18.*"]),
+        ("3.13", ["keras==3.13.*", "tensorflow-cpu==2.20.*"]),
+    ]
+    highest = [(python, []) for python in PYTHONS]
+    return [
+        nox.param(python, versions, id="-".join([python, *versions]))
+        for python, versions in (*pinned, *highest)
+    ]
+
+
 def unbounded(*extras: str, pre: bool = False) -> list[str]:
     """The requirements without an upper bound of their versions.
 
@@ -84,7 +99,7 @@ def failure(session: nox.Session, *command: str) -> str:
 
 
 def run_pytest(session: nox.Session, *arguments: str) -> dict[str, str]:
-    """Run the tests marked core and those of every class, or given files.
+    """Run the tests marked core and those of the contract, or given files.
 
     Args:
         session: has the package installed.
@@ -100,7 +115,7 @@ def run_pytest(session: nox.Session, *arguments: str) -> dict[str, str]:
     return {
         "the core tests": failure(session, *pytest, "-m", "core", *arguments),
         # Also those that `make test` does not draw.
-        CLASSES: failure(session, *pytest, "-m", "", CLASSES, *arguments),
+        CONTRACT: failure(session, *pytest, "-m", "", CONTRACT, *arguments),
     }
 
 
@@ -111,11 +126,13 @@ def end(session: nox.Session, results: dict[str, str]) -> None:
         session.error("; ".join(failed))
 
 
-@nox.session(python=PYTHONS)
-@nox.parametrize("versions", ["lowest", "highest"])
-def heart(session: nox.Session, versions: str) -> None:
-    """Run the tests marked core, and every class; takes pytest's arguments."""
-    pinned = lowest() if versions == "lowest" else []
+@nox.session
+@nox.parametrize("python,pinned", corners())
+def heart(session: nox.Session, pinned: list[str]) -> None:
+    """Run the tests marked core, and the contract; takes pytest's arguments.
+
+    Where no version is pinned, it takes the highest.
+    """
     session.install("--upgrade", "--editable", ".[cpu,test]", *pinned)
     session.run("keras-towers", "--version")
     end(session, run_pytest(session, *session.posargs))

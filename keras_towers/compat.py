@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers._imports import packages
 from keras_towers.errors import CompatibilityError
 
-TESTED_VERSIONS = {"TensorFlow": ("2.20", "2.21"), "Keras": ("3.14", "3.15")}
+TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.15")}
 """The first and the last version of each package that is known to work."""
 
 HOST = "CPU:0"
@@ -52,8 +52,13 @@ def _tf(path: str, names: str = "") -> Any:
     return private_name(f"tensorflow.python.{path}", names)
 
 
-def _keras(path: str, names: str = "") -> Any:
-    return private_name(f"keras.src.{path}", names)
+def _keras(path: str, names: str = "", **since: tuple[int, int]) -> Any:
+    """Import a name of Keras; some attributes are there since a version."""
+    there = [name for name, version in since.items() if version <= KERAS]
+    path = f"keras.src.{path}"
+    value = private_name(path, " ".join([names, *there]))
+    TABLE[path].update(since)
+    return value
 
 
 def _assigns(owner: Any, name: str) -> bool:
@@ -104,6 +109,10 @@ def _installed_versions() -> str:
     named = [f"{name} {version}" for name, version in installed.items()]
     return ", ".join(named) or "neither TensorFlow nor Keras"
 
+
+_keras_version: str = private_name("keras:__version__")
+KERAS = tuple(map(int, _keras_version.split(".")[:2]))
+"""The installed version of Keras, to the minor one."""
 
 # TensorFlow: distributed values.
 Mirrored = _tf("distribute.values:Mirrored")
@@ -243,10 +252,11 @@ TensorFlowTrainer = _keras(
     "__init__ fit evaluate predict train_on_batch test_on_batch "
     "predict_on_batch train_step distribute_strategy _make_function "
     "make_train_function make_test_function make_predict_function "
-    "_autoconvert_optionals _symbolic_build _maybe_symbolic_build "
+    "_symbolic_build _maybe_symbolic_build "
     "_get_metrics_result_or_logs _distribute_strategy _jit_compile "
     "_initial_epoch _eval_epoch_iterator _loss_tracker "
     "_compile_metrics _compile_loss",
+    _autoconvert_optionals=(3, 12),
 )
 BaseTrainer = _keras(
     "trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
@@ -330,6 +340,45 @@ get_global_attribute = _keras(
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
 private_name("keras.distribution:DataParallel", "_is_multi_process")
+
+
+def convert_optionals(model: Any, step: Any) -> Any:
+    """Make a step take None where its data have a TensorFlow ``Optional``."""
+    return step if KERAS < (3, 12) else model._autoconvert_optionals(step)
+
+
+def auto_shards(distribution: Any) -> bool:
+    """Whether a ``DataParallel`` divides the data that all processes have."""
+    return KERAS < (3, 11) or distribution.auto_shard_dataset
+
+
+def parts_of_sums(variable: Any) -> contextlib.AbstractContextManager[Any]:
+    """Let replicas hold parts of a metric's sum, as Keras does since 3.10."""
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+        return next_creator(**kwargs)
+
+    if KERAS >= (3, 10) or variable.aggregation != "sum":
+        return contextlib.nullcontext()
+    return tf.variable_creator_scope(create)
+
+
+def uses_renorm(layer: Any) -> bool:
+    """Whether a ``BatchNormalization`` uses batch renormalization."""
+    return KERAS >= (3, 14) and layer.renorm
+
+
+def execution_of(item: Any, steps: int) -> tuple[int, int, Any]:
+    """Return the first step, the last step and the data of an execution.
+
+    Args:
+        item: what Keras's epoch iterator yields.
+        steps: the number of steps of an execution.
+    """
+    first, *last, data = item
+    # Keras counts the last step itself since version 3.11.
+    return first, last[0] if last else first + steps - 1, data
 
 
 def graph_of_function(graph: Any, name: str) -> Any:

@@ -119,6 +119,8 @@ DISCOVERY_PAUSE_S = 1.0
 GRACE_S = 3.0
 #: For other ranks to report what they know when one has failed.
 FAILURE_REPORT_S = 1.0
+#: For a rank that has left its job to end, until another rank reports that.
+LEFT_S = 30.0
 #: For the rank that caused a failure to end, if all failures so far are
 #: consequences of it.
 CAUSE_WAIT_S = 10.0

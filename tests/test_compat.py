@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import pathlib
+import tomllib
 from importlib import metadata
 
 import keras
@@ -13,6 +14,7 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.hooks import keras_patches
 from keras_towers.strategies import keras_distribution
+from tests.kit import scripts
 
 pytestmark = pytest.mark.core
 
@@ -39,6 +41,33 @@ def test_an_attribute_that_no_method_sets_is_missing(monkeypatch):
     cls = "keras.optimizers:RMSprop"
     monkeypatch.setattr(compat.private_name(cls), "build", lambda self: None)
     assert_refused(f"{cls}._momentums")
+
+
+def test_a_name_is_needed_from_the_version_that_has_it(monkeypatch):
+    monkeypatch.setattr(compat, "TABLE", {})
+    compat._keras("models.model:Trainer", gone=(99, 0))
+    with pytest.raises(kt.CompatibilityError, match="Trainer.gone, which"):
+        compat._keras("models.model:Trainer", gone=compat.KERAS)
+
+
+@pytest.mark.parametrize("item", [(4, "data"), (4, 6, "data")])
+def test_an_execution_is_what_each_version_of_keras_yields(item):
+    assert compat.execution_of(item, 3) == (4, 6, "data")
+
+
+def test_the_versions_are_those_that_pyproject_and_the_readme_name():
+    project = tomllib.loads((scripts.ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    declared = (
+        project["project"]["dependencies"] + extras["cpu"] + extras["gpu"]
+    )
+    readme = (scripts.ROOT / "README.md").read_text()
+    for name, (first, last) in compat.TESTED_VERSIONS.items():
+        major, minor = last.split(".")
+        bounds = f">={first},<{major}.{int(minor) + 1}"
+        ours = [d for d in declared if d.startswith(name.lower())]
+        assert ours and all(d.endswith(bounds) for d in ours), (name, ours)
+        assert f"{name} {first} to {last}" in " ".join(readme.split())
 
 
 PACKAGE = pathlib.Path(kt.__file__).parent

@@ -19,10 +19,12 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
-from keras_towers.fit.contract import KerasCall, TowerConfig
-from keras_towers.rendezvous import rank_checks
+from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
+from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import Transport, next_key
+from keras_towers.transport.engine_transport import EngineTransport
 
 logger = logging.getLogger("keras_towers")
 
@@ -87,9 +89,7 @@ def check_call(
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
-    ranks = rank_checks.gather(
-        config.peers, settings, f"is at the beginning of {kind}"
-    )
+    ranks = _meet(config, settings, kind)
     for name, values in rank_checks.differing_settings(ranks).items():
         values_of_ranks = rank_checks.describe_ranks(values)
         if name in _WARNINGS:
@@ -101,6 +101,37 @@ def check_call(
             f"ranks: {name} ({values_of_ranks}). Compile the model and call "
             f"{kind} in the same way on every rank."
         )
+
+
+def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
+    """Gather what ranks compare at the beginning of a call.
+
+    Raises:
+        TowerError: other ranks make another call, or have ended.
+    """
+    where = f"is at the beginning of {kind}"
+    transport = config.transport
+    # Elastic jobs go on without ranks that have ended.
+    if not isinstance(transport, EngineTransport) or is_elastic():
+        return rank_checks.gather(config.peers, settings, where)
+    try:
+        return watch.wait_for_ranks(
+            lambda: rank_checks.gather(transport, settings, where)
+        )
+    except watch.RanksEnded as error:
+        ended = str(error)
+    except tf.errors.OpError:
+        ended = transport.ended_ranks() or "another rank has ended"
+    advice = (
+        ""
+        if kind in TRAINING
+        else ". What only one rank needs goes into a callback of fit, or "
+        f"behind the `with` block of {config.name}"
+    )
+    raise TowerError(
+        f"{ended}, and does not call {kind}, but rank {transport.rank} does. "
+        f"Every rank has to call {kind}{advice}."
+    )
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:

@@ -39,6 +39,8 @@ CONNECTED = "rank_"
 """Followed by a rank, the key of a rank that has connected to its job."""
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
+OUTSIDE = "outside of training"
+"""How the description of a late rank ends that makes no call of the job."""
 _NOT_FOUND = 404
 # A proxy would see the token, and cannot reach this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

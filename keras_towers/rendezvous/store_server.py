@@ -158,7 +158,7 @@ def late_ranks(
             late[other] = "has given no sign of life"
             continue
         arrived, its = reports[other]
-        where = f"in {its.action}" if its.action else "outside of training"
+        where = f"in {its.action}" if its.action else store.OUTSIDE
         if now - arrived > its.limit_s:
             late[other] = "has stopped giving signs of life"
         elif its.position < mine.position:

@@ -14,13 +14,14 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from keras_towers import settings
+from keras_towers import settings, system
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
 from keras_towers.rendezvous.liveness import (
@@ -28,11 +29,14 @@ from keras_towers.rendezvous.liveness import (
     Liveness,
     State,
     describe_each,
+    wait_loop,
 )
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.rendezvous.store import Progress, StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+T = TypeVar("T")
 
 _BEATS_PER_WARNING = 6
 # A rank that is silent for this many beats has stopped. One beat may be late.
@@ -62,7 +66,11 @@ class Activity:
         action: the last of them; empty outside of training.
         waits: whether the action may take long because of other ranks.
         since: when the action began, by ``time.monotonic``.
+        outcomes: of a collective in another thread, for which the rank waits
+            and can stop waiting: its result or its error; None: there is none.
     """
+
+    outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
 
     def __init__(self):
         self.marks = 0
@@ -105,6 +113,40 @@ mark = _activity.mark
 mark_done = _activity.mark_done
 preparing = _activity.preparing
 within = _activity.within
+
+
+class RanksEnded(Exception):
+    """Ranks that a collective needs have ended, or do not come to it."""
+
+
+def wait_for_ranks(collective: Callable[[], T]) -> T:
+    """Run a collective that some ranks may never come to; return its result.
+
+    Nothing interrupts an engine that waits: so another thread runs it.
+
+    Raises:
+        RanksEnded: other ranks have ended, or do not come within the limit.
+    """
+    outcomes = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+
+    def run() -> None:
+        try:
+            outcomes.put((collective(), None))
+        except BaseException as error:
+            outcomes.put((None, error))
+
+    thread = threading.Thread(target=run, name="keras-towers-wait", daemon=True)
+    _activity.outcomes = outcomes
+    try:
+        thread.start()
+        result, error = outcomes.get()
+    finally:
+        _activity.outcomes = None
+    if isinstance(error, RanksEnded):
+        system.limit_teardown()
+    if error is not None:
+        raise error
+    return result
 
 
 class StallWatch(threading.Thread):
@@ -151,11 +193,11 @@ class StallWatch(threading.Thread):
         warned = 0.0
         gone: dict[str, State] = {}
         self._advance()
-        self._rank0.refresh()
+        self.refresh()
         while not self._ended.wait(self._beat_s):
             waits = self._advance()
-            self._rank0.refresh()
-            before, gone = gone, self._gone_ranks()
+            self.refresh()
+            before, gone = gone, self.gone
             waited_s = time.monotonic() - _activity.since
             # Data that a rank sent before it ended may still arrive.
             is_late = waited_s >= min(self._warning_s, settings.STALL_WARNING_S)
@@ -189,8 +231,13 @@ class StallWatch(threading.Thread):
         self._progress.action = _activity.action
         return _activity.waits or ended < begun
 
-    def _gone_ranks(self) -> dict[str, State]:
-        """Return the other ranks that are gone, with their states."""
+    def refresh(self) -> None:
+        """Report to the store, and ask it which ranks are late or gone."""
+        self._rank0.refresh()
+
+    @property
+    def gone(self) -> dict[str, State]:
+        """The other ranks that are gone, with their states."""
         state = self._rank0.state(0)
         if rank0_name and state.is_gone:
             return {rank0_name: state}
@@ -216,6 +263,14 @@ class StallWatch(threading.Thread):
         )
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
+        outcomes, states = _activity.outcomes, ranks.values()
+        # Started again, the script would do the same.
+        if outcomes is not None and all(
+            state == State.ENDED or state.endswith(store_lib.OUTSIDE)
+            for state in states
+        ):
+            outcomes.put((None, RanksEnded(describe_each(ranks))))
+            return
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
 
 
@@ -306,6 +361,17 @@ def stop_watch() -> None:
     if _watch is not None:
         _watch.stop()
     _watch = None
+
+
+def ended_ranks() -> str:
+    """Describe the ranks that have ended, once that is known; may be empty."""
+    for _ in wait_loop(settings.LEFT_S, settings.NETWORK_POLL_S):
+        if _watch is None:
+            break
+        _watch.refresh()
+        if _watch.gone:
+            return describe_each(_watch.gone)
+    return ""
 
 
 def report_failure(call: int, why: str) -> str:

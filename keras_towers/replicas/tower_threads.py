@@ -78,7 +78,7 @@ class TowerSteps:
         """Trace the step of a tower, as on one device."""
         config, model = self._config, self._model
         device = config.devices[index]
-        train_step = model._autoconvert_optionals(model.train_step)
+        train_step = compat.convert_optionals(model, model.train_step)
         active = thread_state.ActiveStep(
             training=True,
             apply=self._apply,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from keras_towers import compat, engines, strategies
 from keras_towers import devices as devices_lib
-from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
@@ -104,7 +104,7 @@ _BACKEND: dict[str, Callable[..., Any]] = {
 
 def _strategy_of(distribution: Any) -> BaseStrategy:
     """Return the strategy of a ``DataParallel``, created only once."""
-    sharded = distribution.auto_shard_dataset or _job.size == 1
+    sharded = compat.auto_shards(distribution) or _job.size == 1
     batches: Batches = "split" if sharded else "each"
     strategy = _strategies.get(distribution)
     if strategy is None or strategy.batches != batches:

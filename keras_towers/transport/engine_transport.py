@@ -138,6 +138,10 @@ class EngineTransport(Transport):
     def gather_objects(self, value: Any) -> list[Any]:
         return plain_values.gather(self.all_gather, value)
 
+    def ended_ranks(self) -> str:
+        """Describe the ranks that have ended; empty if none is known."""
+        return watch.ended_ranks()
+
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""
         if EngineTransport._compared or self.size == 1:

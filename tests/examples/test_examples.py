@@ -53,7 +53,7 @@ def test_scripts_of_one_process(name, said, tmp_path, monkeypatch, capsys):
 
 
 def launched(name, folder):
-    """Run an example by the command in its first lines."""
+    """Run an example by the command in its first lines; what it writes."""
     text = (EXAMPLES / name).read_text()
     command = re.search(r"``(keras-towers run [^`]+)``", text)[1]
     command = command.replace("examples/", f"{EXAMPLES}/")
@@ -63,21 +63,22 @@ def launched(name, folder):
     done = Launched(folder, *arguments, **level).finish(200)
     assert done.code == 0, done.out + done.err
     assert_quiet(done.err)
-    return done.out
+    return done.out, done.err
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_script_of_horovod(tmp_path):
     pytest.importorskip("horovod.common")
-    out = launched("horovod_script.py", tmp_path)
+    out, err = launched("horovod_script.py", tmp_path)
+    assert err.count("`import horovod.keras` gives keras_towers.horovod") == 1
     assert float(re.search(r"error of the saved model: (\S+)", out)[1]) < 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_slow_worker_is_not_waited_for(tmp_path):
-    out = launched("sync_replicas.py", tmp_path)
+    out, _ = launched("sync_replicas.py", tmp_path)
     counted = r"80 updates; used by replica: (\d+) (\d+) (\d+)"
     *fast, slow = map(int, re.search(counted, out).groups())
     # The others may be late, too, and more than two may have come in time.
@@ -103,7 +104,7 @@ def test_a_worker_is_killed():
 # What TensorFlow says in any process that imports it, and we of training.
 USUAL = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|I0000 .* port\.cc:"
-    r"|(SyncReplicas|Horovod)Strategy: |ps 0 |keras-towers run: "
+    r"|(SyncReplicas|Horovod)Strategy: |ps 0 |keras-towers run: |`import horov"
 )
 
 

@@ -274,6 +274,15 @@ def calls_that_some_ranks_cannot_make_alone_are_refused_on_all():
         mine = make()
         with s.refused(*words), s.Strategy(**options):
             act(mine)
+    # At the end of an epoch it is exact.
+    mine, seen = s.model(), []
+    with s.Strategy(sync_every=8):
+        only_on_rank_1(
+            "on_epoch_end",
+            lambda it: seen.extend(it.evaluate(s.X, s.Y, verbose=0)),
+        )(mine)
+        seen = s.gather(seen)[1]
+        assert_close(seen, mine.evaluate(s.X, s.Y, verbose=0), 2e-6)
 
 
 class Stop(keras.callbacks.Callback):

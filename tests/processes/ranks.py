@@ -8,6 +8,7 @@ from tests.processes import (  # noqa: F401
     callbacks,
     compression,
     distribution,
+    ended,
     exact,
     over_tensorflow,
     rounds,

@@ -76,10 +76,12 @@ def job(wanted, **options):
     return Job("tests.processes.ranks", wanted, **options)
 
 
+# One that can only be the last of a job.
+(LAST,) = names("tests.processes.ended")
 DRAWN, OTHERS = draw(names(*MODULES))
 JOBS = {
-    "Horovod": job((*DRAWN, *EXACT)),
-    "TensorFlow": job(TENSORFLOW, **OVER_TENSORFLOW),
+    "Horovod": job((*DRAWN, *EXACT, LAST)),
+    "TensorFlow": job((*TENSORFLOW, LAST), **OVER_TENSORFLOW),
 }
 LONG = {
     # One job for all would take too long on a busy machine.

@@ -10,7 +10,7 @@ import pytest
 
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import State
-from keras_towers.rendezvous.store import Endpoint, StoreClient
+from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
 from tests.kit.processes import wait_until
 
 PREPARES = "the preparation of step 1"
@@ -110,6 +110,44 @@ def test_a_rank_that_waits_for_a_lost_one_ends(
     assert wait_until(lambda: codes if said else len(store.reports) > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("store", "limit_s", "said"),
+    [
+        (Store(gone={"rank 1": State.ENDED}), 0, "rank 1 has ended"),
+        (Store({"rank 1": f"is still {OUTSIDE}"}), 0.5, f"is still {OUTSIDE}"),
+        # Started again, these may come.
+        (Store(LATE), 0.5, None),
+        (Store(gone=SILENT), 0, None),
+    ],
+)
+def test_a_call_that_other_ranks_do_not_make_is_given_up(
+    exits, watch, store, limit_s, said
+):
+    codes, over = exits
+    watch(store, ["the beginning of evaluate"], shutdown_s=limit_s)
+    if said is None:
+        watch_lib.wait_for_ranks(lambda: wait_until(lambda: codes))
+        assert codes == [75]
+        return
+    with pytest.raises(watch_lib.RanksEnded, match=said):
+        watch_lib.wait_for_ranks(lambda: over.wait(60))
+    assert not codes
+    assert watch_lib.wait_for_ranks(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        watch_lib.wait_for_ranks(lambda: 1 / 0)
+
+
+def test_what_one_rank_does_alone_is_named_and_is_no_further_action():
+    watch_lib.mark("on_epoch_end")
+    marks = watch_lib._activity.marks
+    with watch_lib.within("predict on this rank alone"):
+        assert watch_lib._activity.action == "predict on this rank alone"
+        assert not watch_lib._activity.waits
+    assert watch_lib._activity.action == "on_epoch_end"
+    assert watch_lib._activity.waits and watch_lib._activity.marks == marks
+    watch_lib.mark("")
 
 
 def test_a_stalled_job_ends_without_warnings_too(

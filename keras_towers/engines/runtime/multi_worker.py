@@ -109,6 +109,9 @@ class CollectiveTransport(EngineTransport):
     def sums_float16(self) -> bool:
         return self._gpu is not None
 
+    def ended_ranks(self) -> str:
+        return super().ended_ranks() or tensorflow_task.unreachable(self.task)
+
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         # Packed, because each collective takes at least one small message.
         return messages.send_packed(

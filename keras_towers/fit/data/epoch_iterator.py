@@ -255,8 +255,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
                             [step], self._epoch_iterator
                         )
                         return epochs, batches
-                    for _ in range(self.steps_per_execution):
-                        next(step[2])
+                    size = self.steps_per_execution
+                    _, _, data = compat.execution_of(step, size)
+                    for _ in range(size):
+                        next(data)
                         batches -= 1
             if batches == before:
                 break
@@ -294,10 +296,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._on_next_step()
         step = super().__next__()
         self._fresh_iterator = None
+        first, last, _ = compat.execution_of(step, self.steps_per_execution)
         steps = self.num_batches
-        self.at_last_step = steps is not None and step[1] + 1 >= steps
+        self.at_last_step = steps is not None and last + 1 >= steps
         alone = self._config.runs_alone(self._kind)
-        wait = "" if alone else f"step {step[0]} of {self._kind}"
+        wait = "" if alone else f"step {first} of {self._kind}"
         self._config.transport.note_wait(wait)
         return step
 

@@ -205,7 +205,7 @@ def _batch_norm(
     of_each_tower = step is not None and step.training and step.own_statistics
     trains = training and layer.trainable
     rows_are_first = inputs.shape.rank and layer.axis % inputs.shape.rank
-    is_usual = mask is None and not layer.renorm
+    is_usual = mask is None and not compat.uses_renorm(layer)
     if not (of_each_tower and trains and rows_are_first and is_usual):
         return original(layer, inputs, training=training, mask=mask)
     dtype = keras.backend.result_type(inputs.dtype, "float32")

@@ -111,7 +111,8 @@ class Adoption:
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
         once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
-        with compat.single_device_mode() if once else contextlib.nullcontext():
+        creates = compat.parts_of_sums(variable)
+        with compat.single_device_mode() if once else creates:
             yield
         if once and variable.trainable:
             self.update.variables.place(variable)

@@ -10,11 +10,13 @@ KEPT = (
     "a_large_sum_and_many_small_ones",
     "shapes_that_differ_between_calls_and_ranks",
     "strings_are_gathered_only",
+    *names("tests.processes.ended"),
 )
 MORE = (
     "embedding-clipped in shares",
     *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),
     "other_gradients_are_refused",
+    "calls_in_callbacks_of_some_ranks_run_there_alone",
     "other_data_of_an_epoch_that_follows_is_refused",
     *("weights_optimizer_shuffles_and_draws_are_those_of_rank_0", "own_loop"),
 )

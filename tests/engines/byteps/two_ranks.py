@@ -16,7 +16,8 @@ from keras_towers.engines.byteps.byteps_strategy import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main
-from tests.processes import exact, over_tensorflow, training  # noqa: F401
+from tests.processes import callbacks as of_callbacks  # noqa: F401
+from tests.processes import ended, exact, over_tensorflow, training  # noqa: F401
 from tests.processes import small as s
 from tests.processes.small import RANK, X, Y, refused
 

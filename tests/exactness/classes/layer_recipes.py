@@ -23,6 +23,7 @@ from tests.exactness.classes.recipes import (
     parameters,
     public,
     taken,
+    there,
     words,
 )
 
@@ -189,7 +190,7 @@ def _boxes(x):
     return kept["bounding_boxes"]["boxes"]
 
 
-LAYERS = {
+ALL_LAYERS = {
     **_following(),
     **_made(
         VECTOR,
@@ -217,7 +218,9 @@ LAYERS = {
         ),
     ),
     **_made(
-        IMAGES, Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8))
+        IMAGES,
+        Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8)),
+        RandomGrayscale=lambda: Inside(layers.RandomGrayscale(0.3)),
     ),
     **_whole(
         IMAGES, "sigmoid", CutMix=_labelled("CutMix"), MixUp=_labelled("MixUp")
@@ -249,3 +252,4 @@ LAYERS = {
     **_whole(words(1), TextVectorization=_text),
     **_whole(fractions(2, 4), MaxNumBoundingBoxes=_boxes),
 }
+LAYERS = there("layers", ALL_LAYERS)

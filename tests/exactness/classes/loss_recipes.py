@@ -14,6 +14,7 @@ from tests.exactness.classes.recipes import (
     integers,
     one_hot,
     taken,
+    there,
 )
 
 X = floats(6)
@@ -62,7 +63,7 @@ _BOTH = by_name(
     ("MeanAbsolutePercentageError MeanSquaredLogarithmicError", POSITIVE),
     ("Poisson", POSITIVE),
 )
-LOSSES = _BOTH | by_name(
+ALL_LOSSES = _BOTH | by_name(
     ("BinaryFocalCrossentropy", BINARY),
     ("CTC", TOKENS),
     ("CategoricalFocalCrossentropy", CLASSES),
@@ -72,7 +73,7 @@ LOSSES = _BOTH | by_name(
     ("Dice Tversky", POINTS),
     ("Huber LogCosh", NUMBERS),
 )
-METRICS = _BOTH | by_name(
+ALL_METRICS = _BOTH | by_name(
     ("AUC BinaryAccuracy BinaryIoU IoU MeanIoU Precision Recall", BINARY),
     ("FalseNegatives FalsePositives TrueNegatives TruePositives", BINARY),
     ("PrecisionAtRecall RecallAtPrecision", BINARY),
@@ -85,6 +86,8 @@ METRICS = _BOTH | by_name(
     ("ConcordanceCorrelation PearsonCorrelation R2Score", NUMBERS),
     ("LogCoshError MeanMetricWrapper RootMeanSquaredError", NUMBERS),
 )
+LOSSES = there("losses", ALL_LOSSES)
+METRICS = there("metrics", ALL_METRICS)
 # Of metrics, by the name of a parameter.
 GIVEN = by_name(
     ("precision recall sensitivity specificity", 0.5),

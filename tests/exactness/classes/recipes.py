@@ -7,6 +7,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from keras_towers import compat
+
 # Batches of 8 and 3: no number of towers divides both evenly.
 EXAMPLES, BATCH = 11, 8
 
@@ -24,6 +26,8 @@ NO_PART = {
     "Optimizer": "the base class",
     "OptimizerMap": "describes optimizers",
 }
+if compat.KERAS < (3, 10):
+    NO_PART["TFSMLayer"] = "Keras fails to train it on one device"
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,9 @@ def public(namespace):
         if isinstance(value, type):
             found.setdefault(value, []).append(name)
     return found
+
+
+def there(namespace, recipes):
+    """Those recipes whose classes the installed Keras has, and trains."""
+    classes = {*vars(getattr(keras, namespace))} - {*NO_PART}
+    return {name: value for name, value in recipes.items() if name in classes}

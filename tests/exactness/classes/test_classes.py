@@ -9,7 +9,7 @@ import pytest
 
 from tests.exactness.classes import groups, optimizer_recipes
 from tests.exactness.classes import loss_recipes as of_losses
-from tests.exactness.classes.layer_recipes import LAYERS
+from tests.exactness.classes.layer_recipes import ALL_LAYERS, LAYERS
 from tests.exactness.classes.recipes import NO_PART, public
 from tests.kit.sampling import sample_of
 from tests.partition.computed_once import ONCE, computed_once
@@ -27,6 +27,12 @@ PARTS = {
     },
     "optimizers": optimizer_recipes.modes(),
 }
+# With an older Keras, groups are of other recipes.
+COMPLETE = (ALL_LAYERS, of_losses.ALL_LOSSES, of_losses.ALL_METRICS) == (
+    LAYERS,
+    of_losses.LOSSES,
+    of_losses.METRICS,
+)
 
 
 @pytest.mark.core
@@ -64,6 +70,8 @@ def test_classes_are_those_of_one_device(kind, recipes, updates):
     programs = []
     towers = on_towers(programs, updates=updates)
     assert not groups.compared(recipes, make, towers)
+    if not COMPLETE:
+        return
     # Programs are too large for pytest to show.
     once = computed_once(programs)
     assert once == ONCE.get(next(iter(recipes)), "")

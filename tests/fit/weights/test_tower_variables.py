@@ -16,6 +16,7 @@ from tests.kit.training import STEPS, adam, fit, linear
 pytestmark = pytest.mark.core
 
 
+@pytest.mark.skipif(compat.KERAS < (3, 10), reason="this Keras has none")
 def test_a_variable_made_in_the_block_is_merged_into_one():
     strategy = kt.TowerStrategy(3)
     options = {"aggregation": "mean", "synchronization": "on_read"}
