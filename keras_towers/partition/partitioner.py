@@ -21,6 +21,7 @@ from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
     Effect,
+    called_graphs,
     effect_of,
     written,
 )
@@ -393,7 +394,9 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     require(partitioner.can_exchange or not _uses_handles(node))
     if not _should_run_on_towers(node, inputs):
         operands = [partitioner.assemble(value) for value in inputs]
-        outputs = _add_in_order(node, operands)
+        outputs = _add_in_order(
+            node, operands, repeats=_is_constant(node, inputs)
+        )
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
     local_operands = [partitioner.replicate(value) for value in inputs]
     whole_operands = [
@@ -446,6 +449,7 @@ def _add_in_order(
     operands: Sequence[Tensor],
     reads: bool = True,
     at_root: bool = False,
+    repeats: bool = False,
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
     partitioner = node.partitioner
@@ -457,6 +461,7 @@ def _add_in_order(
         least=least,
         has_effect=not reads,
         at_root=at_root,
+        is_repeated=repeats,
     )
 
 
@@ -531,6 +536,20 @@ def _is_small(shape: tf.TensorShape) -> bool:
 def _is_on_every_tower(value: Value) -> bool:
     """Whether every tower has the whole value, without an exchange."""
     return value.layout == REPLICATED and value.local is not None
+
+
+def _is_constant(node: Node, inputs: Values) -> bool:
+    """Whether an operation gives small constants, which need no exchange.
+
+    Draws are not repeated: XLA draws other numbers than TensorFlow.
+    """
+    return (
+        all(map(_is_repeated, inputs))
+        and all(map(_is_small, node.shapes))
+        and not node.operation.op_def.is_stateful
+        and "Random" not in node.type
+        and not called_graphs(node.operation)
+    )
 
 
 def _is_repeated(value: Value) -> bool:

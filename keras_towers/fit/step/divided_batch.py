@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -73,27 +74,36 @@ class DividedBatch:
                 continue
             for values, piece in zip(parts, pieces, strict=True):
                 values[tensor] = piece[index]
-        for name, tensor in inputs.sizes.items():
-            index, axis = map(int, name.split("."))
-            shared[tensor] = _same_size([p[index] for p in pieces], axis)
-        counts = counts_of(self.batch)
-
-        def add_position(
-            of: Inputs, batch: TowerBatch, has_first: bool
-        ) -> None:
-            """Add where each part begins in a batch, and its total."""
-            shared[of.total] = tf.cast(batch.total, tf.int64)
-            start = tf.cast(batch.start, tf.int64)
-            for k, values in enumerate(parts):
-                values[of.start] = start
-                values[of.is_first] = tf.constant(has_first and k == 0)
-                start = start + tf.cast(counts[k], tf.int64)
-
-        add_position(inputs, self.batch, is_first)
-        if local_step is not None:
-            add_position(local_step.of_all, self.of_all, is_first_of_all)
-            shared[local_step.has_rows] = shared[inputs.total] > 0
+        # Sizes stay on the host: an accelerator would have to be waited for.
+        with tf.device(compat.HOST):
+            for name, tensor in inputs.sizes.items():
+                index, axis = map(int, name.split("."))
+                shared[tensor] = _same_size([p[index] for p in pieces], axis)
+            self._add_positions(inputs, self.batch, is_first, shared, parts)
+            if local_step is not None:
+                of_all = local_step.of_all
+                self._add_positions(
+                    of_all, self.of_all, is_first_of_all, shared, parts
+                )
+                shared[local_step.has_rows] = shared[inputs.total] > 0
         return shared, parts
+
+    def _add_positions(
+        self,
+        inputs: Inputs,
+        batch: TowerBatch,
+        has_first: bool,
+        shared: dict[Any, Any],
+        parts: Sequence[dict[Any, Any]],
+    ) -> None:
+        """Add where each part begins in a batch, and its total."""
+        shared[inputs.total] = tf.cast(batch.total, tf.int64)
+        start = tf.cast(batch.start, tf.int64)
+        counts = counts_of(self.batch)
+        for k, (count, values) in enumerate(zip(counts, parts, strict=True)):
+            values[inputs.start] = start
+            values[inputs.is_first] = tf.constant(has_first and k == 0)
+            start = start + tf.cast(count, tf.int64)
 
 
 def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:

@@ -434,8 +434,8 @@ class GlobalStep:
             traced.updates[update.name],
             is_compiled=bool(keras_call.model.jit_compile),
         )
-        grads = [with_components(call, tensors) for tensors in parts]
-        sums = with_components(call, shared)
+        grads = [with_components(call.grads, tensors) for tensors in parts]
+        sums = with_components(call.grads, shared)
         weight = 1
         if local_step is not None and update.name in local_step.parts:
             # The workers' gradients are averaged.
@@ -472,7 +472,8 @@ class GlobalStep:
         if all(isinstance(count, int) for count in counts):
             here = sum(counts)
         else:
-            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+            with tf.device(compat.HOST):
+                here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if batch.is_counted:
             of_all = batch
         elif self.config.runs_alone(kind):

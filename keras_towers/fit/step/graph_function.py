@@ -51,6 +51,7 @@ class GraphFunction:
     def __init__(self, graph: Any, mode: CallMode = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
+        self._outputs = list(graph.outputs)
         # With control flow, the graph contains functions of branches and loops.
         self._is_final: bool = mode == "called" and not (
             graph.as_graph_def().library.function
@@ -96,10 +97,11 @@ class GraphFunction:
                 the function for some.
         """
         for dtype, what in (
-            (tf.variant, "uses a list that is created outside of it"),
+            (tf.variant, "has a list of tensors in two of its functions"),
             (tf.string, "uses strings"),
         ):
-            if any(tensor.dtype == dtype for tensor in self._inputs):
+            tensors = (*self._inputs, *self._outputs)
+            if any(tensor.dtype == dtype for tensor in tensors):
                 raise Uncompilable(what)
         if any(tensor.shape.rank is None for tensor in self._inputs):
             raise Uncompilable("uses tensors of an unknown rank")

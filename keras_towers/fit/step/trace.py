@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import TRAINING, NamedGradients, UpdateCall
+from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
@@ -274,12 +274,12 @@ def components_of(gradient: Any) -> list[tf.Tensor]:
 
 
 def with_components(
-    call: NamedGradients, components: Sequence[Any]
+    like: Sequence[Any], components: Sequence[Any]
 ) -> list[Any]:
-    """Return the gradients of an update, given new component tensors."""
+    """Return gradients like others, given new component tensors."""
     remaining = iter(components)
     grads: list[Any] = []
-    for gradient in call.grads:
+    for gradient in like:
         found = list(itertools.islice(remaining, len(components_of(gradient))))
         if len(found) == 2 and found[0] is not None:
             values, indices = found

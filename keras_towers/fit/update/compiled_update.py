@@ -12,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.contract import NamedGradients
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, with_components
@@ -23,7 +22,7 @@ from keras_towers.transport import SingleProcess
 
 def apply_compiled(
     apply: Callable[[list[Any]], Any],
-    sums: Sequence[NamedGradients],
+    sums: Sequence[list[Any]],
     copies: Mapping[int, Sequence[Any]],
     devices: Sequence[str],
     order: StepOrder,
@@ -32,14 +31,15 @@ def apply_compiled(
 
     Args:
         apply: updates the variables of the first tower, given gradients.
-        sums: the gradients on K towers, which are the same on all of them.
+        sums: K lists of what ``apply`` takes: tensors, IndexedSlices and None,
+            which are the same on all towers.
         copies: the handles of variables on K towers, by the ids of the first.
             Other variables are updated once.
         devices: the K towers' devices.
         order: orders the operations that have other effects.
     """
     first, *_ = given = [
-        [t for grad in of_tower.grads for t in components_of(grad)]
+        [t for grad in of_tower for t in components_of(grad)]
         for of_tower in sums
     ]
 
@@ -56,14 +56,15 @@ def apply_compiled(
     layouts += [MIRRORED if handles else REPLICATED for handles in copied]
     program = partition_graph(graph, layouts, [], xla=True)
     inputs = program.inputs
-    common = {inputs.total: tf.constant(0, tf.int64)}
-    parts: list[dict[Any, Any]] = [
-        {
-            inputs.start: tf.constant(0, tf.int64),
-            inputs.is_first: tf.constant(k == 0),
-        }
-        for k, _ in enumerate(devices)
-    ]
+    with tf.device(compat.HOST):
+        common = {inputs.total: tf.constant(0, tf.int64)}
+        parts: list[dict[Any, Any]] = [
+            {
+                inputs.start: tf.constant(0, tf.int64),
+                inputs.is_first: tf.constant(k == 0),
+            }
+            for k, _ in enumerate(devices)
+        ]
     here = compat.get_default_graph()
     values = [*first, *map(here.capture, captures)]
     common |= zip(inputs.of_graph, values, strict=True)

@@ -176,7 +176,11 @@ def add_call(
         functions: the functions that it calls, by attribute.
     """
     partitioner = node.partitioner
-    same = ("parallel_iterations", "_lower_using_switch_merge")
+    same = (
+        "parallel_iterations",
+        "_lower_using_switch_merge",
+        "_xla_propagate_compile_time_consts",
+    )
     traced = node.operation.node_def.attr
     return partitioner.add(
         node.type,
