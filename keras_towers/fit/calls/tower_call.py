@@ -126,9 +126,10 @@ class TowerCall:
         self.epoch_iterator: Any = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Shares the effects of callbacks before a call inside this one, and
-        # returns whether all ranks make that call.
-        self.meet: Callable[[KerasCall], bool] = lambda call: True
+        # Shares the effects of callbacks before what a callback does, and
+        # returns whether all ranks do that.
+        self.meet: Callable[[str, KerasCall | None], bool]
+        self.meet = lambda what, call: True
         self.shuffle_order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared

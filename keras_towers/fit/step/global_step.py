@@ -32,6 +32,7 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.adoption import eager_cause
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
@@ -155,10 +156,11 @@ class GlobalStep:
         if first_time(("runs eagerly", call.model.name, config.name)):
             logger.warning(
                 "model %r runs eagerly, so its steps are not divided: they run "
-                "as on one device under %s. Compile it without "
-                "run_eagerly=True to train on all towers.",
+                "as on one device under %s. Leave out %s to train on all "
+                "towers.",
                 call.model.name,
                 config.name,
+                eager_cause(call.model),
             )
         # Each rank computes the step on the global batch, also where it would
         # train on its own part only: its updates belong to no round.
