@@ -133,7 +133,7 @@ class TowerCalls:
                 stack.enter_context(call.shuffle_order.of_sequences())
             stack.enter_context(call.installed())
             if call.kind == "predict_on_batch":
-                call.prepare((arguments["x"],))
+                call.build(data_batch=(arguments["x"],))
             if config.peers.size > 1:
                 stack.enter_context(
                     callback_effects.callbacks_adapted(

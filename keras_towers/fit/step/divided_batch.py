@@ -29,6 +29,7 @@ class DividedBatch:
     Attributes:
         batch: its micro-batches, the same number for each of K towers.
         spec: the specs of the batch of one device.
+        divided: for each leaf, whether it has a row per example.
         layouts: the layouts of its N tensors, including the components of
             ragged and sparse tensors.
         of_all: the batch before micro-batching, with its start and total among
@@ -38,6 +39,7 @@ class DividedBatch:
 
     batch: TowerBatch
     spec: Any
+    divided: Sequence[bool]
     layouts: Sequence[InputLayout]
     of_all: TowerBatch
     fingerprint: tf.Tensor | None = None
@@ -99,7 +101,7 @@ class DividedBatch:
         """Add where each part begins in a batch, and its total."""
         shared[inputs.total] = tf.cast(batch.total, tf.int64)
         start = tf.cast(batch.start, tf.int64)
-        counts = counts_of(self.batch)
+        counts = counts_of(self.batch, self.divided)
         for k, (count, values) in enumerate(zip(counts, parts, strict=True)):
             values[inputs.start] = start
             values[inputs.is_first] = tf.constant(has_first and k == 0)
