@@ -37,6 +37,8 @@ from keras_towers.transport import Transport
 # steps need a multiple of a number, and a tower has no more rows than a batch
 # whose size is known.
 _TRIED_ROWS = (8, 64, 840, 1)
+# All towers' operations in a level up to which calls cost more than they save.
+_FEW_OPERATIONS = 250
 
 
 class TowerProgram:
@@ -246,8 +248,11 @@ class TowerProgram:
     def _function(self, body: Function) -> GraphFunction | None:
         """Return a function that is called; None: XLA cannot compile it."""
         graph = graph_of(body, self._program.graphs)
-        function = GraphFunction(graph, self._mode)
-        if self._mode != "xla":
+        mode, number = self._mode, len(body.operations) * len(self._devices)
+        if mode == "called" and number <= _FEW_OPERATIONS:
+            mode = "inlined"
+        function = GraphFunction(graph, mode)
+        if mode != "xla":
             return function
         try:
             function.check_xla(
