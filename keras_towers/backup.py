@@ -31,7 +31,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.adoption import Adoption, shared_variables
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -292,7 +292,7 @@ class BackupFile(FitPosition):
         self.folder: Path = folder.absolute()
         self.path: Path = self.folder
         self.writes: bool = False
-        self._variables: list[keras.Variable] = []
+        self._model: Any = None
         self._values: list[np.ndarray] | None = None
         self._shapes: list[str] = []
 
@@ -345,16 +345,14 @@ class BackupFile(FitPosition):
 
     def attach(self, model: keras.Model) -> None:
         """Restore a model from the file, and write its state from now on."""
-        state = state_lib.collect(model)
-        self._variables = [
-            *state.seeds,
-            *state.weights,
-            *state.optimizer_variables,
-        ]
+        self._model = model
         if self._values is None:
             return
+        call = tower_call.current()
+        if call is not None:
+            call.prepare()
         saved = [*self._shapes, *_shapes(self.metrics)]
-        metrics = state.metrics if self.batch else []
+        metrics = state_lib.collect(model).metrics if self.batch else []
         if saved != _shapes([*self._variables, *metrics]):
             raise TowerError(
                 f"{self.path} is the backup of another model, or of one that "
@@ -365,12 +363,18 @@ class BackupFile(FitPosition):
             variable.assign(value)
         self._values = None
 
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        """All variables but metrics, those of optimizers last."""
+        return shared_variables(self._model)
+
     def commit(self) -> None:
         # The old file is replaced only once the new one is complete.
         if not self.writes:
             return
-        values = [_numpy(v) for v in self._variables]
-        facts = {**self._facts, "variables": _shapes(self._variables)}
+        variables = self._variables
+        values = [_numpy(v) for v in variables]
+        facts = {**self._facts, "variables": _shapes(variables)}
         encoded = np.array(json.dumps(facts, default=float))
         descriptor, name = tempfile.mkstemp(dir=self.path.parent)
         try:

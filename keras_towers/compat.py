@@ -243,6 +243,9 @@ _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
 _tf("distribute.input_lib:DistributedDataset", "_strategy")
 private_name("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
 _tf("data.ops.map_op:_ParallelMapDataset", "_deterministic")
+_UnaryUnchangedStructureDataset = _tf(
+    "data.ops.dataset_ops:UnaryUnchangedStructureDataset"
+)
 _ParallelInterleaveDataset = _tf(
     "data.ops.interleave_op:_ParallelInterleaveDataset"
 )
@@ -275,6 +278,7 @@ private_name(
     "_tf_swap_variables _tf_finalize_ema_values",
 )
 private_name("keras.callbacks:TensorBoard", "_train_writer")
+private_name("keras.layers:Layer", "_deferred_dependencies")
 CallbackList = private_name(
     "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
 )
@@ -434,6 +438,24 @@ def batch_size_of(dataset: Any) -> int | None:
             return None if value is None else int(value)
         dataset = getattr(dataset, "_input_dataset", None)
     return None
+
+
+def awaits_restore(layer: Any) -> bool:
+    """Whether a checkpoint has values of what a layer has yet to create."""
+    # A layer that no checkpoint has seen may lack it.
+    return not layer.built and bool(
+        getattr(layer, "_deferred_dependencies", None)
+    )
+
+
+def batches_all_parts(dataset: Any) -> bool:
+    """Whether a dataset makes each batch, so all parts have equally many rows.
+
+    A function that is mapped over batches may change that.
+    """
+    while isinstance(dataset, _UnaryUnchangedStructureDataset):
+        dataset = dataset._input_dataset
+    return getattr(dataset, "_batch_size", None) is not None
 
 
 def interleaves_in_any_order(dataset: Any) -> bool:

@@ -33,6 +33,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.step import marks
+from keras_towers.fit.weights.adoption import eager_cause, runs_eagerly
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable
 
@@ -252,7 +253,10 @@ class Timeline(ObservesFit):
             for name, seconds in phases.items()
         }
         self.advice = advise(
-            self.phases, tower_names(ranks), compute, model.run_eagerly
+            self.phases,
+            tower_names(ranks),
+            compute,
+            eager_cause(model) if runs_eagerly(model) else "",
         )
         title = f"fit of {model.name!r}, {self.path}"
         print_table(Console(), title, phases, self.advice)
@@ -652,7 +656,7 @@ def advise(
     phases_ms: Mapping[str, float],
     towers: Sequence[str],
     compute: np.ndarray,
-    eager: bool,
+    eager: str,
 ) -> str:
     """Return what to change first; empty if nothing stands out.
 
@@ -660,12 +664,12 @@ def advise(
         phases_ms: mean milliseconds of each phase.
         towers: names of the towers of all ranks.
         compute: mean seconds that each tower computes; empty if unknown.
-        eager: whether the model is set to run eagerly.
+        eager: what makes the model run eagerly; empty: nothing does.
     """
     if "step" in phases_ms and eager:
         return (
             "the steps are not divided into phases, because they run eagerly: "
-            "compile the model without run_eagerly=True."
+            f"leave out {eager}."
         )
     total = sum(phases_ms.values()) or 1
     high = {

@@ -172,6 +172,14 @@ def test_the_batch_size_of_a_dataset_is_what_it_was_told():
     assert sizes == [None, 3, 4]
 
 
+def test_what_batches_all_parts_of_a_dataset():
+    batched = tf.data.Dataset.range(9).batch(4)
+    kept = batched.repeat().shuffle(3).take(8).with_options(tf.data.Options())
+    assert compat.batches_all_parts(kept.prefetch(1))
+    assert not compat.batches_all_parts(kept.map(lambda x: x))
+    assert not compat.batches_all_parts(tf.data.Dataset.range(9).take(2))
+
+
 def test_single_device_mode_hides_the_strategy():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     seen = []

@@ -160,8 +160,15 @@ class WorkerFit(ReplicaCall):
             kind, on_next_step=self._workers.beat, **kwargs
         )
 
-    def prepare(self, batch: Any) -> None:
-        super().prepare(batch)
+    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        super().build(iterator, data_batch)
+        # The fit begins with an exchange of all weights.
+        self.prepare()
+
+    def prepare(self) -> None:
+        if self._prepared:
+            return
+        super().prepare()
         # Workers draw random numbers for the whole batch, and use their rows.
         seeds = self.config.options.batches == "split"
         self.session.variables.create_copies(self.model, seeds)

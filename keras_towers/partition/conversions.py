@@ -285,7 +285,9 @@ class Converter(Builder):
         given = [tensor, self.size_vector(target, SIZE_DTYPE)]
         return self.op("Reshape", given, sizes)
 
-    def reduce_over_towers(self, kind: str, own: Tensor) -> Value:
+    def reduce_over_towers(
+        self, kind: str, own: Tensor, sizes: Sequence[Any] | None = None
+    ) -> Value:
         """Reduce the results of all towers to one.
 
         Without rows, a tower's own result is the neutral element.
@@ -293,10 +295,12 @@ class Converter(Builder):
         Args:
             kind: the type of the reduction, such as ``Max``.
             own: the result of each tower for its own rows.
+            sizes: its shape, in symbols, if it is known.
         """
         require(own.shape.rank is not None)
         row = self.op("ExpandDims", [own, 0], [1, *own.shape])
-        results = self.exchange("gather", row)
+        sizes = [None, *sizes] if sizes is not None else None
+        results = self.exchange("gather", row, sizes=sizes)
         whole = self.op(kind, [results, [0]], own.shape, keep_dims=False)
         return Value(REPLICATED, whole=whole)
 

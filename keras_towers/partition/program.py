@@ -93,8 +93,8 @@ class Exchange:
         given: the tensor that every tower contributes, or one computed once.
         result: the result.
         axis: the axis of a concatenation.
-        sizes: the global shape, in symbols; None: every tower contributes a
-            tensor of the same shape.
+        sizes: the global shape, in symbols, with None for the number of towers;
+            None: every tower contributes a tensor of the same shape.
     """
 
     kind: Literal["sum", "gather", "first", "before", "root"]

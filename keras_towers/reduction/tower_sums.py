@@ -6,11 +6,17 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.devices import as_whole_number, host_of, same_devices
+from keras_towers.devices import (
+    all_on_host,
+    as_whole_number,
+    host_of,
+    same_devices,
+)
 from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import (
     Gradient,
@@ -22,7 +28,13 @@ from keras_towers.reduction.gradients import (
     is_sparse,
     sparse_of,
 )
-from keras_towers.transport.messages import buckets, pack, unpack
+from keras_towers.transport.messages import (
+    buckets,
+    pack,
+    summable,
+    summed,
+    unpack,
+)
 
 
 def add_on(device: str, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -183,33 +195,43 @@ def reduce_in_graph(
 ) -> list[list[Gradient]]:
     """Sum by collective operations, one on each tower.
 
-    Some gradients are summed on the towers in turn instead: slices, other
-    dtypes, and shapes that are empty or unknown at tracing time. In eager code
-    this applies to all gradients, because an operation would wait forever for
-    peers that are launched after it.
+    Other dtypes are sent as one of ``dtypes`` that has all of their values.
+    Some gradients are summed on the towers in turn instead: slices, dtypes that
+    cannot be sent, and shapes that are empty or unknown at tracing time. In
+    eager code this applies to all gradients, because an operation would wait
+    forever for peers that are launched after it.
     """
     if tf.executing_eagerly():
         return sum_on_towers(grads, devices)
 
     def dense(index: int, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        dtype, sent = tensors[0].dtype, tensors
         known = all(tensor.shape.num_elements() for tensor in tensors)
-        if tensors[0].dtype in dtypes and known:
-            return operation(tensors)
-        total = add_on(devices[index % len(devices)], tensors)
-        return [copy_to(device, total) for device in devices]
+        if known and dtype not in dtypes:
+            sent = on_each(summable, tensors)
+        if not known or sent[0].dtype not in dtypes:
+            total = add_on(devices[index % len(devices)], tensors)
+            return [copy_to(device, total) for device in devices]
+        sums = operation(sent)
+        return sums if dtype in dtypes else on_each(summed, sums, dtype)
+
+    def on_each(
+        function: Callable[..., tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        *args: Any,
+    ) -> list[tf.Tensor]:
+        converted = []
+        for device, tensor in zip(devices, tensors, strict=True):
+            with tf.device(device):
+                converted.append(function(tensor, *args))
+        return converted
 
     return reduce_each(grads, devices, dense)
 
 
-# The dtypes that TensorFlow has kernels for.
-_DTYPES = (
-    tf.bfloat16,
-    tf.float16,
-    tf.float32,
-    tf.float64,
-    tf.int32,
-    tf.int64,
-)
+# The dtypes that TensorFlow's collectives sum, on GPUs and on the host.
+_ON_GPUS = (tf.float16, tf.float32, tf.float64, tf.int64)
+_ON_HOST = (*_ON_GPUS, tf.bfloat16, tf.int32)
 
 # TensorFlow identifies a group of devices by its key, with a fixed size, until
 # the process ends. TensorFlow's own strategies count from 1.
@@ -281,7 +303,7 @@ class CollectiveAllReduce:
         return reduce_in_graph(
             grads,
             devices,
-            _DTYPES,
+            _ON_HOST if all_on_host(devices) else _ON_GPUS,
             functools.partial(self._all_reduce, slot),
         )
 

@@ -26,6 +26,7 @@ from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_step import log_without_xla
 from keras_towers.fit.step.marks import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.adoption import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import (
     SHARED_STATE,
@@ -137,16 +138,17 @@ class TrainFunction(TowerFunction):
         call = tower_call.current()
         if not isinstance(call, self._call_type):
             raise TowerError(self._call_type.refusal)
+        call.prepare()
         return call.train(self.steps, data)
 
 
 def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
-    """Refuse a model compiled with ``run_eagerly=True``."""
-    if model.run_eagerly:
+    """Refuse a model whose steps run eagerly."""
+    if runs_eagerly(model):
         raise TowerError(
-            f"{config.name} needs compiled steps, but model {model.name!r} is "
-            "set to run_eagerly=True: compile it without, or debug it outside "
-            "of the strategy."
+            f"{config.name} needs compiled steps, but model {model.name!r} "
+            f"runs eagerly, by {eager_cause(model)}: leave that out, or debug "
+            "outside of the strategy."
         )
 
 
@@ -284,7 +286,7 @@ class _ThreadedCall(ReplicaCall):
             steps = steps or self._calls.make_steps(model)
             steps.alone = model.train_function
             model.train_function = TrainFunction(self, steps)
-        runs_alone = self.kind != "fit" or model.run_eagerly
+        runs_alone = self.kind != "fit" or runs_eagerly(model)
         if self._threads is not None or runs_alone:
             return
         if model.jit_compile:

@@ -72,6 +72,8 @@ def choose(devices: Sequence[str], options: Options) -> Mode:
     reduce = MODES[name](devices)
     if isinstance(reduce, reduction.CollectiveAllReduce):
         reason += f"; {reduce.hint} algorithm"
+    if name in ("nccl", "collective") and not on_host:
+        reason += "; bfloat16 is sent as float32"
     if packer is None:
         packer = not on_host
     if packer and len(devices) > 1:

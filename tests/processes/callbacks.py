@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
+from keras_towers.fit.hooks import saving
+from keras_towers.rendezvous.store import from_environment
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -38,9 +40,18 @@ class Count(keras.callbacks.Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
+class Saves(keras.callbacks.ModelCheckpoint):
+    saves = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.saves += 1
+
+
 @check
-def files_are_written_by_one():
+def files_of_all_ranks_are_written_by_one_and_others_by_their_rank():
     mine, chief, every = s.eager(), Count(), Count()
+    of_all = Saves(FOLDER / "of-all.keras")
     own_log = keras.callbacks.CSVLogger(FOLDER / f"log-{s.RANK}.csv")
     shared = FOLDER / f"seen-by-{s.RANK}"
     shared.mkdir()
@@ -58,6 +69,8 @@ def files_are_written_by_one():
                 ),
                 keras.callbacks.CallbackList([kt.ChiefOnly(chief)], model=mine),
                 every,
+                of_all,
+                kt.ChiefOnly(Saves(shared / "of-chief.keras")),
                 kt.EveryRank(own_log),
             ],
         )
@@ -75,8 +88,12 @@ def files_are_written_by_one():
         s.fit(mine, batch_size=s.COUNT, callbacks=listed)
     assert listed.callbacks == given
     written = sorted(path.name for path in shared.iterdir())
-    wanted = ["backup", "board", "listed.keras", "log.csv", "model.keras"]
-    assert written == ([] if s.RANK else wanted), written
+    wanted = ["listed.keras", "log.csv", "model.keras"]
+    if s.RANK == 0:
+        wanted = sorted(["backup", "board", "of-chief.keras", *wanted])
+    assert written == wanted
+    keras.models.load_model(shared / "model.keras")
+    assert of_all.saves == (0 if s.RANK else 2)
     assert (chief.epochs, every.epochs) == (0 if s.RANK else 3, 3)
     assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
     s.gather("all have written")
@@ -214,6 +231,26 @@ def calls_in_callbacks_of_some_ranks_run_there_alone():
             for rank in on:
                 assert len(seen[rank]) == len(wanted.seen)
                 assert_all_close(seen[rank], wanted.seen)
+
+
+@check
+def what_only_some_ranks_save_in_callbacks_is_saved_there():
+    mine, path = s.eager(), FOLDER / f"own-{s.RANK}.keras"
+    saves = s.Does(
+        # Ranks save at other paths, or only rank 1 saves, or all do the same.
+        on_epoch_begin=lambda it: it.save(path),
+        on_epoch_end=lambda it: it.save(FOLDER / "of-1.keras") if s.RANK else 0,
+        on_train_end=lambda it: it.save(FOLDER / "of-all.keras"),
+    )
+    store = from_environment()
+    assert store is not None
+    with saving.on_rank_0_only(s.RANK, 2, store), s.Strategy():
+        s.fit(mine, callbacks=[saves])
+    s.gather("all have saved")
+    for name in (path.name, "of-1.keras", "of-all.keras"):
+        saved = keras.models.load_model(FOLDER / name)
+        assert len(saved.get_weights()) == len(mine.get_weights())
+    assert_all_close(saved.get_weights(), mine.get_weights(), 0)
 
 
 def only_on_rank_1(event, does, **options):

@@ -17,6 +17,10 @@ DENSE = [
     ([33], "float32"),
     ([3], "int64"),
     ([5], "bfloat16"),
+    ([2, 3], "complex64"),
+    ([4], "complex128"),
+    ([6], "int32"),
+    ([3], "int8"),
 ]
 
 
@@ -52,16 +56,18 @@ def make_gradients(towers, seed=0):
         found = [integers(*form) for form in DENSE]
         found.insert(2, slices(2 + tower, "float32", known=True))
         found.insert(6, slices(3, "float64", known=False))
+        found.append(slices(2, "bfloat16", known=True))
+        found.append(slices(2, "complex64", known=False))
         return found
 
     return [gradients(tower) for tower in range(towers)]
 
 
 def dense(gradient):
-    """A gradient in NumPy's float64, duplicate rows of slices added up."""
+    """A gradient in NumPy's complex128, duplicate rows of slices added up."""
     if not isinstance(gradient, tf.IndexedSlices):
-        return np.asarray(gradient, "float64")
-    array = np.zeros([ROWS, 3])
+        return np.asarray(gradient, "complex128")
+    array = np.zeros([ROWS, 3], "complex128")
     np.add.at(array, gradient.indices.numpy(), gradient.values.numpy())
     return array
 

@@ -184,20 +184,44 @@ def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():
             assert {op.inputs[0].op, *op.control_inputs} == {*group}
 
 
+# What each operation is given for a dtype; None: its gradients are added.
+SENT_AS = {
+    "bfloat16": ("bfloat16", "float32", "float32"),
+    "complex64": ("float32", "float32", "float32"),
+    "complex128": ("float64", "float64", "float64"),
+    "float16": ("float16", "float16", "float16"),
+    "float64": ("float64", "float64", "float64"),
+    "int32": ("int32", None, "int32"),
+    "uint8": ("int32", None, "int32"),
+    "uint32": ("int64", "int64", "int64"),
+}
+
+
 @pytest.mark.parametrize(
-    ("reduce", "devices", "dtype"),
+    ("reduce", "devices", "column"),
     [
-        (nccl_all_reduce, GPUS, tf.bfloat16),
-        (CollectiveAllReduce(cpus(3)), cpus(3), tf.complex64),
+        (CollectiveAllReduce(cpus(3)), cpus(3), 0),
+        (CollectiveAllReduce(GPUS), GPUS, 1),
+        (nccl_all_reduce, GPUS, 2),
     ],
 )
-def test_what_the_ops_do_not_know_is_added(reduce, devices, dtype):
+def test_what_operations_do_not_know_is_sent_wider_or_added(
+    reduce, devices, column
+):
+    def sent_and_added(row):
+        ops = ops_of(reduce, [row] * 3, devices)
+        kinds = ("NcclAllReduce", "CollectiveReduceV2")
+        sent = {op.inputs[0].dtype.name for op in ops if op.type in kinds}
+        return sent, sum(op.type == "AddN" for op in ops)
+
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
-    row = [slices, tf.ones([2], dtype), tf.ones([0, 2])]
-    row = [*row, tf.TensorSpec([None], tf.float32)]
-    kinds = [op.type for op in ops_of(reduce, [row] * 3, devices)]
-    assert not {"NcclAllReduce", "CollectiveReduceV2"} & {*kinds}
-    assert kinds.count("AddN") == 3
+    unknown = tf.TensorSpec([None], tf.float32)
+    row = [slices, tf.ones([0, 2]), unknown]
+    assert sent_and_added(row) == (set(), 2)
+    for dtype, names in SENT_AS.items():
+        name = names[column]
+        wanted = ({name}, 0) if name else (set(), 1)
+        assert sent_and_added([tf.ones([2], dtype)]) == wanted, dtype
 
 
 def test_in_eager_code_everything_is_added():
@@ -370,7 +394,7 @@ def test_wrapped_reduction_sees_buffers_and_slices(spy):
     assert_sums(step(grads, cpus(3)), grads)
     for device, row in zip(cpus(3), *spy.seen, strict=True):
         kinds = [isinstance(part, tf.IndexedSlices) for part in row]
-        assert kinds == [False] * 5 + [True] * 2
+        assert kinds == [False] * 9 + [True] * 4
         # Those of float32 together: 12, 1 and 33.
         assert len(row[0]) == 46
         assert same_device(row[0].device, device)

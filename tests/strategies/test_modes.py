@@ -61,6 +61,8 @@ def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
             assert (mode.name, caplog.records) == (name, [])
             assert "requested" in mode.reason
             assert ("algorithm" in mode.reason) == (name == "collective")
+            wider = name in ("collective", "nccl") and devices[0] in GPUS
+            assert ("bfloat16 is sent as float32" in mode.reason) == wider
             continue
         assert mode.name == ("cpu" if devices[0] in CPUS else "gpu")
         assert f"{name!r} was requested, but" in mode.reason

@@ -47,7 +47,7 @@ WAITING = {"wait": 60}
     ],
 )
 def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
-    advice = advise(PHASES | changed, TOWERS, np.array(compute), eager=False)
+    advice = advise(PHASES | changed, TOWERS, np.array(compute), eager="")
     assert bool(advice) == bool(wanted)
     assert wanted in advice
 
@@ -56,10 +56,10 @@ def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
 @pytest.mark.parametrize(
     ("towers", "eager", "wanted"),
     [
-        ([], False, "virtual_towers"),
+        ([], "", "virtual_towers"),
         # Steps that are not known may run on several.
-        (TOWERS, False, ""),
-        (TOWERS, True, "without run_eagerly=True"),
+        (TOWERS, "", ""),
+        (TOWERS, "run_eagerly=True", "leave out run_eagerly=True"),
     ],
 )
 def test_advice_where_steps_are_not_divided(towers, eager, wanted):

@@ -29,6 +29,7 @@ from keras_towers.fit.calls.callback_roles import (
     callbacks_of_rank,
     in_form_of,
     listed,
+    own_paths,
     with_added,
 )
 from keras_towers.fit.calls.lone_call import why_not_alone
@@ -81,7 +82,10 @@ def callbacks_adapted(
         yield
         return
     with contextlib.ExitStack() as stack:
-        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack)
+        own: set[str] = set()
+        if call.kind == "fit" and config.transport.size > 1:
+            own = own_paths(config.transport, callbacks)
+        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack, own)
         callbacks = in_form_of(callbacks, of_this_rank)
         if config.transport.size > 1:
             synced_last = SyncedCallbacks(
@@ -180,18 +184,20 @@ class SyncedCallbacks(keras.callbacks.Callback):
             while not self._share_effects():
                 pass
 
-    def meet(self, call: KerasCall) -> bool:
+    def meet(self, what: str, call: KerasCall | None) -> bool:
         """Share effects before a call; return whether all ranks make it.
+
+        Args:
+            what: describes it, equally on all ranks.
+            call: the call; None: of no method that a strategy runs.
 
         Raises:
             TowerError: only some ranks make it, and cannot do so alone.
         """
-        name = rank_checks.without_numbers(call.model.name)
         callback, event = self._running
-        what = f"{call.kind} of model {name!r}"
         what += f" in {callback}.{event}" if callback else ""
         why = ""
-        if self._adoption is not None:
+        if call is not None and self._adoption is not None:
             why = why_not_alone(call, self.model, event, self._adoption)
         with watch.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)

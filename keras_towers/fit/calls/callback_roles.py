@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import keras
@@ -21,6 +22,7 @@ from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 
 logger = logging.getLogger("keras_towers")
@@ -46,6 +48,13 @@ CHIEF_ONLY = (
 )
 
 
+# Of these, the attributes with the files that they write.
+_WRITTEN = {
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.CSVLogger: "filename",
+}
+
+
 class _Marked(keras.callbacks.Callback):
     """A callback, marked with the ranks that run it."""
 
@@ -69,10 +78,11 @@ class ChiefOnly(_Marked):
     """Runs a callback on rank 0 only.
 
     For callbacks that write files, draw or send messages. Keras's
-    ``ModelCheckpoint``, ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger``
-    run on rank 0 without it. Weights and learning rates that the callback
-    writes are sent to the other ranks at once; with parameter servers, weights
-    reach other workers with the next update or the next epoch.
+    ``BackupAndRestore`` and ``TensorBoard`` run on rank 0 without it, as do
+    ``ModelCheckpoint`` and ``CSVLogger`` where all ranks give the same path.
+    Weights and learning rates that the callback writes are sent to the other
+    ranks at once; with parameter servers, weights reach other workers with the
+    next update or the next epoch.
 
     Args:
         callback: any Keras callback. It may call ``evaluate`` and ``predict``,
@@ -229,12 +239,35 @@ def warn_of_counters(arguments: dict[str, Any]) -> None:
         )
 
 
+def own_paths(peers: Peers, callbacks: Any) -> set[str]:
+    """Return the files of callbacks that no lower rank writes. Collective."""
+    paths = [*filter(None, map(_path_of, listed(callbacks)))]
+    ranks = rank_checks.gather(peers, paths, "begins to choose callbacks")
+    return set(paths).difference(*ranks[: peers.rank])
+
+
+def _path_of(callback: Any) -> str:
+    for kind, name in _WRITTEN.items():
+        if isinstance(callback, kind):
+            return os.path.abspath(getattr(callback, name))
+    return ""
+
+
 def callbacks_of_rank(
-    peers: Peers, callbacks: Any, stack: contextlib.ExitStack
+    peers: Peers,
+    callbacks: Any,
+    stack: contextlib.ExitStack,
+    own: Collection[str] = (),
 ) -> list[Any]:
     """Return the callbacks that this rank runs.
 
     Until ``stack`` closes, some of them save without the other ranks.
+
+    Args:
+        peers: all ranks.
+        callbacks: those that the call got.
+        stack: closes when the call ends.
+        own: the result of ``own_paths``; empty: rank 0 alone writes.
     """
     callbacks_here = []
     for callback in listed(callbacks):
@@ -242,7 +275,8 @@ def callbacks_of_rank(
         saves_here = chief_only or isinstance(callback, EveryRank)
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
-        if peers.rank == 0 or not chief_only:
+        is_own = _path_of(callback) in own
+        if peers.rank == 0 or not chief_only or is_own:
             callbacks_here.append(callback)
             if saving.rank_0_saves() and saves_here:
                 # It does not wait for other ranks.

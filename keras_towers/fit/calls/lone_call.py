@@ -32,6 +32,8 @@ class LoneCall(TowerCall):
     ):
         super().__init__(step.without_other_processes, adoption, keras_call)
         self._step_of_all = step
+        # What its own callbacks do, they do alone, too.
+        self.meet = lambda what, call: False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

@@ -11,6 +11,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import first_time
+from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights import adoption as adoption_lib
 
@@ -39,6 +41,17 @@ def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     Returns the error if the model cannot be built, else None. Only the shapes
     and dtypes of the batch are used, so no data is consumed.
     """
+    if any(map(compat.awaits_restore, model._flatten_layers())):
+        if first_time(("restored before it is built", model.name)):
+            logger.warning(
+                "a checkpoint was restored into model %r before it was built: "
+                "on one device, too, TensorFlow then restores only some of its "
+                "weights. Build the model first, for example by a call on a "
+                "batch, and restore it then.",
+                model.name,
+            )
+        # The first step builds the model, as on one device.
+        return TowerError("a checkpoint is restored when its layers are built")
     # Keep _symbolic_build from building it: its slots would lack its name.
     later = _unbuilt(model, _OPTIMIZER)
     if kind.startswith("predict"):

@@ -20,7 +20,7 @@ from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.rendezvous import watch
+from keras_towers.rendezvous import rank_checks, watch
 
 
 class TowerCalls:
@@ -66,7 +66,9 @@ class TowerCalls:
             return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
-            if outer.is_alone or not outer.meet(keras_call):
+            name = rank_checks.without_numbers(model.name)
+            what = f"{kind} of model {name!r}"
+            if not outer.meet(what, keras_call):
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
@@ -131,7 +133,7 @@ class TowerCalls:
                 stack.enter_context(call.shuffle_order.of_sequences())
             stack.enter_context(call.installed())
             if call.kind == "predict_on_batch":
-                call.prepare((arguments["x"],))
+                call.build(data_batch=(arguments["x"],))
             if config.peers.size > 1:
                 stack.enter_context(
                     callback_effects.callbacks_adapted(

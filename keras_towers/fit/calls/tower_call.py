@@ -30,6 +30,7 @@ from keras_towers.fit.step.adaptive_function import (
 )
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.rendezvous import rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
@@ -126,9 +127,10 @@ class TowerCall:
         self.epoch_iterator: Any = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Shares the effects of callbacks before a call inside this one, and
-        # returns whether all ranks make that call.
-        self.meet: Callable[[KerasCall], bool] = lambda call: True
+        # Shares the effects of callbacks before what a callback does, and
+        # returns whether all ranks do that.
+        self.meet: Callable[[str, KerasCall | None], bool]
+        self.meet = lambda what, call: True
         self.shuffle_order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
@@ -136,6 +138,8 @@ class TowerCall:
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = outer is not None and outer.model is self.model
+        # The specs of a batch, to build the model with.
+        self._batch: Any = None
         # Whether a step runs that builds the model.
         self._builds = False
 
@@ -189,7 +193,7 @@ class TowerCall:
         """
         iterator = self.epoch_iterator
         if kind == "predict" and iterator is not None:
-            self.prepare(model_building.batch_spec(iterator))
+            self.build(iterator)
         made = tower_function(self.model, f"{kind}_function", self._step, force)
         if isinstance(made, AdaptiveFunction):
             made.begin_call(
@@ -197,6 +201,7 @@ class TowerCall:
                 and iterator is not None
                 and iterator.has_unknown_rows(),
                 from_now=not self.kind.endswith("_on_batch"),
+                prepare=None if self._prepared else self._prepare_in_step,
             )
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
@@ -273,15 +278,39 @@ class TowerCall:
         )
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Replacement for ``_maybe_symbolic_build``."""
+        """Replacement for ``_maybe_symbolic_build``.
+
+        What is not built yet is built when the first step is called, as on one
+        device: metrics are reset, epochs begin and callbacks run before.
+        """
         if iterator is not None:
             data_batch = model_building.batch_spec(iterator)
-        self.prepare(data_batch)
+        self._batch = data_batch
+        if self._prepared or not self._builds_in_step():
+            self.prepare()
 
-    def prepare(self, batch: Any) -> None:
+    def _builds_in_step(self) -> bool:
+        """Whether the first step is to build the model, on all ranks."""
+        needs, peers = (
+            model_building.needs_build(self.model, self.kind),
+            self.config.peers,
+        )
+        if peers.size == 1:
+            return needs
+        # Only ranks that take the same steps prepare in the first one.
+        if self._is_nested or self.config.runs_alone(self.kind):
+            return False
+        return all(rank_checks.gather(peers, needs, f"prepares {self.kind}"))
+
+    def _prepare_in_step(self) -> None:
+        self.prepare()
+        if self.keras_call.trains:
+            self.adoption.begin_steps(self.model)
+
+    def prepare(self) -> None:
         """Build the model, then place all its variables on the towers."""
         if not self._prepared:
-            self._prepare(batch)
+            self._prepare(self._batch)
         if self.kind == "train_on_batch":
             self.adoption.begin_steps(self.model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,9 +47,16 @@ class TowerBatch(NamedTuple):
         return not isinstance(self.total, tuple)
 
 
-def counts_of(batch: TowerBatch) -> list[Any]:
-    """Return the K towers' numbers of examples: ints or scalar tensors."""
-    return [batch_size_of(piece) for piece in batch.pieces]
+def counts_of(
+    batch: TowerBatch, divided: Sequence[bool] | None = None
+) -> list[Any]:
+    """Return the K towers' numbers of examples: ints or scalar tensors.
+
+    Args:
+        batch: the pieces.
+        divided: as of ``batch_size_of``.
+    """
+    return [batch_size_of(piece, divided) for piece in batch.pieces]
 
 
 def spec_of(batch: Any, any_size: bool = False) -> Any:
@@ -68,12 +76,17 @@ def spec_of(batch: Any, any_size: bool = False) -> Any:
     return tf.nest.map_structure(spec_of_leaf, batch)
 
 
-def batch_size_of(structure: Any) -> Any:
-    """Return the batch size: the rows of the first leaf that has rows.
+def batch_size_of(structure: Any, divided: Sequence[bool] | None = None) -> Any:
+    """Return the batch size. A batch without rows is one example.
 
-    A batch without rows is one example.
+    Args:
+        structure: the batch.
+        divided: for each leaf, whether it has a row per example; None: unknown.
     """
-    leaf = first_with_rows(structure)
+    leaves = zip(tf.nest.flatten(structure), divided or (), strict=False)
+    leaf = next((leaf for leaf, divides in leaves if divides), None)
+    if leaf is None:
+        leaf = with_examples(structure)
     if leaf is None:
         return 1
     size = static_rows(leaf)
@@ -116,7 +129,7 @@ def split(
     )
     stop = first + (replicas if towers is None else towers)
     divided = (parts or DividedParts()).divided_leaves(batch)
-    size = batch_size_of(batch)
+    size = batch_size_of(batch, divided)
     if not isinstance(size, int):
         with tf.control_dependencies(check_rows(batch, _SPLIT, divided)):
             size = tf.cast(tf.identity(size), tf.int64)
@@ -139,10 +152,7 @@ def micro_batches_of(
         return batch
     pieces: list[Any] = []
     for piece in batch.pieces:
-        leaves = tf.nest.flatten(piece)
-        pairs = zip(leaves, divided, strict=True)
-        rows = next((leaf for leaf, divides in pairs if divides), None)
-        size = 1 if rows is None else batch_size_of(rows)
+        size = batch_size_of(piece, divided)
         pieces += _cut(piece, _starts(size, number), divided)
     return batch._replace(pieces=tuple(pieces))
 
@@ -359,9 +369,9 @@ def gather_batch(batch: Any, transport: Transport) -> Any:
 class DividedParts:
     """Knows which parts of a batch have a row for each example.
 
-    Parts whose number of rows is known only at run time are assumed to have the
-    same number of rows as the first part, unless an earlier batch has shown
-    otherwise. A step in which they differ fails.
+    Parts whose number of rows is known only at run time are assumed to have a
+    row for each example, unless an earlier batch has shown otherwise. A step in
+    which they differ fails.
     """
 
     def __init__(self) -> None:
@@ -370,25 +380,23 @@ class DividedParts:
     def see(self, batch: Any) -> set[str]:
         """Return which parts of batches with this structure are not divided."""
         names = names_of(batch)
-        rows = {
-            name: int(rows_of(leaf))
-            for name, leaf in zip(names, tf.nest.flatten(batch), strict=True)
-            if has_rows(leaf)
-        }
-        first = next(iter(rows.values()), 0)
+        examples = batch_size_of(batch)
         undivided = self._undivided.setdefault(tuple(names), set())
-        undivided.update(name for name in rows if rows[name] != first)
+        for name, leaf in zip(names, tf.nest.flatten(batch), strict=True):
+            if has_rows(leaf) and int(batch_size_of(leaf)) != int(examples):
+                undivided.add(name)
         return undivided
 
     def divided_leaves(self, batch: Any) -> list[bool]:
         """Return for each leaf of a batch, or its specs, if it is divided."""
-        first, names = static_rows(batch), names_of(batch)
+        names = names_of(batch)
         undivided = self._undivided.get(tuple(names), set())
-        leaves = zip(names, tf.nest.flatten(batch), strict=True)
-        return [
-            is_divided(leaf, first) and name not in undivided
-            for name, leaf in leaves
+        leaves = [
+            None if name in undivided else leaf
+            for name, leaf in zip(names, tf.nest.flatten(batch), strict=True)
         ]
+        rows = static_rows(tf.nest.pack_sequence_as(batch, leaves))
+        return [is_divided(leaf, rows) for leaf in leaves]
 
 
 def check_rows(
@@ -436,19 +444,36 @@ def refuse_without_rows(batch: Any) -> None:
             )
 
 
-def first_with_rows(batch: Any) -> Any:
-    """Return the first part of a batch, or spec, that has rows, or None.
+def with_examples(batch: Any) -> Any:
+    """Return a part of a batch, or spec, whose rows are the examples, or None.
 
-    A part that cannot be divided does not show a tower's number of rows, so it
-    is returned only if there is no other part.
+    It is a target, if an input has as many rows, and else one of the most parts
+    with as many. A part that cannot be divided does not show a tower's number
+    of rows, so it is returned only if there is no other part.
     """
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
-    return next(filter(can_be_divided, leaves), next(iter(leaves), None))
+    parts = _numbered(batch)
+    if not parts:
+        return next(filter(has_rows, tf.nest.flatten(batch)), None)
+    if type(batch) is tuple and len(batch) > 1:
+        inputs = {rows for rows, _ in _numbered(batch[0])}
+        targets = [p for p in _numbered(batch[1]) if p[0] in inputs]
+        parts = targets or parts
+    counts = Counter(rows for rows, _ in parts)
+    # Where it is a tie, a number that is always the same is a table's.
+    _, leaf = max(parts, key=lambda part: (counts[part[0]], part[0] is None))
+    return leaf
+
+
+def _numbered(batch: Any) -> list[tuple[int | None, Any]]:
+    """Return the parts that towers can divide, with static numbers of rows."""
+    leaves = filter(has_rows, tf.nest.flatten(batch))
+    divisible = filter(can_be_divided, leaves)
+    return [(tf.TensorShape(leaf.shape)[0], leaf) for leaf in divisible]
 
 
 def static_rows(batch: Any) -> int | None:
-    """Return the static number of rows of a batch, or its specs, or None."""
-    leaf = first_with_rows(batch)
+    """Return the static number of examples of a batch, or specs, or None."""
+    leaf = with_examples(batch)
     return None if leaf is None else tf.TensorShape(leaf.shape)[0]
 
 

@@ -350,7 +350,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def has_unknown_rows(self) -> bool:
         """Whether the parts of a batch may have different numbers of rows."""
-        if self._has_arrays:
+        if self._has_arrays or compat.batches_all_parts(self.source):
             return False
         batch = self.source.element_spec
         rows = [

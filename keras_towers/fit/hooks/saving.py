@@ -5,7 +5,7 @@ calls ``model.save("model.keras")`` on all ranks, with the same path. Rank 0
 writes the file, and the other ranks wait until it is written. Before rank 0
 overwrites a file it waits for ranks that may still be reading it; but only for
 a limited time, since it may be the only rank that saves. If rank 0 goes on to
-save other files, a waiting rank writes the file itself.
+save other files, the first of the ranks that wait for a file writes it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.rendezvous.liveness import wait_loop
@@ -110,6 +111,11 @@ class _Saves:
         if _on_every_rank.get() or not known:
             return original(*args, **kwargs)
         path = os.path.abspath(os.fspath(where))
+        call = tower_call.current()
+        if call is not None and not call.meet(f"save {path}", None):
+            # In a callback, of some ranks only.
+            with save_on_every_rank():
+                return original(*args, **kwargs)
         self._counts[path] += 1
         act = self._wait_or_write if self._rank else self._write
         with save_on_every_rank():
@@ -121,9 +127,14 @@ class _Saves:
         """Write as rank 0."""
         if count > 1:
             self._wait_for_readers(path, count)
-        key = _key("saved", path, count)
         self._store.put(_key("saves", path, count), True)
         self._store.put(_TOTAL, self._counts.total())
+        return self._write_for_all(path, count, write)
+
+    def _write_for_all(
+        self, path: str, count: int, write: Callable[[], Any]
+    ) -> Any:
+        """Write, and tell the ranks that wait for it."""
         error: str | None = "it was interrupted"
         try:
             result, error = write(), None
@@ -132,7 +143,8 @@ class _Saves:
             error = f"{type(failure).__name__}: {failure}"
             raise
         finally:
-            self._store.put(key, {"error": error})
+            outcome = {"rank": self._rank, "error": error}
+            self._store.put(_key("saved", path, count), outcome)
 
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for ranks that may still be reading the previous file."""
@@ -179,7 +191,8 @@ class _Saves:
             if outcome is not None:
                 if outcome["error"] is not None:
                     raise TowerError(
-                        f"rank 0 could not save {path}: {outcome['error']}"
+                        f"rank {outcome['rank']} could not save {path}: "
+                        f"{outcome['error']}"
                     )
                 return None
             if not self._store.get(_key("saves", path, count)):
@@ -187,8 +200,13 @@ class _Saves:
                 done = self._store.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()
-                    if time.monotonic() > since + settings.SAVE_OWN_S:
-                        return write()
+                    writer = _key("writer", path, count)
+                    if (
+                        time.monotonic() > since + settings.SAVE_OWN_S
+                        and self._store.setdefault(writer, self._rank)
+                        == self._rank
+                    ):
+                        return self._write_for_all(path, count, write)
         raise TowerError(
             f"rank {self._rank} has waited {limit_s} s for rank 0 to save "
             f"{path}. {_REMEDY}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.global_step import GlobalStep, ignore_trace
 from keras_towers.fit.weights.tower_variables import read_handle
 
-# The first steps show which inputs are not divided and how much memory a step
-# needs.
+# The first steps of a call show which inputs are not divided and how much
+# memory a step needs.
 _FIRST_STEPS = 3
 # A step is traced again for batches that are this many times larger.
 _RETRACE_RATIO = 4
@@ -30,11 +29,11 @@ _MAX_CANCELLED = 10
 class AdaptiveFunction(TowerFunction):
     """A function that Keras makes, wrapped to learn how to divide batches.
 
-    It inspects the first batches of a call. Parts that turn out to have a
-    different number of rows than the first part go to every tower whole. With
-    ``micro_batches="auto"``, if memory runs out in the first steps of a call,
-    or with later lists of batches that are larger, it restores the variables
-    and runs the steps again in more micro-batches.
+    It inspects the first batches of a call. Parts that turn out not to have a
+    row for each example go to every tower whole. With ``micro_batches="auto"``,
+    if memory runs out in the first steps of a call, or with later lists of
+    batches that are larger, it restores the variables and runs the steps again
+    in more micro-batches.
 
     Args:
         model: the model that has the function.
@@ -52,15 +51,21 @@ class AdaptiveFunction(TowerFunction):
         self._inspects = False
         self._traced_for_examples = step.examples
         self._undivided: set[str] = set()
-        # The steps of this call that were inspected.
+        # How many steps of this call were inspected.
         self._steps = 0
         # The largest number of rows of a tower in a step that fit into memory.
         self._largest = 0
         # The variables that traced steps use, and their values before a step.
         self._handles: dict[int, Any] = {}
         self._before: dict[int, tf.Tensor] = {}
+        self._prepare: Callable[[], None] | None = None
 
-    def begin_call(self, rows_may_differ: bool, from_now: bool) -> None:
+    def begin_call(
+        self,
+        rows_may_differ: bool,
+        from_now: bool,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         """Inspect the first batches of a call, if needed.
 
         Args:
@@ -68,7 +73,10 @@ class AdaptiveFunction(TowerFunction):
                 of rows.
             from_now: whether batches may differ from the batches of earlier
                 calls.
+            prepare: builds and places the model; the call's first step begins
+                with it.
         """
+        self._prepare = prepare
         self._inspects = not self._model.run_eagerly and (
             self._auto_micro_batches or rows_may_differ
         )
@@ -84,34 +92,58 @@ class AdaptiveFunction(TowerFunction):
             self._retrace()
 
     def __call__(self, data: Any) -> Any:
-        if not self._must_inspect(data):
-            return self._run_once(data)
+        if self._prepare is not None:
+            prepare, self._prepare = self._prepare, None
+            made = getattr(self._model, self._name)
+            prepare()
+            if getattr(self._model, self._name) is not made:
+                # Placing variables has renewed it.
+                setattr(self._model, self._name, made)
+                self._retrace()
         if isinstance(data, list):
-            batches = data
-        else:
-            number = self._model.steps_per_execution
-            batches = list(itertools.islice(data, number))
-        if not batches:
-            if isinstance(data, tf.data.Iterator):
-                # Keras's function raises the error for the end of the data.
-                return self._run_once(data)
-            raise StopIteration
+            if self._must_inspect(data):
+                return self._inspect(data, lambda: data)
+            return self._run_once(data)
+        # Whoever gets fewer batches than an execution has runs fewer steps, so
+        # the batches to inspect are read and run one by one.
+        number, done, result = self._model.steps_per_execution, 0, None
+        while done < number and self._must_inspect(data):
+            batch = next(data, None)
+            if batch is None:
+                if done:
+                    return result
+                break
+            alone = functools.partial(_iterate, data, [batch])
+            result = self._inspect([batch], alone)
+            done += 1
+        if done == number:
+            return result
+        if not done:
+            # Keras's function raises the error for the end of the data.
+            return self._run_once(data)
+        try:
+            return self._run_once(_next_of(data, number - done))
+        except StopIteration:
+            return result
+
+    def _inspect(self, batches: list[Any], given: Callable[[], Any]) -> Any:
+        """Run steps, after a look at their batches.
+
+        Args:
+            batches: their batches.
+            given: returns the batches in the form in which Keras passes them.
+        """
         self._find_undivided_parts(batches)
-        replay = functools.partial(_rebuild_input, data, batches)
         if not self._auto_micro_batches:
             self._steps += 1
-            return self._run_once(replay())
+            return self._run_once(given())
         # The largest number of rows that a tower gets of one of them.
         rows = max(
-            int(count)
-            for batch in batches
-            for count in data_lib.counts_of(
-                data_lib.as_tower_batch(self._step.config, batch)
-            )
+            int(count) for batch in batches for count in self._counts_of(batch)
         )
         if self._steps >= _FIRST_STEPS and rows <= self._largest:
-            return self._run_once(replay())
-        result = self._run_in_memory(replay, rows)
+            return self._run_once(given())
+        result = self._run_in_memory(given, rows)
         self._steps += 1
         self._largest = max(self._largest, rows)
         return result
@@ -139,10 +171,17 @@ class AdaptiveFunction(TowerFunction):
         if self._step.config.peers.rank == 0:
             announce(
                 f"some parts of the batches of model {self._model.name!r} have "
-                "a different number of rows than the first part; every tower "
+                "other numbers of rows than there are examples; every tower "
                 f"gets them whole: {', '.join(sorted(undivided))}"
             )
         self._retrace()
+
+    def _counts_of(self, batch: Any) -> list[Any]:
+        """Return how many rows of a batch each tower gets."""
+        config, parts = self._step.config, self._step.divided_parts
+        pieces = data_lib.as_tower_batch(config, batch, parts)
+        example = batch if data_lib.is_whole(batch) else pieces.pieces[0]
+        return data_lib.counts_of(pieces, parts.divided_leaves(example))
 
     def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
         """Run steps in as many micro-batches as it takes to fit into memory.
@@ -226,17 +265,25 @@ def make_by_keras(model: keras.Model, name: str, force: bool) -> Any:
     return getattr(model, name)
 
 
-def _rebuild_input(data: Any, batches: Sequence[Any]) -> Any:
-    """Return batches that were already read, in the form Keras passed them."""
-    if isinstance(data, list):
-        return data
+def _iterate(data: Any, batches: list[Any]) -> Any:
+    """Return an iterator of batches of the same kind as that of the data."""
     if not isinstance(data, tf.data.Iterator):
         return iter(batches)
-    dataset = tf.data.Dataset.from_tensors(batches[0])
-    for batch in batches[1:]:
-        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(batch))
-    # These batches have more static shapes than the data, for which the
-    # function would be traced again: use the data's specs.
+    return _with_specs(tf.data.Dataset.from_tensors(batches[0]), data)
+
+
+def _next_of(data: Any, number: int) -> Any:
+    """Return an iterator over the next batches of an iterator."""
+    # Where the iterator ends, a dataset of TensorFlow 1 does, too.
+    numbers: Any = tf.compat.v1.data.Dataset.range(number)
+    return _with_specs(numbers.map(lambda _: data.get_next()), data)
+
+
+def _with_specs(dataset: tf.data.Dataset, data: tf.data.Iterator) -> Any:
+    """Iterate over a dataset with the specs of the data.
+
+    The function would be traced again for other static shapes.
+    """
     variant = tf.data.experimental.to_variant(dataset)
     return iter(tf.data.experimental.from_variant(variant, data.element_spec))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import itertools
 import logging
 import secrets
@@ -31,6 +33,7 @@ from keras_towers.fit.step.tower_program import (
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.adoption import eager_cause
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
@@ -42,6 +45,9 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
 
+# The collection of a graph for steps that it may have again, as functions:
+# Keras unrolls the steps of an execution of ``predict``.
+_REPEATED = "keras_towers_steps"
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
 # Fewer rows per tower are not worth a separate exchange.
@@ -132,6 +138,27 @@ class GlobalStep:
         """
         if tf.executing_eagerly():
             return self._on_one_device(step, batch, call)
+        graph: Any = compat.get_default_graph()
+        repeated = graph.get_collection_ref(_REPEATED)
+        # Each call gets another wrapper of AutoGraph.
+        key = inspect.unwrap(step), call.kind
+        for other, again in repeated:
+            if other == key:
+                return again(batch)
+        draws = compat.draws_of_graphs.get(graph, 0)
+        result = self._add_to_graph(step, batch, call)
+        # Draws without a seed are others in each step.
+        if draws == compat.draws_of_graphs.get(graph, 0):
+            # The graph does not keep the user's data.
+            call = dataclasses.replace(call, arguments={})
+            run = functools.partial(self._add_to_graph, step, call=call)
+            again = tf.function(run, autograph=False, reduce_retracing=True)
+            repeated.append((key, again))
+        return result
+
+    def _add_to_graph(
+        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
+    ) -> Any:
         divided = self._divide(batch, call.kind)
         recorded = call.model if call.trains else None
         # The first micro-batch of each tower.
@@ -154,10 +181,11 @@ class GlobalStep:
         if first_time(("runs eagerly", call.model.name, config.name)):
             logger.warning(
                 "model %r runs eagerly, so its steps are not divided: they run "
-                "as on one device under %s. Compile it without "
-                "run_eagerly=True to train on all towers.",
+                "as on one device under %s. Leave out %s to train on all "
+                "towers.",
                 call.model.name,
                 config.name,
+                eager_cause(call.model),
             )
         # Each rank computes the step on the global batch, also where it would
         # train on its own part only: its updates belong to no round.
@@ -207,15 +235,15 @@ class GlobalStep:
             check = functools.partial(self._check_first, data)
             batch = self.order.begin_after(check, batch)
             fingerprint = same_data.rounded_fingerprint(data)
-        of_all, batch = self._count_examples(batch, kind)
         example = data if whole else batch.pieces[0]
         has_rows = self.divided_parts.divided_leaves(example)
+        of_all, batch = self._count_examples(batch, kind, has_rows)
         spec = data_lib.spec_of(batch.pieces[0], any_size=True)
         if whole and self._sees_global_batch:
             spec = data_lib.spec_of(data)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         layouts = layouts_of(spec, has_rows)
-        return DividedBatch(batch, spec, layouts, of_all, fingerprint)
+        return DividedBatch(batch, spec, has_rows, layouts, of_all, fingerprint)
 
     @property
     def _sees_global_batch(self) -> bool:
@@ -455,7 +483,7 @@ class GlobalStep:
         return self.config.transport
 
     def _count_examples(
-        self, batch: data_lib.TowerBatch, kind: str
+        self, batch: data_lib.TowerBatch, kind: str, divided: Sequence[bool]
     ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
         """Count the examples of a step.
 
@@ -464,7 +492,7 @@ class GlobalStep:
             the batch of the processes that compute the step together.
         """
         config, local_sgd = self.config, self.update.local_sgd
-        counts = data_lib.counts_of(batch)
+        counts = data_lib.counts_of(batch, divided)
         if all(isinstance(count, int) for count in counts):
             here = sum(counts)
         else:

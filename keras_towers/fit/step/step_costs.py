@@ -27,6 +27,7 @@ from keras_towers.partition.sizes import (
     UNKNOWN,
     Size,
     is_data_dependent,
+    symbol,
     symbol_name,
 )
 
@@ -34,6 +35,14 @@ _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")
     for module in (keras, tf, keras_towers)
 )
+# What takes less of a step is only described, if it does not grow with a batch.
+_ANNOUNCED = 0.02
+_GRADIENTS = "gradient_tape/"
+# Parts of Keras that say nothing of what they are called for.
+_HELPERS = tuple(
+    os.path.join(_LIBRARIES[0], "src", name, "") for name in ("backend", "ops")
+)
+_LENGTH = symbol("length")
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
 
@@ -45,28 +54,33 @@ class StepCosts:
     Attributes:
         exchanges: the number of exchanges.
         rounds: the number of rounds in which they take place.
-        fixed: bytes exchanged per step, whatever the batch; None if unknown.
+        fixed: bytes exchanged per step, whatever the batch.
         per_unit: bytes exchanged for each N, the number of examples, or other
             product of sizes that are not fixed.
+        has_unknown: whether more is exchanged, by the entries of a batch.
         held: the bytes per example that a tower with several micro-batches
             holds for all of them until an exchange is over; None: unknown.
         once: by line of code: the fraction of the step's operations that are
             computed once for all towers because of it.
+        growing: the lines of these whose operations grow with the batch.
     """
 
     exchanges: int
     rounds: int
-    fixed: int | None
+    fixed: int
     per_unit: dict[str, int]
+    has_unknown: bool
     held: int | None
     once: dict[str, float]
+    growing: frozenset[str]
 
     @property
     def exchange_summary(self) -> str:
         """Describe the exchanges; N is the number of examples."""
         exchanges = _count(self.exchanges, "exchange")
         sizes = [f"{_bytes(n)} x {unit}" for unit, n in self.per_unit.items()]
-        if self.fixed != 0 or not sizes:
+        sizes += [_bytes(None)] * self.has_unknown
+        if self.fixed or not sizes:
             sizes.insert(0, _bytes(self.fixed))
         rounds = _count(self.rounds, "round")
         return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
@@ -74,11 +88,24 @@ class StepCosts:
     @property
     def once_summary(self) -> list[str]:
         """Describe the operations computed once, most expensive first."""
-        shares = sorted(self.once.items(), key=lambda item: -item[1])
-        return [
-            f"computed once for all towers: {line} ({share:.1%} of the step)"
-            for line, share in shares
-        ]
+        return list(map(self._describe_once, self._lines))
+
+    @property
+    def announcement(self) -> str:
+        """Describe the first of them that is worth it; empty: none is."""
+        for line in self._lines:
+            if self.once[line] >= _ANNOUNCED or line in self.growing:
+                more = ", ..." if len(self.once) > 1 else ""
+                return f"{self._describe_once(line)}{more}"
+        return ""
+
+    @property
+    def _lines(self) -> list[str]:
+        return sorted(self.once, key=lambda line: -self.once[line])
+
+    def _describe_once(self, line: str) -> str:
+        share = f"{self.once[line]:.1%} of the step"
+        return f"computed once for all towers: {line} ({share})"
 
 
 def record_costs(
@@ -97,9 +124,9 @@ def record_costs(
     name = f"{'training' if kind in TRAINING else other} of {model!r}"
     costs = costs_of(program, parts)
     _costs.setdefault(config.strategy, {})[name] = costs
-    first, *more = costs.once_summary or [""]
-    if first and config.peers.rank == 0 and first_time((name, first)):
-        announce(f"{name}: {first}{', ...' if more else ''}")
+    said = costs.announcement
+    if said and config.peers.rank == 0 and first_time(("once", model)):
+        announce(f"{name}: {said}")
 
 
 def describe_steps(config: TowerConfig) -> list[str]:
@@ -123,6 +150,12 @@ def costs_of(program: Program, towers: int) -> StepCosts:
         if sizes is None:
             times = 1 if exchange.kind == "sum" else towers
             sizes = [times, *_sizes(tensor)]
+        else:
+            rows = exchange.axis if exchange.kind == "gather" else None
+            sizes = [
+                towers if size is None else _length(size, axis == rows)
+                for axis, size in enumerate(sizes)
+            ]
         if exchange.kind != "first":
             exchanged.append((tensor.level, tensor, sizes))
     for update in program.updates:
@@ -132,22 +165,27 @@ def costs_of(program: Program, towers: int) -> StepCosts:
                 exchanged.append((update.level, part, sizes))
             elif part.on_towers:
                 exchanged.append((update.level, part, _sizes(part)))
-    fixed: Any = 0
+    fixed, has_unknown = 0, False
     per_unit: collections.Counter[str] = collections.Counter()
     for _, tensor, sizes in exchanged:
         size: Any = math.prod(sizes, start=tensor.dtype.size)
         if isinstance(size, Size) and not is_data_dependent(size):
             per_unit[_unit(size)] += size.number
+        elif isinstance(size, int):
+            fixed += size
         else:
-            fixed += size if isinstance(size, int) else UNKNOWN
+            has_unknown = True
+    once, growing = _once(program)
     rounds = len({level for level, _, _ in exchanged})
     return StepCosts(
         exchanges=len(exchanged),
         rounds=rounds,
-        fixed=None if fixed is UNKNOWN else fixed,
+        fixed=fixed,
         per_unit=dict(sorted(per_unit.items())),
+        has_unknown=has_unknown,
         held=_held_bytes(program),
-        once=_once(program),
+        once=once,
+        growing=growing,
     )
 
 
@@ -156,6 +194,11 @@ def _sizes(tensor: Tensor) -> list[Any]:
     if tensor.shape.rank is None:
         return [UNKNOWN]
     return list(sizes_of(tensor.shape))
+
+
+def _length(size: Any, is_rows: bool) -> Any:
+    """Return a size; an unknown one of no rows is a length of its own."""
+    return _LENGTH if size is UNKNOWN and not is_rows else size
 
 
 def _unit(size: Size) -> str:
@@ -194,23 +237,44 @@ def _held_bytes(program: Program) -> int | None:
     return held
 
 
-def _once(program: Program) -> dict[str, float]:
+def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:
     undivided = {id(operation) for operation in program.computed_once}
     causes: dict[Any, str] = {}
     counts: collections.Counter[str] = collections.Counter()
+    growing = set()
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         if id(operation.source) in undivided:
-            cause = line_of(operation.source)
+            cause = cause_of(operation.source)
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
-            counts[cause] += operation.source is not None
+            source = operation.source
+            if source is None:
+                continue
+            counts[cause] += 1
+            tensors = (*source.inputs, *source.outputs)
+            if not all(t.shape.is_fully_defined() for t in tensors):
+                growing.add(cause)
     total = sum(len(graph.get_operations()) for graph in program.graphs)
-    return {line: count / total for line, count in counts.items()}
+    shares = {line: count / total for line, count in counts.items()}
+    return shares, frozenset(growing)
+
+
+def cause_of(operation: Any) -> str:
+    """Return the line of an operation, or of what it computes a gradient of."""
+    forward = _forward(operation)
+    if forward is not None:
+        return f"the gradient of {line_of(forward)}"
+    return line_of(operation)
 
 
 def line_of(operation: Any) -> str:
-    """Return the innermost line of the user's code, or the operation's name."""
+    """Return the innermost line of the user's code.
+
+    Without one, return the name of the operation, and the function of Keras
+    that added it.
+    """
+    function = ""
     for frame in reversed(list(operation.traceback)):
         path = frame.filename
         if path == trace.__file__:
@@ -218,7 +282,22 @@ def line_of(operation: Any) -> str:
         if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
-    return operation.name.rpartition("/")[0] or operation.type
+        of_keras = path.startswith(_LIBRARIES[0])
+        if not function and of_keras and not path.startswith(_HELPERS):
+            file = os.path.basename(path)
+            function = f", in {frame.name}() of Keras's {file}"
+    scope = operation.name.rpartition("/")[0] or operation.type
+    return f"{scope}{function}"
+
+
+def _forward(operation: Any) -> Any:
+    """Return an operation whose gradient an operation computes, or None."""
+    _, is_gradient, name = operation.name.partition(_GRADIENTS)
+    scope = f"{name.rpartition('/')[0]}/"
+    if not is_gradient or scope == "/":
+        return None
+    operations = operation.graph.get_operations()
+    return next((o for o in operations if f"{o.name}/".startswith(scope)), None)
 
 
 @functools.cache

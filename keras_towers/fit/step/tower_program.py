@@ -52,6 +52,7 @@ class DividedBatch:
     Attributes:
         batch: its micro-batches, the same number for each of K towers.
         spec: the specs of the batch of one device.
+        divided: for each leaf, whether it has a row per example.
         layouts: the layouts of its N tensors, including the components of
             ragged and sparse tensors.
         of_all: the batch before micro-batching, with its start and total among
@@ -61,6 +62,7 @@ class DividedBatch:
 
     batch: TowerBatch
     spec: Any
+    divided: Sequence[bool]
     layouts: Sequence[InputLayout]
     of_all: TowerBatch
     fingerprint: tf.Tensor | None = None
@@ -100,7 +102,7 @@ class DividedBatch:
         for name, tensor in inputs.sizes.items():
             index, axis = map(int, name.split("."))
             shared[tensor] = _same_size([p[index] for p in pieces], axis)
-        counts = counts_of(self.batch)
+        counts = counts_of(self.batch, self.divided)
 
         def add_position(
             of: Inputs, batch: TowerBatch, has_first: bool

@@ -298,6 +298,13 @@ def runs_eagerly(model: keras.Model) -> bool:
     return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
+def eager_cause(model: keras.Model) -> str:
+    """Return what makes the steps of a model run eagerly."""
+    if model.run_eagerly:
+        return "run_eagerly=True"
+    return "tf.config.run_functions_eagerly(True)"
+
+
 def _compilation(model: keras.Model) -> tuple[Any, ...]:
     """A key that changes when the model is recompiled or built further."""
     parts = [

@@ -64,7 +64,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
         kept = [size for k, size in enumerate(kept) if k not in reduced]
     # The traced shape may be unknown.
     (own,) = node.copy([rows, along], [static(kept)])
-    return [partitioner.reduce_over_towers(node.type, own)]
+    return [partitioner.reduce_over_towers(node.type, own, kept)]
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.data import batches
 from tests.exactness import models as m
 from tests.fit.step.acts import sparse
 from tests.kit.by_hand import ByHand
@@ -53,12 +54,12 @@ def of_sizes(few, many, static):
 def generated(*sizes):
     """Batches of five labelled examples, and of so many unlabelled ones."""
 
-    def batches():
+    def draw():
         for rows in sizes:
             yield (X[:5], Y[:5]), X[:rows]
 
     x, y = tf.TensorSpec([None, 6]), tf.TensorSpec([None], Y.dtype)
-    return tf.data.Dataset.from_generator(batches, output_signature=((x, y), x))
+    return tf.data.Dataset.from_generator(draw, output_signature=((x, y), x))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,39 @@ def test_tensors_with_other_numbers_of_rows_go_to_all_towers(
         tolerance=5e-6,
         in_graph=True,
     )
+
+
+T, X8, Y8 = tf.ones((10, 6)), X[:8], Y[:8]
+
+
+@pytest.mark.parametrize(
+    "batch, rows",
+    [
+        (({"a_table": T, "b": X8}, Y8), 8),
+        (({"a_table": T, "another": T, "more": T, "x": X8}, Y8), 8),
+        (({"a_table": T, "b": X8, "c": X8},), 8),
+        ({"a_table": T, "b": X8, "c": X8}, 8),
+        (((X8, Y8), T), 8),
+        ((T, None), 10),
+    ],
+)
+def test_the_examples_are_those_of_the_targets_or_of_most_parts(batch, rows):
+    parts = batches.DividedParts()
+    specs = batches.spec_of(batch, any_size=True)
+    assert batches.batch_size_of(batch) == rows
+    parts.see(batch)
+    for known in (batch, specs):
+        divided = parts.divided_leaves(known)
+        leaves = zip(tf.nest.flatten(batch), divided, strict=True)
+        assert [d for leaf, d in leaves if leaf is not None] == [
+            len(leaf) == rows
+            for leaf in tf.nest.flatten(batch)
+            if leaf is not None
+        ]
+    found = batches.split(batch, 2, parts=parts)
+    divided = parts.divided_leaves(batch)
+    assert found.total == rows
+    assert batches.counts_of(found, divided) == [rows // 2] * 2
 
 
 EACH = {"batches": "each"}

@@ -19,12 +19,12 @@ class Server(dict):
     put = dict.__setitem__
 
 
-def save_on_two_ranks(*acts):
-    """Let two ranks save at the same time; what each wrote, and its errors."""
-    server, written = Server(), ([], [])
+def save_on_ranks(*acts):
+    """Let ranks save at the same time; what each wrote, and its errors."""
+    server, written = Server(), tuple([] for _ in acts)
 
     def run(rank, act):
-        saves = saving._Saves(rank, 2, server)
+        saves = saving._Saves(rank, len(acts), server)
 
         def write(filepath):
             # Other ranks look for the file while it is being written.
@@ -35,7 +35,7 @@ def save_on_two_ranks(*acts):
 
         act(functools.partial(saves.save, write))
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(len(acts)) as pool:
         ended = [pool.submit(run, rank, act) for rank, act in enumerate(acts)]
         return written, [one.exception(60) for one in ended]
 
@@ -65,13 +65,22 @@ BUFFER = io.BytesIO()
     ids=["one path", "own paths", "every rank", "no path"],
 )
 def test_which_rank_writes(first, second, written):
-    assert save_on_two_ranks(first, second) == (written, [None, None])
+    assert save_on_ranks(first, second) == (written, [None, None])
+
+
+def test_one_of_the_ranks_with_a_path_of_their_own_writes():
+    """They share a machine, which is not that of rank 0."""
+    others = [in_order("yours", "theirs")] * 2
+    written, errors = save_on_ranks(in_order("mine", "ours"), *others)
+    assert errors == [None] * 3
+    assert written[0] == ["mine", "ours"]
+    assert sorted(written[1] + written[2]) == ["theirs", "yours"]
 
 
 def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
     monkeypatch.setattr(settings, "SAVE_WAIT_S", 0.3)
     monkeypatch.setattr(settings, "SAVE_OWN_S", 60)
-    found = save_on_two_ranks(in_order(*"aaab"), in_order("b"))
+    found = save_on_ranks(in_order(*"aaab"), in_order("b"))
     assert found == ((["a", "a", "a", "b"], []), [None, None])
     assert caplog.text.count("rank 1 does not save") == 1
 
@@ -98,7 +107,7 @@ def test_rank_0_writes_again_when_the_others_have_read(monkeypatch):
         events.append("read")
         save("ours")
 
-    found = save_on_two_ranks(first, second)
+    found = save_on_ranks(first, second)
     assert found == ((["mine", "mine", "ours", "ours"], []), [None, None])
     assert events == ["read", "written again"]
 
@@ -106,7 +115,7 @@ def test_rank_0_writes_again_when_the_others_have_read(monkeypatch):
 def test_a_save_that_rank_0_never_begins_ends(monkeypatch, caplog):
     monkeypatch.setattr(settings, "NOTICE_S", 0.1)
     monkeypatch.setenv(settings.ENV_STALL_SHUTDOWN, "1")
-    written, (first, second) = save_on_two_ranks(in_order(), in_order("mine"))
+    written, (first, second) = save_on_ranks(in_order(), in_order("mine"))
     assert written == ([], []) and first is None
     assert "has waited 1 s for rank 0 to save" in str(second)
     assert "save_on_every_rank" in str(second)
@@ -114,7 +123,7 @@ def test_a_save_that_rank_0_never_begins_ends(monkeypatch, caplog):
 
 
 def test_all_ranks_learn_of_a_failure():
-    _, (first, second) = save_on_two_ranks(*[in_order("fails")] * 2)
+    _, (first, second) = save_on_ranks(*[in_order("fails")] * 2)
     assert isinstance(first, OSError)
     assert isinstance(second, kt.TowerError)
     assert re.search("rank 0 could not save .*disk full", str(second))

@@ -49,13 +49,22 @@ def test_a_batch_of_a_fixed_size_is_traced_with_it():
     assert [rows for _, rows, _ in model.asked] == [12]
 
 
-def test_eager_steps_run_as_on_one_device_and_warn_once(logged):
-    model = asking(run_eagerly=True)
-    with kt.TowerStrategy(2):
-        fit(model, 2, x=X[:24], y=X[:24, :3], batch_size=12)
+@pytest.mark.filterwarnings("ignore:Even though the `tf.config")
+@pytest.mark.parametrize(
+    "cause", ["run_eagerly=True", "tf.config.run_functions_eagerly(True)"]
+)
+def test_eager_steps_run_as_on_one_device_and_warn_once(logged, cause):
+    compiled = cause.startswith("run_eagerly")
+    model = asking(run_eagerly=compiled)
+    tf.config.run_functions_eagerly(not compiled)
+    try:
+        with kt.TowerStrategy(2):
+            fit(model, 2, x=X[:24], y=X[:24, :3], batch_size=12)
+    finally:
+        tf.config.run_functions_eagerly(False)
     assert [rows for _, rows, _ in model.asked] == [12] * 4
     ((level, said),) = logged("runs eagerly")
-    assert level == "WARNING" and "run_eagerly=True" in said
+    assert level == "WARNING" and f"Leave out {cause} to" in said
 
 
 class Generating(keras.Sequential):

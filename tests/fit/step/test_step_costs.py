@@ -52,6 +52,14 @@ def standardized(x):
         (lambda x: tf.ones([]), (None, 5), "0 exchanges in 0 rounds, 0 bytes"),
         # The entries of a batch decide.
         (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), ", ? bytes"),
+        (
+            lambda x: (tf.boolean_mask(x, x[:, 0] > 0), tf.reduce_sum(x)),
+            (None, 5),
+            ", 4 bytes + ? bytes",
+        ),
+        # Of two towers, and of another length than the input.
+        (lambda x: tf.reduce_max(x, 0), (None, None, 5), "40 bytes x length"),
+        (lambda x: x[:, ::2], (None, None, 5), ", 20 bytes x N x length"),
     ],
 )
 def test_exchanges(function, shape, summary):
@@ -152,3 +160,46 @@ def test_rows_of_a_sparse_gradient_are_gathered():
     assert steps_of(strategy) == [
         "training of 'words': 4 exchanges in 1 round, 52 bytes + 60 bytes x N"
     ]
+
+
+@pytest.mark.parametrize("rows", [6, None])
+def test_what_is_little_is_announced_only_where_it_grows(rows):
+    def function(x):
+        best = tf.math.top_k(x[:, 0], 3).values
+        for _ in range(200):
+            x = 2 * x
+        return x, tf.reduce_sum(best)
+
+    found = costs(function, (rows, 5))
+    assert any("tf.math.top_k(x[:, 0], 3)" in line for line in found.once)
+    assert sum(found.once.values()) < 0.02
+    assert bool(found.announcement) == (rows is None)
+
+
+def test_without_a_line_of_the_user_the_function_of_keras_is_named():
+    class Sorted(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.cumsum(tf.sort(x, 0), 0)
+
+    model = keras.Sequential([keras.layers.Dense(4), Sorted()])
+    model.compile("sgd", keras.losses.CTC(), jit_compile=False)
+    x, y = np.ones((8, 5, 3), "float32"), np.ones((8, 2), "int32")
+    with kt.TowerStrategy(2) as strategy:
+        model.fit(x, y, verbose=0)
+    said = strategy.describe()
+    assert "ctc_loss_dense, in ctc() of Keras's losses.py (" in said
+    assert "once for all towers: test_step_costs.py:" in said
+
+
+def test_a_gradient_is_that_of_its_line():
+    @tf.function
+    def function(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.cumsum(x)
+        return tape.gradient(total, x)
+
+    graph = function.get_concrete_function(tf.ones(3)).graph
+    lines = map(step_costs.cause_of, graph.get_operations())
+    start, end = "the gradient of test_step_costs.py:", "total = tf.cumsum(x)"
+    assert [s for s in lines if s.startswith(start) and s.endswith(end)]

@@ -40,7 +40,7 @@ def traced(program, devices):
     @tf.function
     def run(x):
         batch = batches.split(x, TOWERS)
-        divided = DividedBatch(batch, SPEC, LAYOUTS, batch)
+        divided = DividedBatch(batch, SPEC, [True], LAYOUTS, batch)
         common, parts = divided.values_of(program.inputs, True)
         alone, towers = SingleProcess(), devices[:TOWERS]
         order = StepOrder(alone)
