@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -21,15 +20,17 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import key_value_store
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import join
-from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
+from keras_towers.rendezvous.liveness import (
+    ANSWERED,
+    Liveness,
+    State,
+    ask_each,
+)
 from keras_towers.rendezvous.network import refuses_connections, task_answers
 from keras_towers.rendezvous.rank_environment import meeting_limit_s
 from keras_towers.rendezvous.store import report_connected
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import keep_freed_memory, limit_teardown
-
-# Workers polled concurrently: each that is silent takes time.
-_CONCURRENT_POLLS = 16
 
 
 class WorkerLiveness(Liveness):
@@ -38,17 +39,12 @@ class WorkerLiveness(Liveness):
     def __init__(self, workers: Sequence[str], store: KeyValueStore):
         super().__init__(
             range(len(workers)),
-            self._ask_all,
+            ask_each(self._ask),
             settings.LOST_S,
             may_restart=True,
         )
         self._addresses = workers
         self._store = store
-        self._pool = ThreadPoolExecutor(_CONCURRENT_POLLS)
-
-    def _ask_all(self, ranks: Sequence[int]) -> dict[int, Any]:
-        """Poll workers concurrently for a sign of life."""
-        return dict(zip(ranks, self._pool.map(self._ask, ranks), strict=True))
 
     def _ask(self, rank: int) -> Any:
         address = self._addresses[rank]

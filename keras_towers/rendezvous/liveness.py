@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import threading
 import time
 from collections.abc import (
     Callable,
@@ -42,6 +43,38 @@ def describe_each(states: Mapping[str, str]) -> str:
 
 ANSWERED: object = object()
 """A sign of life that counts as new each time."""
+
+
+def ask_each(
+    ask: Callable[[int], Any],
+) -> Callable[[Sequence[int]], dict[int, Any]]:
+    """Return a source of signs that asks all processes at the same time.
+
+    However many are silent, it takes as long as one of them does.
+
+    Args:
+        ask: asks a process, in a thread of its own, and returns its sign or
+            None. It has to end: the source waits for it.
+    """
+
+    def source(ranks: Sequence[int]) -> dict[int, Any]:
+        signs: dict[int, Any] = {}
+
+        def ask_one(rank: int) -> None:
+            signs[rank] = ask(rank)
+
+        # No pool: Python closes these before it runs what ends a watch.
+        threads = [
+            threading.Thread(target=ask_one, args=(rank,), daemon=True)
+            for rank in ranks
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return signs
+
+    return source
 
 
 class Liveness:

@@ -28,6 +28,7 @@ from keras_towers.rendezvous.liveness import (
     ANSWERED,
     Liveness,
     State,
+    ask_each,
     describe_each,
     wait_loop,
 )
@@ -279,7 +280,8 @@ class AnswerWatch(threading.Thread):
 
     Args:
         ranks: the processes to poll.
-        answers: polls a process; returns whether it answers.
+        answers: polls a process, within a time limit of its own and beside
+            other polls; returns whether it answers.
         limit_s: a process is lost if silent for longer.
         on_lost: called once, in this thread, with the lost processes.
     """
@@ -294,14 +296,14 @@ class AnswerWatch(threading.Thread):
         super().__init__(name="keras-towers-answers", daemon=True)
         self.liveness = Liveness(
             ranks,
-            lambda watched: {r: ANSWERED for r in watched if answers(r)},
+            ask_each(lambda rank: ANSWERED if answers(rank) else None),
             limit_s,
         )
         self._on_lost = on_lost
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End the thread, at the latest after the pending poll."""
+        """End the thread, at the latest after the pending polls."""
         self._ended.set()
         if threading.current_thread() is not self:
             self.join()

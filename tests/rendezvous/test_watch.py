@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import queue
 import threading
 import urllib.error
 
@@ -185,3 +186,20 @@ def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
         )
         watch_lib.start_watch(0, size)
     assert not watched
+
+
+def test_thirty_silent_processes_are_found_as_fast_as_one():
+    # No poll ends before all of them have begun.
+    asked, found = threading.Barrier(30), queue.SimpleQueue()
+
+    def answers(rank):
+        asked.wait(10)
+        return False
+
+    watch = watch_lib.AnswerWatch(range(30), answers, 0.01, found.put)
+    watch.start()
+    try:
+        assert found.get(timeout=60) == list(range(30))
+    finally:
+        asked.abort()
+        watch.stop()
