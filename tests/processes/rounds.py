@@ -94,7 +94,7 @@ def equal_on_ranks(model):
     return first == other
 
 
-def assert_rounds(steps, towers, count=COUNT, layers=tuple, **outer):
+def assert_rounds(steps, towers, count=COUNT, layers=list, **outer):
     def make():
         return s.model(*layers(), optimizer=momentum())
 
