@@ -87,6 +87,8 @@ class AssumedBatch:
             values[inputs.total] = tf.constant(total, tf.int64)
             values[inputs.start] = tf.constant(0, tf.int64)
             values[inputs.is_first] = tf.constant(True)
+            if inputs.has_rows is not None:
+                values[inputs.has_rows] = tf.constant(True)
             for tensor in inputs.sizes.values():
                 values[tensor] = tf.constant(self._rows, tf.int64)
             for level in range(program.levels):

@@ -186,6 +186,7 @@ class Inputs:
             is named ``k.a``.
         copies: the towers' copies of mirrored inputs, by the index of the
             input. The common one is the first tower's.
+        has_rows: whether there are any examples; None: no operation asks.
     """
 
     of_graph: Sequence[Tensor]
@@ -194,6 +195,7 @@ class Inputs:
     is_first: Tensor
     sizes: Mapping[str, Tensor]
     copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    has_rows: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -82,12 +82,13 @@ class DividedBatch:
                 index, axis = map(int, name.split("."))
                 shared[tensor] = _same_size([p[index] for p in pieces], axis)
             self._add_positions(inputs, self.batch, is_first, shared, parts)
+            if inputs.has_rows is not None:
+                shared[inputs.has_rows] = shared[inputs.total] > 0
             if local_step is not None:
                 of_all = local_step.of_all
                 self._add_positions(
                     of_all, self.of_all, is_first_of_all, shared, parts
                 )
-                shared[local_step.has_rows] = shared[inputs.total] > 0
         return shared, parts
 
     def _add_positions(
