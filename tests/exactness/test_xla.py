@@ -119,3 +119,45 @@ def test_towers_draw_what_one_device_draws(name, functions):
     strategy = kt.TowerStrategy(3, updates="each")
     assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
     assert functions["not"] == []
+
+
+class Counting(keras.layers.Layer):
+    """Counts large batches in a branch, and reads what it has written."""
+
+    def build(self, shape):
+        self.large = tf.Variable(0.0, trainable=False)
+        self.rounds = tf.Variable(0.0, trainable=False)
+
+    def call(self, x):
+        def count():
+            self.large.assign_add(1.0)
+            return tf.identity(self.large)
+
+        is_large = tf.reduce_sum(x) > 0.0
+        found = tf.cond(is_large, count, lambda: tf.identity(self.large))
+        self.rounds.assign_add(found)
+        # A loop gets what a variable holds.
+        _, scaled = tf.while_loop(
+            lambda k, _: k < 2,
+            lambda k, y: (k + 1, y + 0.01 * self.rounds),
+            (0, x),
+        )
+        return scaled
+
+
+def test_branches_that_write_and_loops_that_read_are_compiled(functions):
+    def build():
+        keras.utils.set_random_seed(1)
+        layers = [Counting(), keras.layers.Dense(5, "tanh")]
+        return keras.Sequential([*layers, keras.layers.Dense(3)])
+
+    make = compiled(build, adam, jit_compile=True)
+
+    def act(model):
+        logs = fit(model, x=X[:29], y=Y[:29], batch_size=8)
+        layer = model.layers[0]
+        return logs, float(layer.large), float(layer.rounds)
+
+    strategy = kt.TowerStrategy(3, updates="each")
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert functions["not"] == []
