@@ -80,16 +80,6 @@ class Trace:
         _add_needed(needed, self.graph, ends)
         return needed
 
-    @property
-    def written(self) -> list[int]:
-        """The indices of the captures that are variables the step writes."""
-        changed = {
-            id(operation.inputs[k])
-            for operation in self.graph.get_operations()
-            for k in written(operation)
-        }
-        return [k for k, t in enumerate(self._captured) if id(t) in changed]
-
     def variables_outside(self, model: keras.Model) -> list[Any]:
         """Return the handles of numeric variables that the model lacks.
 
