@@ -22,14 +22,14 @@ from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
-from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.step_order import ComparedStep, StepOrder
-from keras_towers.fit.step.tower_program import (
+from keras_towers.fit.step.divided_batch import (
     DividedBatch,
-    TowerProgram,
     layouts_of,
     share_of,
 )
+from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -37,7 +37,11 @@ from keras_towers.fit.weights.adoption import eager_cause
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
-from keras_towers.partition.local_step import LocalStep, to_local_step
+from keras_towers.partition.local_step import (
+    LocalStep,
+    to_local_step,
+    write_only_rows,
+)
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
@@ -268,13 +272,6 @@ class GlobalStep:
             for index, tensor in enumerate(traced.captures)
             if id(tensor) in handles
         }
-        # Each micro-batch of a tower would change these variables.
-        changed = traced.written if self.micro_batches > 1 else ()
-        copied_later = [copies.pop(k) for k in changed if k in copies]
-        # A tf.Variable that was made in the block has copies for replicas.
-        written = [traced.captures[k] for k in traced.written]
-        others = [t for t in written if id(t) not in handles]
-        copied_later += filter(None, map(variables.all_handles, others))
         program, local_step = self._lay_out(traced, divided, copies, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)
@@ -299,13 +296,19 @@ class GlobalStep:
             transport,
             self.order,
         )
-        update = functools.partial(self._update, traced, local_step, divided)
+        update = functools.partial(
+            self._update, traced, local_step, divided, call
+        )
         results = ready.add_to_graph(common, parts, update)
-        if ready.not_compiled and not ready.compiled:
-            why = f"the step {ready.not_compiled[0]}"
-            log_without_xla(call.model, call.trains, why)
-        for handles_of_towers in copied_later:
-            copy_first(handles_of_towers, config.devices)
+        if ready.not_compiled:
+            (reason, source), *_ = ready.not_compiled
+            where = "" if source is None else f": {step_costs.line_of(source)}"
+            what = "a part of the step" if ready.compiled else "the step"
+            log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
+        # A tf.Variable that was made in the block has copies for replicas.
+        others = [t for t in traced.written if id(t) not in handles]
+        for copied in filter(None, map(variables.all_handles, others)):
+            copy_first(copied, config.devices)
         return traced.output_with(results)
 
     def _trace(
@@ -361,6 +364,8 @@ class GlobalStep:
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
+        if self._diverges(call.kind):
+            program = write_only_rows(program)
         local_step = to_local_step(program) if self._has_workers else None
         if local_step is not None:
             program = local_step.program
@@ -458,13 +463,17 @@ class GlobalStep:
         traced: Trace,
         local_step: LocalStep | None,
         divided: DividedBatch,
+        keras_call: KerasCall,
         update: Update,
         parts: list[list[Any]],
         shared: list[Any],
     ) -> None:
-        call = traced.updates[update.name]
-        grads = [with_components(call, tensors) for tensors in parts]
-        sums = with_components(call, shared)
+        call = dataclasses.replace(
+            traced.updates[update.name],
+            is_compiled=bool(keras_call.model.jit_compile),
+        )
+        grads = [with_components(call.grads, tensors) for tensors in parts]
+        sums = with_components(call.grads, shared)
         weight = 1
         if local_step is not None and update.name in local_step.parts:
             # The workers' gradients are averaged.
@@ -478,8 +487,13 @@ class GlobalStep:
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
-        diverges = self.update.local_sgd is not None and kind in TRAINING
-        return SingleProcess() if diverges else self._ranks_of_batch(kind)
+        if self._diverges(kind):
+            return SingleProcess()
+        return self._ranks_of_batch(kind)
+
+    def _diverges(self, kind: str) -> bool:
+        """Whether a step changes the variables of this rank only."""
+        return self.update.local_sgd is not None and kind in TRAINING
 
     def _ranks_of_batch(self, kind: str) -> Transport:
         """Return the transport to the ranks that have parts of a batch."""
@@ -501,7 +515,8 @@ class GlobalStep:
         if all(isinstance(count, int) for count in counts):
             here = sum(counts)
         else:
-            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+            with tf.device(compat.HOST):
+                here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if batch.is_counted:
             of_all = batch
         elif self.config.runs_alone(kind):

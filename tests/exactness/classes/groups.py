@@ -108,7 +108,9 @@ def _model(recipes):
     if joined:
         both = joined[0] if len(joined) == 1 else layers.Concatenate()(joined)
         outputs[JOINED] = head(both)
-    return list(x.values()), keras.Model(list(inputs.values()), outputs)
+    # Older versions know outputs by the names of their layers.
+    named = {name: layers.Identity(name=name)(t) for name, t in outputs.items()}
+    return list(x.values()), keras.Model(list(inputs.values()), named)
 
 
 def _targets(recipes):

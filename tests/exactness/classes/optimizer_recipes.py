@@ -89,6 +89,8 @@ def group(modes):
     model.compile(jit_compile=False)
     state = {v.path: v for v in model.variables}
     for name, optimizer in model.by.items():
-        state |= {f"{name} {v.path}": v for v in optimizer.variables}
+        # Older versions give all accumulators one path.
+        for number, v in enumerate(optimizer.variables):
+            state[f"{name} {number} {v.path}"] = v
     data = {"x": floats(6), "y": floats(1), "epochs": 2}
     return Group(model, data, state)
