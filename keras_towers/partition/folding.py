@@ -399,7 +399,7 @@ _FOLDS: dict[str, Fold] = {
 }
 
 
-# Their results, modulo 2**32, are not those of numbers modulo 2**32. Comparisons
+# Their results modulo 2**32 are not those of numbers modulo 2**32. Comparisons
 # see to it themselves.
 _OF_WHOLE_NUMBERS = frozenset(
     ("FloorDiv", "FloorMod", "Abs", "Maximum", "Minimum", "Max", "Min")
