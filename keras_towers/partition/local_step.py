@@ -34,7 +34,6 @@ class LocalStep:
         program: the program. Its inputs refer to the process's own rows.
         of_all: its inputs, whose ``start``, ``total`` and ``is_first`` refer to
             the rows of all processes.
-        has_rows: whether the process has any rows.
         parts: the names of the updates whose gradients are terms of the global
             gradient. The remaining ones have the gradients of the process's own
             rows.
@@ -42,12 +41,37 @@ class LocalStep:
 
     program: Program
     of_all: Inputs
-    has_rows: Tensor
     parts: frozenset[str]
+
+
+def write_only_rows(program: Program) -> Program:
+    """Let a process without rows write nothing that depends on them.
+
+    For example a BatchNormalization keeps its statistics. A process asks for
+    this whose variables need not be those of the others.
+    """
+    given = program.inputs
+    has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
+    exchanged = {e.result: e.given for e in program.exchanges}
+    of_rows = {given.start, given.total, given.is_first}
+    of_rows.update(t for t in given.of_graph if t.on_towers)
+    builder = Builder()
+    for operation in program.operations:
+        if any(exchanged.get(t, t) in of_rows for t in operation.inputs):
+            of_rows.update(operation.outputs)
+            if operation.type in _WRITES:
+                operation = _only_if(has_rows, operation, builder)
+        builder.operations.append(operation)
+    return dataclasses.replace(
+        program,
+        operations=builder.operations,
+        inputs=dataclasses.replace(given, has_rows=has_rows),
+    )
 
 
 def to_local_step(program: Program) -> LocalStep:
     """Convert a program to the step of one process."""
+    program = write_only_rows(program)
     given = program.inputs
     of_all = dataclasses.replace(
         given,
@@ -55,7 +79,6 @@ def to_local_step(program: Program) -> LocalStep:
         total=dataclasses.replace(given.total),
         is_first=dataclasses.replace(given.is_first),
     )
-    has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
     # Tensors of the global batch, by their counterparts of the local one.
     whole = {
         given.start: of_all.start,
@@ -64,19 +87,15 @@ def to_local_step(program: Program) -> LocalStep:
     }
     by_result = {e.result: e for e in program.exchanges}
     exchanges = list(program.exchanges)
-    # Tensors that depend on rows, and tensors that need all processes' rows.
-    of_rows: set[Tensor] = {*whole, *(t for t in given.of_graph if t.on_towers)}
+    # Tensors that need all processes' rows.
     of_others: set[Tensor] = set()
-    builder = Builder()
-    operations = builder.operations
+    operations: list[Operation] = []
 
     def exchanged(result: Tensor) -> None:
         exchange = by_result.pop(result, None)
         if exchange is None:
             return
         given = exchange.given
-        if given in of_rows:
-            of_rows.add(result)
         if exchange.kind != "first" or given in of_others:
             of_others.add(result)
         elif given in whole:
@@ -88,14 +107,9 @@ def to_local_step(program: Program) -> LocalStep:
             exchanged(tensor)
         needs_others = any(t in of_others for t in operation.inputs)
         inputs = [whole.get(t, t) for t in operation.inputs]
-        if operation.type == "Assert":
+        if operation.type == "Assert" and not needs_others:
             # It is about the batch of one device.
-            if not needs_others:
-                operation = _with_inputs(operation, inputs)
-        elif any(t in of_rows for t in operation.inputs):
-            of_rows.update(operation.outputs)
-            if operation.type in _WRITES:
-                operation = _only_if(has_rows, operation, builder)
+            operation = _with_inputs(operation, inputs)
         operations.append(operation)
         if needs_others:
             of_others.update(operation.outputs)
@@ -121,7 +135,7 @@ def to_local_step(program: Program) -> LocalStep:
     of_process = dataclasses.replace(
         program, operations=left, exchanges=needed_exchanges, updates=updates
     )
-    return LocalStep(of_process, of_all, has_rows, parts)
+    return LocalStep(of_process, of_all, parts)
 
 
 def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:

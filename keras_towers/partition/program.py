@@ -151,6 +151,7 @@ class Inputs:
             is named ``k.a``.
         copies: the handles of mirrored variables on towers, by the index of the
             input. The common handle is the first tower's.
+        has_rows: whether there are any examples; None: no operation asks.
     """
 
     of_graph: Sequence[Tensor]
@@ -159,6 +160,7 @@ class Inputs:
     is_first: Tensor
     sizes: Mapping[str, Tensor]
     copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    has_rows: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

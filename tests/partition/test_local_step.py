@@ -77,7 +77,7 @@ def _on_processes(loss, variable=None, mirrored=False):
             (mine.of_all.start, start),
             (mine.of_all.total, len(X)),
             (mine.of_all.is_first, first),
-            (mine.has_rows, count > 0),
+            (mine.program.inputs.has_rows, count > 0),
         ]
         parts = [[X[start : start + count]], [W], *([c] for c in captured)]
         gradients = []

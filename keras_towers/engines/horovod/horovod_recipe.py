@@ -26,9 +26,10 @@ print(json.dumps(features))
 """
 # Instruction sets that Horovod compiles for if the CPU has them.
 _CPU_FLAGS = ("f16c", "avx", "fma")
-_MOVED_HEADER = "tensorflow/compiler/xla/client/xla_builder.h"
-# Horovod's GPU code uses a name that this header has dropped.
-_FORWARDING = """\
+# Headers that TensorFlow has moved, or does not have but includes, by path.
+_HEADERS = {
+    # Horovod's GPU code uses a name that this header has dropped.
+    "tensorflow/compiler/xla/client/xla_builder.h": """\
 #include "absl/status/statusor.h"
 #if __has_include("xla/hlo/builder/xla_builder.h")
 #include "xla/hlo/builder/xla_builder.h"
@@ -40,7 +41,23 @@ namespace xla {
 using absl::StatusOr;
 }
 #endif
-"""
+""",
+    # TensorFlow 2.19 declares with these what Horovod does not use.
+    "llvm/ADT/ArrayRef.h": """\
+#pragma once
+#include "absl/types/span.h"
+namespace llvm {
+template <typename T> using ArrayRef = absl::Span<const T>;
+}
+""",
+    "llvm/ADT/SmallVector.h": """\
+#pragma once
+#include <vector>
+namespace llvm {
+template <typename T> using SmallVector = std::vector<T>;
+}
+""",
+}
 # Folders in TensorFlow's wheel with headers that its public headers include.
 _EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 
@@ -140,9 +157,10 @@ class Horovod(Recipe):
 
 
 def _includes(folder: Path) -> list[str]:
-    """Include folders for headers that this TensorFlow has moved."""
-    forwarding = folder / _MOVED_HEADER
-    forwarding.parent.mkdir(parents=True)
-    forwarding.write_text(_FORWARDING)
+    """Include folders for headers that this TensorFlow has moved or lacks."""
+    for path, text in _HEADERS.items():
+        header = folder / path
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
     headers = recipe.tensorflow_folder() / "include"
     return [str(folder), *(str(headers / name) for name in _EXTRA_INCLUDES)]

@@ -37,7 +37,11 @@ from keras_towers.fit.weights.adoption import eager_cause
 from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
-from keras_towers.partition.local_step import LocalStep, to_local_step
+from keras_towers.partition.local_step import (
+    LocalStep,
+    to_local_step,
+    write_only_rows,
+)
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
@@ -356,6 +360,8 @@ class GlobalStep:
             gather_ratio=self._gather_ratio(transport),
         )
         self.has_gathered |= program.has_gathered
+        if self._diverges(call.kind):
+            program = write_only_rows(program)
         local_step = to_local_step(program) if self._has_workers else None
         if local_step is not None:
             program = local_step.program
@@ -473,8 +479,13 @@ class GlobalStep:
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""
-        diverges = self.update.local_sgd is not None and kind in TRAINING
-        return SingleProcess() if diverges else self._ranks_of_batch(kind)
+        if self._diverges(kind):
+            return SingleProcess()
+        return self._ranks_of_batch(kind)
+
+    def _diverges(self, kind: str) -> bool:
+        """Whether a step changes the variables of this rank only."""
+        return self.update.local_sgd is not None and kind in TRAINING
 
     def _ranks_of_batch(self, kind: str) -> Transport:
         """Return the transport to the ranks that have parts of a batch."""

@@ -116,9 +116,10 @@ class DividedBatch:
                 start = start + tf.cast(counts[k], tf.int64)
 
         add_position(inputs, self.batch, is_first)
+        if inputs.has_rows is not None:
+            shared[inputs.has_rows] = shared[inputs.total] > 0
         if local_step is not None:
             add_position(local_step.of_all, self.of_all, is_first_of_all)
-            shared[local_step.has_rows] = shared[inputs.total] > 0
         return shared, parts
 
 

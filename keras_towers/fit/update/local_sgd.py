@@ -10,6 +10,7 @@ Low-Communication Training of Language Models", 2023).
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.contract import NamedGradients, TowerConfig
+from keras_towers.fit.contract import NamedGradients, TowerConfig, UpdateCall
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
@@ -60,12 +61,22 @@ class LocalSGD:
         """Record this rank's fraction of the global batch."""
         self._share = share
 
-    def begin_update(self, optimizer: Any) -> None:
-        """Record the weights at the beginning of a round."""
+    def begin_update(self, call: UpdateCall) -> UpdateCall:
+        """Record the weights at the beginning of a round.
+
+        Returns:
+            The call, which does nothing on a rank without examples.
+        """
+        optimizer, has_rows = call.optimizer, self._share > 0
+
+        def apply(*args: Any) -> None:
+            _act_if(has_rows, lambda: call.original(*args))
+
         if optimizer not in self._round_of:
             weights = trained_by(optimizer)
             self._round_of[optimizer] = _Round(weights, self._momentum)
         self._round_of[optimizer].note_weights()
+        return dataclasses.replace(call, original=apply)
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""

@@ -171,7 +171,7 @@ class WeightUpdate:
             marks.reached(index, "computed", grads)
         self.make_ready(call.optimizer, call.variables)
         if self.local_sgd is not None:
-            self.local_sgd.begin_update(call.optimizer)
+            call = self.local_sgd.begin_update(call)
         self._apply_update(call, tower_grads)
         if self.local_sgd is not None:
             self.local_sgd.end_update(call.optimizer, self.order)
