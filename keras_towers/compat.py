@@ -229,13 +229,11 @@ resources_of = _tf(
     "framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
 # The attribute that says which of an operation's inputs it does not write.
-READ_ONLY_INPUTS: str = _tf(
-    "framework.auto_control_deps_utils:READ_ONLY_RESOURCE_INPUTS_ATTR"
-)
 _run_independently = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies.run_independently"
 )
 op_definition = _tf("framework.op_def_registry:get")
+_constant_value = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
@@ -559,6 +557,12 @@ def xla_context() -> Iterator[None]:
         yield
     finally:
         context.Exit()
+
+
+def constant_value(tensor: Any) -> Any:
+    """Return the entries of a tensor of a graph; None: they are not known."""
+    # It is meant for predicates, and evaluates any constant.
+    return _constant_value(tensor)
 
 
 def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:

@@ -179,6 +179,8 @@ class UpdateCall(NamedGradients):
     # The optimizer's own ``apply``, of gradients and variables.
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
+    # Whether XLA compiles the step that it belongs to.
+    is_compiled: bool = False
 
     def update_variables(self) -> None:
         """Update the variables as Keras does."""

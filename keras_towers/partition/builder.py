@@ -125,23 +125,6 @@ class Builder:
         )
         return tensor
 
-    def read_variable(
-        self, handle: Tensor, dtype: Any, shape: tf.TensorShape, least: int
-    ) -> Tensor:
-        """Add a read of a variable; return its value.
-
-        Args:
-            handle: the handle of the variable.
-            dtype: its dtype.
-            shape: its shape, as far as it is known.
-            least: the minimal level of the read.
-        """
-        attributes = {"dtype": dtype}
-        (value,) = self.add(
-            "ReadVariableOp", [handle], attributes, [(dtype, shape)], least
-        )
-        return value
-
     def constant(self, value: Any, dtype: Any) -> Tensor:
         """Return a constant."""
         array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)

@@ -159,6 +159,10 @@ class Converter(Builder):
             NotDivided: no axis has rows of a unit, or several may have.
         """
         layouts = [self.find_rows(a, size) for a, size in enumerate(sizes)]
+        first = layouts[0] if layouts else None
+        if first is not None and first.rows == 1 and first.unit is self.unit:
+            # Any axis would be right, and examples are usually the first.
+            return first
         grown = [
             layout
             for layout, size in zip(layouts, sizes, strict=True)
@@ -418,6 +422,16 @@ class Converter(Builder):
             return handle
         declared = self._declared_shape(elements, element)
         if elements.item is None:
+            made_by = handle.operation
+            if made_by is not None and made_by.type == "EmptyTensorList":
+                # XLA needs to know how many elements it may get.
+                _, most = made_by.inputs
+                return self.op(
+                    "EmptyTensorList",
+                    [declared, most],
+                    (),
+                    element_dtype=elements.dtype,
+                )
             if is_row_per_element(element):
                 length = self.cast(element.unit.count, tf.int32)
             else:

@@ -116,7 +116,8 @@ def _laid_out(
         if isinstance(layout, Mirrored):
             copy = dataclasses.replace(tensors[index], on_towers=True)
             copies[index] = values[index].local = copy
-            partitioner.order.copies[copy] = tensors[index]
+            if copy.handle is not None:
+                partitioner.resources.add_copies(tensors[index], copy)
     by_name = partitioner.lay_out_graph(graph, values)
     results = [partitioner.assemble(by_name[tensor.name]) for tensor in wanted]
     ends = [*results, *(t for u in partitioner.updates for t in u.given)]

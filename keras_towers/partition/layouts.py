@@ -160,7 +160,7 @@ class ListOf:
 
 @dataclasses.dataclass(frozen=True)
 class Mirrored:
-    """An input: the handle of a variable that has a copy on every tower."""
+    """An input of which every tower has a copy, such as a variable's handle."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,6 +376,19 @@ class Value:
     def is_partial(self) -> bool:
         """Whether it is a partial sum that has not been added up."""
         return isinstance(self.layout, Partial) and self.whole is None
+
+
+def replicated(tensor: Tensor, like: Value) -> Value:
+    """Return a value with the facts of another, that towers compute, or one.
+
+    Args:
+        tensor: the whole value, on each tower or once for all of them.
+        like: the value with the same facts.
+    """
+    local, whole = (tensor, None) if tensor.on_towers else (None, tensor)
+    return dataclasses.replace(
+        like, layout=REPLICATED, local=local, whole=whole, whole_from=None
+    )
 
 
 def known_ints(value: Value) -> list[int]:

@@ -154,8 +154,12 @@ def _only_if(
     handle, value = operation.inputs
     if operation.type == "AssignVariableOp":
         # The value of the variable at the time of the write.
-        before = builder.read_variable(
-            handle, value.dtype, value.shape, operation.level
+        (before,) = builder.add(
+            "ReadVariableOp",
+            [handle],
+            {"dtype": value.dtype},
+            [(value.dtype, value.shape)],
+            operation.level,
         )
     else:
         before = builder.op("ZerosLike", [value], value.shape)

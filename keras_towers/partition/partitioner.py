@@ -17,15 +17,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder
 from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
     Effect,
-    ResourceOrder,
     called_graphs,
     effect_of,
-    tower_phase,
     written,
 )
 from keras_towers.partition.folding import LARGEST, constant, folded, may_wrap
@@ -41,16 +38,10 @@ from keras_towers.partition.layouts import (
     required,
     sizes_of,
 )
-from keras_towers.partition.program import Function, Tensor, Update
+from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
+from keras_towers.partition.resources import Resources, type_of_content
 from keras_towers.partition.sizes import UNKNOWN
-
-# Given the same seed, XLA draws different numbers from TensorFlow's kernels.
-_DRAWN_BY_XLA = (
-    "StatelessRandomUniformV2",
-    "StatelessRandomNormalV2",
-    "StatelessTruncatedNormalV2",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +73,8 @@ class Partitioner(Converter):
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
         values: the values of the current graph, by the names of its tensors.
-        order: the order of operations that use the same resources.
+        resources: the order of operations that use the same resources, and
+            what variables hold.
     """
 
     def __init__(
@@ -100,7 +92,8 @@ class Partitioner(Converter):
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.order = ResourceOrder()
+        self.resources = Resources()
+        self._around = around
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
@@ -204,8 +197,92 @@ class Partitioner(Converter):
         keys: list[Any] | None = None
         if info.uses is not None:
             keys = [self.values[t.name].whole for t in info.uses]
-        level = self.order.record_update(keys, tensors)
+        level = self.resources.record_update(keys, tensors)
         self.updates.append(Update(node.operation.name, tensors, level, rows))
+
+    def content_of(self, variable: Value) -> Value:
+        """Return what a variable holds at this point of the trace.
+
+        A function gets it from its caller, unless it has written it.
+
+        Raises:
+            NotDivided: the variable is not an input of the step.
+        """
+        handle = self.replicate(variable)
+        require(handle.handle is not None)
+        common = self.resources.common_handle(handle)
+        contents = self.resources.contents
+        if common in contents:
+            return contents[common]
+        if self._around is not None:
+            outer = Value(REPLICATED, whole=handle)
+            return self._around.captured(self._around.content_of(outer))
+        local = self.resources.copies.get(common)
+        _, shape = type_of_content(common)
+        contents[common] = Value(
+            REPLICATED,
+            local=None if local is None else self._read(local),
+            whole=self._read(common),
+            shape=None if shape.rank is None else sizes_of(shape),
+        )
+        return contents[common]
+
+    def _read(self, handle: Tensor) -> Tensor:
+        """Read a variable, or the towers' copies of it."""
+        dtype, shape = type_of_content(handle)
+        (value,) = self.add(
+            "ReadVariableOp",
+            [handle],
+            {"dtype": dtype},
+            [(dtype, shape)],
+            self.resources.record_use("ReadVariableOp", [handle], reads=True),
+        )
+        return value
+
+    def assign(self, variable: Value, content: Value) -> None:
+        """Assign a value to a variable, and to all of its copies.
+
+        A function leaves it to its caller.
+
+        Raises:
+            NotDivided: the variable is not an input of the step.
+        """
+        handle = self.replicate(variable)
+        require(handle.handle is not None)
+        common = self.resources.common_handle(handle)
+        if self._around is not None:
+            self.resources.contents[common] = content
+            return
+        value = (
+            self.replicate(content)
+            if handle.on_towers
+            else self.assemble(content)
+        )
+        least = self.resources.record_use(
+            "AssignVariableOp", [handle, value], reads=False
+        )
+        attributes = {"dtype": value.dtype, "validate_shape": False}
+        self.add(
+            "AssignVariableOp",
+            [handle, value],
+            attributes,
+            [],
+            least,
+            has_effect=True,
+        )
+        self.resources.contents[common] = content
+
+    def captured(self, value: Value) -> Value:
+        """Return a value as a function sees it that captures it."""
+        if not value.is_replicated:
+            return dataclasses.replace(value, whole_from=None)
+        return dataclasses.replace(
+            value,
+            layout=REPLICATED,
+            local=None,
+            whole=self.replicate(value),
+            whole_from=None,
+        )
 
     def _constant(self, node: Node) -> Value:
         (whole,) = self.copy(node.operation, (), is_repeated=True)
@@ -313,19 +390,19 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     effect = effect_of(node.operation)
     if effect:
         return _add_effect(node, inputs, effect)
+    # Functions get what variables hold, not their handles.
+    require(partitioner.can_exchange or not _uses_handles(node))
     if not _should_run_on_towers(node, inputs):
         operands = [partitioner.assemble(value) for value in inputs]
-        outputs = _add_in_order(node, operands)
+        outputs = _add_in_order(
+            node, operands, repeats=_is_constant(node, inputs)
+        )
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
-    order = partitioner.order
     local_operands = [partitioner.replicate(value) for value in inputs]
     whole_operands = [
         value.whole for value in inputs if value.whole is not None
     ]
-    whole_is_ready = len(whole_operands) == len(local_operands) and (
-        order.earliest_level(node, whole_operands, True)
-        <= order.earliest_level(node, local_operands, True)
-    )
+    whole_is_ready = len(whole_operands) == len(local_operands)
     results = [
         Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
     ]
@@ -346,7 +423,8 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     require(partitioner.can_exchange)
     variables = written(node.operation)
     mirrored = [k for k in variables if _is_on_every_tower(inputs[k])]
-    if effect is Effect.PER_PROCESS and variables and mirrored == variables:
+    is_write = bool(variables) and not node.num_outputs
+    if effect is Effect.PER_PROCESS and is_write and mirrored == variables:
         # Each tower writes to its copies.
         local_operands = [partitioner.replicate(value) for value in inputs]
         outputs = _add_in_order(node, local_operands, reads=False)
@@ -358,8 +436,11 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
         results = [
             _broadcast_from_root(partitioner, whole) for whole in results
         ]
+    if effect is Effect.EXTERNAL:
+        # A function of Python may write any variable.
+        partitioner.resources.contents.clear()
     for index in variables if at_root else mirrored:
-        _assign_everywhere(node, index, inputs[index], at_root)
+        _share_content(partitioner, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
 
 
@@ -368,42 +449,19 @@ def _add_in_order(
     operands: Sequence[Tensor],
     reads: bool = True,
     at_root: bool = False,
+    repeats: bool = False,
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
     partitioner = node.partitioner
-    least = partitioner.order.record_use(node, operands, reads)
-    is_common = partitioner.can_exchange and not tower_phase(operands)
-    if partitioner.options.xla and is_common and _draws_in_xla(node.operation):
-        return _add_xla_function(node, operands, least)
+    least = 0
+    if node.operation.op_def.is_stateful or _uses_handles(node):
+        least = partitioner.resources.record_use(node.type, operands, reads)
     return node.copy(
         operands,
         least=least,
         has_effect=not reads,
         at_root=at_root,
-    )
-
-
-def _add_xla_function(
-    node: Node, operands: Sequence[Tensor], least: int
-) -> list[Tensor]:
-    """Add an operation as a function that XLA compiles."""
-    body = Builder(can_exchange=False)
-    inputs = [
-        Tensor(t.dtype, t.shape, t.on_towers, handle=t.handle) for t in operands
-    ]
-    outputs = body.copy(node.operation, inputs)
-    return node.partitioner.add(
-        "StatefulPartitionedCall",
-        operands,
-        {
-            "Tin": [tensor.dtype for tensor in inputs],
-            "Tout": [tensor.dtype for tensor in outputs],
-            "_XlaMustCompile": True,
-        },
-        [(tensor.dtype, tensor.shape) for tensor in outputs],
-        least=least,
-        functions={"f": Function(inputs, outputs, body.operations)},
-        source=node.operation,
+        is_repeated=repeats,
     )
 
 
@@ -422,57 +480,35 @@ def _broadcast_from_root(partitioner: Converter, whole: Tensor) -> Tensor:
     )
 
 
-def _assign_everywhere(
-    node: Node,
-    index: int,
-    variable: Value,
-    at_root: bool,
+def _share_content(
+    partitioner: Partitioner, variable: Value, at_root: bool
 ) -> None:
-    """Assign the new value of a variable to all of its copies.
+    """Give all towers what a variable holds after it was written once.
 
     Args:
-        node: the operation that has written it.
-        index: the index of the variable's handle among the inputs.
-        variable: the value of the handle.
+        partitioner: the partitioner of the step.
+        variable: the handle.
         at_root: whether only the first process has written it.
     """
-    partitioner = node.partitioner
-    order = partitioner.order
-    handle = partitioner.assemble(variable)
-    (spec,) = compat.get_resource_handle_data(
-        node.operation.inputs[index]
-    ).shape_and_type
-    value = partitioner.read_variable(
-        handle,
-        tf.as_dtype(spec.dtype),
-        tf.TensorShape(spec.shape),
-        order.earliest_level(node, [handle], True),
-    )
+    written_once = Value(REPLICATED, whole=partitioner.assemble(variable))
+    content = partitioner.content_of(written_once)
+    whole = partitioner.assemble(content)
     if at_root:
-        value = partitioner.exchange("root", value)
-    operands = [partitioner.replicate(variable), value]
-    partitioner.add(
-        "AssignVariableOp",
-        operands,
-        {"dtype": value.dtype, "validate_shape": False},
-        [],
-        least=order.record_use(node, operands, False),
-        has_effect=True,
-    )
+        whole = partitioner.exchange("root", whole)
+    # Its copies are not written yet.
+    partitioner.assign(variable, Value(REPLICATED, whole=whole))
 
 
 def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     """Whether towers compute an operation on replicated values themselves.
 
     Small values are cheaper to recompute than to exchange, and towers have
-    their own copies of mirrored variables.
+    what their own copies of variables hold.
     """
     if not all(value.is_replicated for value in inputs):
         return False
     pairs = list(zip(inputs, node.operation.inputs, strict=True))
-    if any(
-        t.dtype == tf.resource and not _is_on_every_tower(v) for v, t in pairs
-    ):
+    if _uses_handles(node):
         return False
     at_towers = [(v, t.shape) for v, t in pairs if _is_on_every_tower(v)]
     small = all(_is_small(shape) for shape in node.shapes)
@@ -487,6 +523,10 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     )
 
 
+def _uses_handles(node: Node) -> bool:
+    return any(t.dtype == tf.resource for t in node.operation.inputs)
+
+
 def _is_small(shape: tf.TensorShape) -> bool:
     """Whether a tensor is too small to be worth an exchange."""
     size = shape.num_elements()
@@ -498,17 +538,21 @@ def _is_on_every_tower(value: Value) -> bool:
     return value.layout == REPLICATED and value.local is not None
 
 
+def _is_constant(node: Node, inputs: Values) -> bool:
+    """Whether an operation gives small constants, which need no exchange.
+
+    Draws are not repeated: XLA draws other numbers than TensorFlow.
+    """
+    return (
+        all(map(_is_repeated, inputs))
+        and all(map(_is_small, node.shapes))
+        and not node.operation.op_def.is_stateful
+        and "Random" not in node.type
+        and not called_graphs(node.operation)
+    )
+
+
 def _is_repeated(value: Value) -> bool:
     """Whether every function that uses a value computes it again."""
     operation = None if value.whole is None else value.whole.operation
     return operation is not None and operation.is_repeated
-
-
-def _draws_in_xla(operation: Any) -> bool:
-    """Whether an operation, or a function that it calls, draws in XLA."""
-    return operation.type in _DRAWN_BY_XLA or any(
-        _draws_in_xla(inner)
-        for graph in called_graphs(operation)
-        if graph is not None
-        for inner in graph.get_operations()
-    )

@@ -3,12 +3,14 @@
 Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
 tower runs, and then the exchanges of their results: in ``describe()``, a round.
+Towers read their copies of variables before the function, and write them after.
 ``emit`` adds the operations to a TensorFlow graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -40,6 +42,32 @@ class Tensor:
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
+
+
+class Phase(enum.IntEnum):
+    """The phases of a level, which follow one another.
+
+    Functions take values and return values: variables are read and written
+    beside them, on the devices where they are.
+
+    Attributes:
+        ONCE: what is computed once for all towers.
+        READ: towers read their copies of variables.
+        TOWERS: towers compute.
+        WRITE: towers write their copies of variables.
+    """
+
+    ONCE = 0
+    READ = 1
+    TOWERS = 2
+    WRITE = 3
+
+
+def phase_on_towers(type_: str, inputs: Sequence[Tensor]) -> Phase:
+    """Return the phase in which towers run an operation."""
+    if all(tensor.handle is None for tensor in inputs):
+        return Phase.TOWERS
+    return Phase.READ if type_ == "ReadVariableOp" else Phase.WRITE
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -78,6 +106,13 @@ class Operation:
     source: Any = None
     at_root: bool = False
     name: str = ""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of its level in which it runs."""
+        if not self.on_towers:
+            return Phase.ONCE
+        return phase_on_towers(self.type, self.inputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -149,8 +184,8 @@ class Inputs:
         is_first: for each tower, whether it is the first.
         sizes: further sizes, equal on all towers: the size of axis a of input k
             is named ``k.a``.
-        copies: the handles of mirrored variables on towers, by the index of the
-            input. The common handle is the first tower's.
+        copies: the towers' copies of mirrored inputs, by the index of the
+            input. The common one is the first tower's.
         has_rows: whether there are any examples; None: no operation asks.
     """
 
@@ -197,6 +232,14 @@ class Program:
         last += [exchange.given.level for exchange in self.exchanges]
         last += [update.level for update in self.updates]
         return 1 + max(last, default=0)
+
+    def of_level(self, level: int) -> list[Operation]:
+        """Return the operations of a level, in order."""
+        return [
+            operation
+            for operation in self.operations
+            if operation.level == level and not operation.is_repeated
+        ]
 
 
 def needed_operations(
@@ -434,7 +477,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     """
     graph = compat.FuncGraph("towers")
     with graph.as_default():
-        given = {tensor: _placeholder(tensor) for tensor in function.inputs}
+        given = {tensor: placeholder_of(tensor) for tensor in function.inputs}
         # Keep the order of operations that use the same variables.
         with compat.AutomaticControlDependencies() as ordered:
             outputs = emit(function.operations, given, function.outputs, graphs)
@@ -445,9 +488,9 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     return graph
 
 
-def _placeholder(tensor: Tensor) -> Any:
-    """Return a placeholder for a tensor."""
-    result = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+def placeholder_of(tensor: Tensor, shape: Any = None) -> Any:
+    """Return a placeholder for a tensor, whose shape may be known better."""
+    result = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
     if tensor.handle is not None:
         compat.set_handle_data(result, tensor.handle)
     return result

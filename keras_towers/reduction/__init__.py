@@ -12,7 +12,7 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``CollectiveAllReduce(...)``   TensorFlow's collective ops (mode "collective")
 ``nccl_all_reduce``            NVIDIA's NCCL (mode "nccl")
 ``nccl_available``             whether NCCL can run on devices, and why (not)
-``packed(reduction, packer)``  the same sums over a few large buffers
+``PackedReduction(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``across_ranks``               extends a reduction to several processes
 ``sum_over_ranks``             sums over processes, by a hook
@@ -40,7 +40,7 @@ from keras_towers.reduction.gradients import (
 )
 from keras_towers.reduction.tower_sums import (
     GradientPacker as GradientPacker,
-    packed as packed,
+    PackedReduction as PackedReduction,
 )
 from keras_towers.reduction.tower_sums import (
     CollectiveAllReduce as CollectiveAllReduce,

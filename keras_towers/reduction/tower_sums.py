@@ -457,41 +457,68 @@ class GradientPacker:
         return groups
 
 
-def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
-    """Apply a reduction to packed gradients, with the same sums.
+class PackedReduction:
+    """Applies a reduction to packed gradients, with the same sums.
 
     Each tower packs and unpacks on its own device, with tower 0's shapes.
     IndexedSlices are passed to the reduction unchanged.
 
+    Args:
+        reduction: reduces K lists of buffers.
+        packer: decides which gradients share a buffer.
+
     Example:
-        >>> reduce = packed(hierarchical_all_reduce, GradientPacker())
+        >>> packer = GradientPacker()
+        >>> reduce = PackedReduction(hierarchical_all_reduce, packer)
     """
 
-    def reduce(
-        grads: Gradients, devices: Sequence[str]
+    def __init__(self, reduction: Reduction, packer: GradientPacker):
+        self._reduction = reduction
+        self._packer = packer
+
+    def __call__(
+        self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
+        """Return K lists of the sums of N gradients."""
+        rows, unpack_row = self.reduce_packed(grads, devices)
+        results = []
+        for device, row in zip(devices, rows, strict=True):
+            with tf.device(device):
+                results.append(unpack_row(row))
+        return results
+
+    def reduce_packed(
+        self, grads: Gradients, devices: Sequence[str]
+    ) -> tuple[
+        list[list[Gradient]], Callable[[Sequence[Gradient]], list[Gradient]]
+    ]:
+        """Reduce K lists of N gradients.
+
+        Returns:
+            K lists of reduced buffers and IndexedSlices, and a function that
+            returns the N gradients in one of them.
+        """
         check_towers(grads, devices)
+        like = grads[0]
         if len(grads) == 1:
-            return reduction(grads, devices)
-        first = dense_of(grads[0])
-        groups = packer.groups(first)
+            return self._reduction(grads, devices), list
+        first = dense_of(like)
+        groups = self._packer.groups(first)
         rows: list[list[Gradient]] = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
                 buffers = pack(dense_of(row), groups)
             rows.append([*buffers, *sparse_of(row)])
-        results = []
-        for device, like, row in zip(
-            devices, grads, reduction(rows, devices), strict=True
-        ):
-            with tf.device(device):
-                # No buffer contains empty tensors.
-                own = [
-                    tf.ensure_shape(grad, known.shape)
-                    for grad, known in zip(dense_of(like), first, strict=True)
-                ]
-                tensors = unpack(dense_of(row), groups, own)
-            results.append(in_order(like, tensors, sparse_of(row)))
-        return results
 
-    return reduce
+        def unpack_row(row: Sequence[Gradient]) -> list[Gradient]:
+            # No buffer contains empty tensors, which are the same everywhere.
+            shaped = [
+                tf.zeros(grad.shape, grad.dtype)
+                if grad.shape.num_elements() == 0
+                else grad
+                for grad in first
+            ]
+            tensors = unpack(dense_of(row), groups, shaped)
+            return in_order(like, tensors, sparse_of(row))
+
+        return self._reduction(rows, devices), unpack_row

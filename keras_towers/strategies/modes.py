@@ -79,7 +79,7 @@ def choose(devices: Sequence[str], options: Options) -> Mode:
     if packer and len(devices) > 1:
         if packer is True:
             packer = reduction.GradientPacker()
-        reduce = reduction.packed(reduce, packer)
+        reduce = reduction.PackedReduction(reduce, packer)
         reason += "; gradients are packed"
     return Mode(name, reason, reduce)
 

@@ -108,7 +108,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_other_models(name):
     make, act = MODELS[name]
-    assert_exact(make, act, strategy(), tolerance=TOLERANCE)
+    # XLA, which one device uses in a graph only, draws other numbers.
+    assert_exact(make, act, strategy(), tolerance=TOLERANCE, in_graph=True)
 
 
 def test_custom_loop():

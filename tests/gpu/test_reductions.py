@@ -30,7 +30,7 @@ def reduce(request):
 
 def test_every_tower_gets_the_sum_on_its_device(reduce):
     packer = reduction.GradientPacker(num_split=3, min_elements=2)
-    for function in (reduce, reduction.packed(reduce, packer)):
+    for function in (reduce, reduction.PackedReduction(reduce, packer)):
         step = compiled(function, towers())
         for seed in range(3):
             grads = make_gradients(len(towers()), seed)

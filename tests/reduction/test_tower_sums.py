@@ -14,10 +14,10 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction import (
     CollectiveAllReduce,
     GradientPacker,
+    PackedReduction,
     hierarchical_all_reduce,
     nccl_all_reduce,
     nccl_available,
-    packed,
     sum_at_variables,
     sum_on_host,
     sum_on_towers,
@@ -41,7 +41,7 @@ def test_every_tower_gets_the_sum(name):
     towers = 4 if name == "hierarchical" else 3
     reduce, devices = REDUCTIONS[name](towers), cpus(towers)
     packer = GradientPacker(num_split=3, min_elements=2)
-    for function in (reduce, packed(reduce, packer)):
+    for function in (reduce, PackedReduction(reduce, packer)):
         step = compiled(function, devices)
         for seed in range(2):
             grads = make_gradients(towers, seed)
@@ -390,7 +390,7 @@ def test_empty_gradients_are_left_out_and_unknown_ones_alone():
 @pytest.mark.core
 def test_wrapped_reduction_sees_buffers_and_slices(spy):
     grads = make_gradients(3)
-    step = packed(spy, GradientPacker(num_split=1))
+    step = PackedReduction(spy, GradientPacker(num_split=1))
     assert_sums(step(grads, cpus(3)), grads)
     for device, row in zip(cpus(3), *spy.seen, strict=True):
         kinds = [isinstance(part, tf.IndexedSlices) for part in row]
@@ -403,7 +403,7 @@ def test_wrapped_reduction_sees_buffers_and_slices(spy):
 @pytest.mark.core
 def test_one_tower_packs_nothing(spy):
     grads = [[tf.zeros([99])]]
-    packed(spy, GradientPacker())(grads, cpus(1))
+    PackedReduction(spy, GradientPacker())(grads, cpus(1))
     assert spy.seen[0] is grads
 
 
@@ -413,7 +413,7 @@ def test_bad_arguments_and_towers_that_differ_are_refused(spy):
         for number in (0, 1.5, "2"):
             with pytest.raises(TowerError, match=f"{name}={number!r}"):
                 GradientPacker(**{name: number})
-    step = packed(spy, GradientPacker())
+    step = PackedReduction(spy, GradientPacker())
     with pytest.raises(TowerError, match="Gradient 0 "):
         step([[tf.zeros([20])], [tf.zeros([21])]], cpus(2))
     assert not spy.seen

@@ -418,14 +418,16 @@ def check_rows(
     static = {tf.TensorShape(leaf.shape)[0] for leaf in leaves.values()}
     if len(leaves) < 2 or (len(static) == 1 and None not in static):
         return []
-    counts = [tf.cast(rows_of(leaf), tf.int64) for leaf in leaves.values()]
     listed = ", ".join(f"{name} has {{}}" for name in leaves)
-    return step_errors.assert_for_user(
-        tf.reduce_all(tf.stack(counts) == counts[0]),
-        f"the parts of a batch have different numbers of rows: {listed}. "
-        f"{advice} A dataset of single examples needs .batch(n).",
-        counts,
-    )
+    # An accelerator would have to be waited for.
+    with tf.device(compat.HOST):
+        counts = [tf.cast(rows_of(leaf), tf.int64) for leaf in leaves.values()]
+        return step_errors.assert_for_user(
+            tf.reduce_all(tf.stack(counts) == counts[0]),
+            f"the parts of a batch have different numbers of rows: {listed}. "
+            f"{advice} A dataset of single examples needs .batch(n).",
+            counts,
+        )
 
 
 def refuse_without_rows(batch: Any) -> None:

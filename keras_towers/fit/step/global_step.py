@@ -22,14 +22,14 @@ from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
-from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.step_order import ComparedStep, StepOrder
-from keras_towers.fit.step.tower_program import (
+from keras_towers.fit.step.divided_batch import (
     DividedBatch,
-    TowerProgram,
     layouts_of,
     share_of,
 )
+from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -271,9 +271,6 @@ class GlobalStep:
             for index, tensor in enumerate(traced.captures)
             if id(tensor) in handles
         }
-        # Each micro-batch of a tower would change these variables.
-        changed = traced.written if self.micro_batches > 1 else ()
-        copied_later = [copies.pop(k) for k in changed if k in copies]
         program, local_step = self._lay_out(traced, divided, copies, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)
@@ -298,13 +295,15 @@ class GlobalStep:
             transport,
             self.order,
         )
-        update = functools.partial(self._update, traced, local_step, divided)
+        update = functools.partial(
+            self._update, traced, local_step, divided, call
+        )
         results = ready.add_to_graph(common, parts, update)
-        if ready.not_compiled and not ready.compiled:
-            why = f"the step {ready.not_compiled[0]}"
-            log_without_xla(call.model, call.trains, why)
-        for handles_of_towers in copied_later:
-            copy_first(handles_of_towers, config.devices)
+        if ready.not_compiled:
+            (reason, source), *_ = ready.not_compiled
+            where = "" if source is None else f": {step_costs.line_of(source)}"
+            what = "a part of the step" if ready.compiled else "the step"
+            log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
         return traced.output_with(results)
 
     def _trace(
@@ -459,13 +458,17 @@ class GlobalStep:
         traced: Trace,
         local_step: LocalStep | None,
         divided: DividedBatch,
+        keras_call: KerasCall,
         update: Update,
         parts: list[list[Any]],
         shared: list[Any],
     ) -> None:
-        call = traced.updates[update.name]
-        grads = [with_components(call, tensors) for tensors in parts]
-        sums = with_components(call, shared)
+        call = dataclasses.replace(
+            traced.updates[update.name],
+            is_compiled=bool(keras_call.model.jit_compile),
+        )
+        grads = [with_components(call.grads, tensors) for tensors in parts]
+        sums = with_components(call.grads, shared)
         weight = 1
         if local_step is not None and update.name in local_step.parts:
             # The workers' gradients are averaged.
@@ -507,7 +510,8 @@ class GlobalStep:
         if all(isinstance(count, int) for count in counts):
             here = sum(counts)
         else:
-            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+            with tf.device(compat.HOST):
+                here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if batch.is_counted:
             of_all = batch
         elif self.config.runs_alone(kind):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -26,17 +27,22 @@ _ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
-# Sizes to try, in turn, for unknown lengths when XLA compiles a function: small
-# ones are cheap, but an image must not be smaller than a kernel, some steps
-# need a multiple of a number, and a tower has no more rows than a batch whose
-# size is known.
-_TRIED_SIZES = (8, 64, 840, 1)
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
+_NODE = re.compile(r"{{node ([^}]+)}}")
 _numbers = itertools.count()
 
 
 class Uncompilable(Exception):
-    """XLA cannot compile a function, which "uses strings", for example."""
+    """XLA cannot compile a function.
+
+    Args:
+        what: why not: the function "uses strings", for example.
+        node: the name of the operation in the function, if XLA names it.
+    """
+
+    def __init__(self, what: str, node: str = ""):
+        super().__init__(what)
+        self.node = node
 
 
 class GraphFunction:
@@ -45,6 +51,7 @@ class GraphFunction:
     def __init__(self, graph: Any, mode: CallMode = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
+        self._outputs = list(graph.outputs)
         # With control flow, the graph contains functions of branches and loops.
         self._is_final: bool = mode == "called" and not (
             graph.as_graph_def().library.function
@@ -77,29 +84,60 @@ class GraphFunction:
 
     # XLA compiles a function at its first call for inputs of certain shapes; a
     # failure would end the step.
-    def check_xla(self, device: str) -> None:
-        """Raise Uncompilable unless XLA compiles the function on a device."""
-        tensors = self._inputs
+    def check_xla(
+        self,
+        device: str,
+        inputs: Iterable[Sequence[tf.TensorSpec | np.ndarray]],
+    ) -> None:
+        """Raise Uncompilable unless XLA compiles the function on a device.
+
+        Args:
+            device: the device.
+            inputs: specs or entries of the N inputs to try, until XLA compiles
+                the function for some.
+        """
         for dtype, what in (
-            (tf.resource, "reads variables in a loop"),
-            (tf.variant, "uses a list that is created outside of it"),
+            (tf.variant, "has a list of tensors in two of its functions"),
             (tf.string, "uses strings"),
         ):
+            tensors = (*self._inputs, *self._outputs)
             if any(tensor.dtype == dtype for tensor in tensors):
                 raise Uncompilable(what)
-        are_known = all(t.shape.is_fully_defined() for t in tensors)
+        if any(tensor.shape.rank is None for tensor in self._inputs):
+            raise Uncompilable("uses tensors of an unknown rank")
         error: Exception | None = None
-        for size in _TRIED_SIZES[:1] if are_known else _TRIED_SIZES:
-            specs = [
-                tf.TensorSpec(_filled(t.shape, size), t.dtype) for t in tensors
-            ]
+        for tried in inputs:
             try:
-                compat.lower_to_xla(self._function.name, specs, device)
+                self._lower_to_xla(device, tried)
             except (ValueError, tf.errors.OpError) as failure:
                 error = error or failure
             else:
                 return
-        raise Uncompilable(_reason(str(error))) from error
+        message = str(error)
+        named = _NODE.search(message)
+        node = named.group(1) if named else ""
+        raise Uncompilable(_reason(message), node) from error
+
+    def _lower_to_xla(
+        self, device: str, inputs: Sequence[tf.TensorSpec | np.ndarray]
+    ) -> None:
+        """Translate the function for XLA, with specs or entries of inputs."""
+        graph = compat.FuncGraph("tried")
+        with graph.as_default():
+            given = [
+                tf.constant(x)
+                if isinstance(x, np.ndarray)
+                else tf.compat.v1.placeholder(x.dtype, x.shape)
+                for x in inputs
+            ]
+            graph.outputs = self(given)
+        pairs = zip(inputs, given, strict=True)
+        left = [(x, t) for x, t in pairs if isinstance(x, tf.TensorSpec)]
+        graph.inputs = [tensor for _, tensor in left]
+        caller = compat.function_module.from_func_graph(
+            f"{graph.name}_{next(_numbers)}", graph, {}
+        )
+        compat.lower_to_xla(caller.name, [spec for spec, _ in left], device)
 
 
 def _not_constant(tensor: tf.Tensor) -> Any:
@@ -108,12 +146,6 @@ def _not_constant(tensor: tf.Tensor) -> Any:
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[])
-
-
-def _filled(shape: tf.TensorShape, size: int) -> list[int]:
-    if shape.rank is None:
-        raise Uncompilable("uses tensors of an unknown rank")
-    return [size if length is None else length for length in shape]
 
 
 def _reason(message: str) -> str:

@@ -80,16 +80,6 @@ class Trace:
         _add_needed(needed, self.graph, ends)
         return needed
 
-    @property
-    def written(self) -> list[int]:
-        """The indices of the captures that are variables the step writes."""
-        changed = {
-            id(operation.inputs[k])
-            for operation in self.graph.get_operations()
-            for k in written(operation)
-        }
-        return [k for k, t in enumerate(self._captured) if id(t) in changed]
-
     def variables_outside(self, model: keras.Model) -> list[Any]:
         """Return the handles of numeric variables that the model lacks.
 
@@ -129,7 +119,7 @@ class Trace:
             for gradient in call.grads:
                 if isinstance(gradient, tf.IndexedSlices):
                     sparse.append((index, index + 1))
-                index += len(_components(gradient))
+                index += len(components_of(gradient))
             infos[name] = UpdateInfo(sparse, self._used_by(call))
         return infos
 
@@ -238,7 +228,7 @@ def trace(
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
-            given = [t for grad in call.grads for t in _components(grad)]
+            given = [t for grad in call.grads for t in components_of(grad)]
             marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
             updates[marker.name] = call
 
@@ -264,7 +254,7 @@ def trace(
     return Trace(graph, captures, updates, graph.structured_outputs)
 
 
-def _components(gradient: Any) -> list[tf.Tensor]:
+def components_of(gradient: Any) -> list[tf.Tensor]:
     """Return the tensors of a gradient: values and indices, or one, or none."""
     if gradient is None:
         return []
@@ -273,12 +263,14 @@ def _components(gradient: Any) -> list[tf.Tensor]:
     return [gradient]
 
 
-def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
-    """Return the gradients of an update, given new component tensors."""
+def with_components(
+    like: Sequence[Any], components: Sequence[Any]
+) -> list[Any]:
+    """Return gradients like others, given new component tensors."""
     remaining = iter(components)
     grads: list[Any] = []
-    for gradient in call.grads:
-        found = list(itertools.islice(remaining, len(_components(gradient))))
+    for gradient in like:
+        found = list(itertools.islice(remaining, len(components_of(gradient))))
         if len(found) == 2 and found[0] is not None:
             values, indices = found
             shape = tf.constant(gradient.shape.as_list(), tf.int64)

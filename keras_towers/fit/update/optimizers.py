@@ -273,6 +273,8 @@ def _fused_step(
     if (
         isinstance(gradient, tf.IndexedSlices)
         or not _is_plain(variable)
+        # XLA fuses the passes itself.
+        or compat.in_xla_context(compat.get_default_graph())
         or variable.dtype not in (tf.float32, tf.float64)
     ):
         original(gradient, variable, learning_rate)

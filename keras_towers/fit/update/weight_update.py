@@ -10,6 +10,7 @@ The new weights are then copied to the towers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
+from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import (
     TowerConfig,
@@ -28,6 +30,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.step import marks
 from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.update.compiled_update import apply_compiled
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
@@ -43,6 +46,7 @@ from keras_towers.fit.weights.tower_variables import (
 from keras_towers.reduction import (
     Gradient,
     Gradients,
+    PackedReduction,
     Reduction,
     owned_by,
     scaled,
@@ -209,31 +213,62 @@ class WeightUpdate:
     ) -> None:
         """Apply sums on a tower, as on one device; None: on each weight's."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
-        with as_one_device(call.optimizer, call.variables, tower, only):
-            call.original(sums, variables)
+
+        def apply(grads: list[Any]) -> None:
+            with as_one_device(call.optimizer, call.variables, tower, only):
+                call.original(grads, variables)
+
+        first, *_ = self.config.devices
+        is_here = all(same_device(native(v).device, first) for v in variables)
+        if call.is_compiled and only is None and is_here:
+            apply_compiled(apply, [sums], {}, [first], self.order)
+        else:
+            apply(sums)
 
     def _sums(
         self, call: UpdateCall, tower_grads: Gradients
     ) -> list[list[Any]]:
         """Return K lists of N sums; None for a missing gradient."""
+        rows, complete = self._reduced(call, tower_grads, self._reduce)
+        return [complete(row) for row in rows]
+
+    def _reduced(
+        self,
+        call: UpdateCall,
+        tower_grads: Gradients,
+        reduce: Callable[[Gradients, Sequence[Any]], list[list[Gradient]]],
+    ) -> tuple[list[list[Any]], Callable[[Sequence[Any]], list[Any]]]:
+        """Reduce the gradients that towers have parts of.
+
+        Args:
+            call: the call of the optimizer, with the gradients that all towers
+                share.
+            tower_grads: K lists of N summands.
+            reduce: reduces K lists of M gradients, given their M variables.
+
+        Returns:
+            K lists of what the reduction returns, and a function that adds the
+            shared gradients to M sums.
+        """
         present = [grad is not None for grad in tower_grads[0]]
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.local_sgd is None else self.local_sgd.order
         given = dataclasses.replace(call, grads=list(tower_grads[0]))
         with owned_by(call.optimizer):
-            reduced = order.reduce(
+            rows = order.reduce(
                 given.describe_gradients(),
                 [[g for g in grads if g is not None] for grads in tower_grads],
-                lambda grads: self._reduce(grads, trained),
+                lambda grads: reduce(grads, trained),
             )
-        sums = map(iter, reduced)
-        return [
-            [
-                next(of_tower) if is_present else shared
+
+        def complete(sums: Sequence[Any]) -> list[Any]:
+            left = iter(sums)
+            return [
+                next(left) if is_present else shared
                 for is_present, shared in zip(present, call.grads, strict=True)
             ]
-            for of_tower in sums
-        ]
+
+        return rows, complete
 
     def _reduce(
         self, tower_grads: Gradients, variables: Sequence[Any]
@@ -260,10 +295,43 @@ class UpdateEach(WeightUpdate):
             self.variables.place(variable)
 
     def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        if call.is_compiled:
+            self._apply_compiled(call, tower_grads)
+            return
         for tower, sums in enumerate(self._sums(call, tower_grads)):
             marks.reached(tower, "reduced", sums)
             with marks.until(tower, "updated"):
                 self._apply_on_tower(call, sums, tower)
+
+    def _apply_compiled(self, call: UpdateCall, tower_grads: Gradients) -> None:
+        """Sum gradients, and update each tower's weights by one function."""
+        variables = [copy_on_tower(v, 0) for v in call.variables]
+        devices, reduction = self.config.devices, self._reduction
+        unpack: Callable[[Sequence[Any]], list[Any]] = list
+
+        def reduce(
+            grads: Gradients, trained: Sequence[Any]
+        ) -> list[list[Gradient]]:
+            nonlocal unpack
+            if not isinstance(reduction, PackedReduction):
+                return self._reduce(grads, trained)
+            # The function unpacks them, without a copy.
+            rows, unpack = reduction.reduce_packed(grads, devices)
+            return rows
+
+        rows, complete = self._reduced(call, tower_grads, reduce)
+
+        def apply(row: list[Any]) -> None:
+            with as_one_device(call.optimizer, call.variables, 0):
+                call.original(complete(unpack(row)), variables)
+
+        with contextlib.ExitStack() as stack:
+            for tower, row in enumerate(rows):
+                marks.reached(tower, "reduced", row)
+                stack.enter_context(marks.until(tower, "updated"))
+            apply_compiled(
+                apply, rows, self.variables.handles(), devices, self.order
+            )
 
 
 class UpdateAtVariable(WeightUpdate):

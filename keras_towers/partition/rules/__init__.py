@@ -15,7 +15,7 @@ The file of an operation's rule, with some of TensorFlow's names:
 * ``slices.py``: slices, splits and padding: StridedSlice Slice Split SplitV Pad
   StridedSliceGrad
 * ``indexing.py``: gathers, scatters, segments and sparse matrices: GatherV2
-  GatherNd ResourceGather ScatterNd TensorScatterUpdate UnsortedSegmentSum
+  GatherNd ScatterNd TensorScatterUpdate UnsortedSegmentSum
   SparseTensorDenseMatMul DynamicStitch DenseBincount
 * ``row_numbers.py``: integers that refer to rows, as of a mask, and ragged
   rows: Where Range DynamicPartition RaggedTensorToTensor
@@ -24,6 +24,8 @@ The file of an operation's rule, with some of TensorFlow's names:
 * ``control_flow.py``: calls and branches: PartitionedCall If Case
 * ``loops.py``: loops, also with one round for each example, as in
   ``tf.map_fn``: While
+* ``variables.py``: reads, writes and look-ups: ReadVariableOp AssignVariableOp
+  ResourceGather
 * ``lists.py``: lists of tensors in loops, and optionals: TensorListReserve
   TensorListSetItem TensorListStack OptionalFromValue
 """

@@ -25,6 +25,7 @@ from keras_towers.partition.layouts import (
     Values,
     common_facts,
     local_shape,
+    replicated,
     require,
     required,
 )
@@ -36,6 +37,7 @@ from keras_towers.partition.program import (
     needed_operations,
 )
 from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.resources import type_of_content
 
 # In the control flow of TensorFlow 1, an operation may have no result, and
 # loops are cycles of the graph.
@@ -174,30 +176,33 @@ def add_call(
         functions: the functions that it calls, by attribute.
     """
     partitioner = node.partitioner
-    same = ("parallel_iterations", "_lower_using_switch_merge")
-    traced = node.operation.node_def.attr
-    # The functions read variables, but write none.
-    reads = [k for k, t in enumerate(inputs) if t.dtype == tf.resource]
-    least = (
-        partitioner.order.record_use(node, inputs, reads=True) if reads else 0
+    same = (
+        "parallel_iterations",
+        "_lower_using_switch_merge",
+        "_xla_propagate_compile_time_consts",
     )
+    traced = node.operation.node_def.attr
     return partitioner.add(
         node.type,
         inputs,
         {
             **attributes,
             **{key: traced[key] for key in same if key in traced},
-            compat.READ_ONLY_INPUTS: reads,
             "output_shapes": [shape for _, shape in outputs],
         },
         outputs,
-        least=least,
         functions=functions,
         source=node.operation,
     )
 
 
 # ---- values in functions -----------------------------------------------------
+
+
+def uses_variables(inputs: Values) -> bool:
+    """Whether functions that get these inputs may read or write variables."""
+    handles = [v.whole.handle for v in inputs if v.whole is not None]
+    return any(handle is not None for handle in handles)
 
 
 def require_towers_differ(values: Values) -> None:
@@ -207,19 +212,6 @@ def require_towers_differ(values: Values) -> None:
     and so the loops in it.
     """
     require(not all(value.is_replicated for value in values))
-
-
-def captured_value(partitioner: Partitioner, value: Value) -> Value:
-    """Return a value of the surrounding program as a function sees it."""
-    if not value.is_replicated:
-        return dataclasses.replace(value, whole_from=None)
-    return dataclasses.replace(
-        value,
-        layout=REPLICATED,
-        local=None,
-        whole=partitioner.replicate(value),
-        whole_from=None,
-    )
 
 
 def join_values(a: Value, b: Value) -> Value:
@@ -275,7 +267,8 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
         return partitioner.lay_out_function(graphs[taken], inputs)[
             : node.num_outputs
         ]
-    require_towers_differ([index, *inputs])
+    if not uses_variables(inputs):
+        require_towers_differ([index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
     return try_with_partial_sums(node, inputs, lay_out)
 
@@ -295,15 +288,23 @@ def _lay_out_branches(
     branches = [partitioner.for_function() for _ in graphs]
     outputs_of_branches = []
     for branch, graph in zip(branches, graphs, strict=True):
-        given = [captured_value(partitioner, value) for value in inputs]
+        given = [partitioner.captured(value) for value in inputs]
         outputs = branch.lay_out_function(graph, given)
-        outputs_of_branches.append(outputs[: node.num_outputs])
+        outputs_of_branches.append([*outputs[: node.num_outputs]])
+    # A branch that does not write a variable returns what it holds.
+    written = list(
+        dict.fromkeys(h for b in branches for h in b.resources.contents)
+    )
+    variables = [Value(REPLICATED, whole=handle) for handle in written]
+    for branch, values in zip(branches, outputs_of_branches, strict=True):
+        values += map(branch.content_of, variables)
     results = [
         functools.reduce(join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
+    require(all(v.is_replicated for v in results[node.num_outputs :]))
     # In a function, what is computed once could not be exchanged.
-    if partitioner.can_exchange:
+    if partitioner.can_exchange and not uses_variables(inputs):
         require_towers_differ(results)
     _require_known_units(partitioner, results)
     functions = []
@@ -314,24 +315,32 @@ def _lay_out_branches(
         ]
         functions.append(Function((), tensors, branch.operations))
     bound, captures = bind_captures(functions)
-    traced = node.operation.outputs
+    traced = [(t.dtype, t.shape) for t in node.operation.outputs]
+    traced += map(type_of_content, written)
     attributes: dict[str, Any] = {
         "Tin": [tensor.dtype for tensor in captures],
-        "Tout": [tensor.dtype for tensor in traced],
+        "Tout": [dtype for dtype, _ in traced],
     }
     by_name: dict[str, Any] = {"branches": bound}
     if not node.type.endswith("Case"):
         by_name = dict(zip(("else_branch", "then_branch"), bound, strict=True))
         attributes["Tcond"] = local_index.dtype
     specs = [
-        (tensor.dtype, local_shape(tensor.shape, result.layout))
-        for tensor, result in zip(traced, results, strict=True)
+        (dtype, local_shape(shape, result.layout))
+        for (dtype, shape), result in zip(traced, results, strict=True)
     ]
     operands = [local_index, *captures]
     tensors = add_call(node, operands, attributes, specs, by_name)
-    for result, tensor in zip(results, tensors, strict=True):
-        result.local = tensor
-    return results
+    results = [
+        replicated(tensor, result)
+        if result.layout == REPLICATED
+        else dataclasses.replace(result, local=tensor)
+        for result, tensor in zip(results, tensors, strict=True)
+    ]
+    contents = results[node.num_outputs :]
+    for variable, content in zip(variables, contents, strict=True):
+        partitioner.assign(variable, content)
+    return results[: node.num_outputs]
 
 
 def _require_known_units(partitioner: Partitioner, values: Values) -> None:

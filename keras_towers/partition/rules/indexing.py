@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from keras_towers.partition.builder import UNKNOWN_SHAPE
 from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -20,10 +19,8 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     known_axes,
-    local_shape,
     require,
     required,
-    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -260,29 +257,6 @@ def _gather_nd_axes(node: Node, values: Value, indices: Value) -> Factors:
         linear=[[0]],
         needs_rows=True,
     )
-
-
-@rule("ResourceGather")
-def _resource_gather(node: Node, handle: Value, indices: Value) -> Values:
-    partitioner = node.partitioner
-    layout, own = indices.as_rows()
-    require(not node.attr("batch_dims"))
-    # The variable is read once, or each tower reads its own copy.
-    variable = partitioner.replicate(handle)
-    least = partitioner.order.record_use(node, [variable], reads=True)
-    table = partitioner.read_variable(
-        variable, node.output_dtype(), UNKNOWN_SHAPE, least
-    )
-    local = partitioner.op(
-        "GatherV2",
-        [table, own, 0],
-        local_shape(node.shapes[0], layout),
-        batch_dims=0,
-    )
-    shape = None
-    if node.shapes[0].rank is not None:
-        shape = (*indices.sizes, *sizes_of(node.shapes[0][indices.rank :]))
-    return [Value(layout, local, shape=shape)]
 
 
 # ---- scatters ----------------------------------------------------------------

@@ -34,6 +34,7 @@ from keras_towers.partition.layouts import (
     common_facts,
     have_same_facts,
     local_shape,
+    replicated,
     require,
     required,
     sizes_of,
@@ -45,10 +46,10 @@ from keras_towers.partition.rules.control_flow import (
     add_call,
     bind_captures,
     called_graph,
-    captured_value,
     join_values,
     require_towers_differ,
     try_with_partial_sums,
+    uses_variables,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size, symbol
 
@@ -58,7 +59,8 @@ _PASSES = 8
 
 @rule("While", "StatelessWhile")
 def _loop(node: Node, *inputs: Value) -> Values:
-    require_towers_differ(inputs)
+    if not uses_variables(inputs):
+        require_towers_differ(inputs)
     body = called_graph(node, node.attr("body").name)
     condition = called_graph(node, node.attr("cond").name)
     require(len(body.outputs) == len(inputs))
@@ -160,7 +162,7 @@ def _lay_out_loop(
         {k: join_values(inputs[k], inputs[k]) for k in loop_vars},
         lay_out_round,
     )
-    if partitioner.can_exchange:
+    if partitioner.can_exchange and not uses_variables(inputs):
         require_towers_differ([*states.values()])
     operands, outputs = [], []
     for k, state in states.items():
@@ -175,7 +177,11 @@ def _lay_out_loop(
     results = list(inputs)
     local_results = _add_loop(node, operands, new_body, new_condition)
     for k, tensor in zip(states, local_results[: len(states)], strict=True):
-        results[k] = dataclasses.replace(states[k], local=tensor)
+        results[k] = (
+            replicated(tensor, states[k])
+            if states[k].layout == REPLICATED
+            else dataclasses.replace(states[k], local=tensor)
+        )
     return results
 
 
@@ -202,13 +208,16 @@ def _lay_out_round(
     tensors: list[Tensor] = []
     for index, value in enumerate(inputs):
         if index not in states:
-            values.append(captured_value(partitioner, value))
+            values.append(partitioner.captured(value))
             continue
         like, state = graph.inputs[index], states[index]
         shape = local_shape(like.shape, state.layout)
         tensors.append(Tensor(like.dtype, shape, on_towers=True))
         values.append(_loop_variable(state, tensors[-1], like.shape))
-    return inner, tensors, inner.lay_out_function(graph, values)
+    outputs = inner.lay_out_function(graph, values)
+    # A loop that writes variables is computed once.
+    require(not inner.resources.contents)
+    return inner, tensors, outputs
 
 
 def _loop_variable(
@@ -433,6 +442,7 @@ class _RowLoop:
                 round_.tracked[value] = state, index
             values.append(value)
         ends = round_.lay_out_function(self._body, values)
+        require(not round_.resources.contents)
         self._check(round_, values, ends)
         after = {
             k: self._list_in_round(k, common_facts(lists[k], ends[k]))

@@ -6,13 +6,10 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
+from keras_towers.fit.step.divided_batch import DividedBatch, layouts_of
+from keras_towers.fit.step.exchanges import exchange_tensors
 from keras_towers.fit.step.step_order import StepOrder
-from keras_towers.fit.step.tower_program import (
-    DividedBatch,
-    TowerProgram,
-    exchange_tensors,
-    layouts_of,
-)
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.partition import partition_graph
 from keras_towers.partition.program import Exchange, Tensor
 from keras_towers.transport import SingleProcess

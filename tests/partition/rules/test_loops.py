@@ -266,9 +266,9 @@ def test_gradients_of_a_list_that_all_have():
 
 
 def test_a_loop_reads_between_the_writes_around_it():
-    graph = compat.FuncGraph("one_device")
+    graph, variable = compat.FuncGraph("one_device"), tf.Variable([3.0, 4.0])
     with graph.as_default():
-        handle = tf.compat.v1.placeholder(tf.resource, ())
+        handle = graph.capture(variable.handle)
         x = tf.compat.v1.placeholder(tf.float32, (None, 2))
 
         def write(value):
@@ -286,13 +286,13 @@ def test_a_loop_reads_between_the_writes_around_it():
     program = partition_graph(graph, [REPLICATED, Sharded(0)], [y, again])
     assert not computed_once(program)
     first, last = [
-        o.level for o in program.operations if o.type == "AssignVariableOp"
+        o.inputs[1] for o in program.operations if o.type == "AssignVariableOp"
     ]
     (loop,) = [o for o in program.operations if o.type == "While"]
-    (after,) = [o for o in program.operations if o.type == "ReadVariableOp"]
-    # Operations that are computed once come first in a level.
-    assert first <= loop.level < last <= after.level
-    assert loop.on_towers
+    assert loop.on_towers and first in loop.inputs
+    assert all(tensor.handle is None for tensor in loop.inputs)
+    assert program.results[1].operation.inputs[0] is last
+    assert all(o.type != "ReadVariableOp" for o in program.operations)
 
 
 # ---- one iteration for each example ------------------------------------------

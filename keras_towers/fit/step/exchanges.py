@@ -1,0 +1,116 @@
+"""Exchanges among the towers of a process, and then among processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.step.step_order import row_of_rank
+from keras_towers.partition.program import Exchange
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport, next_key
+
+
+def exchange_tensors(
+    exchanges: Sequence[Exchange],
+    values_of_towers: Sequence[Sequence[Any]],
+    transport: Transport,
+) -> list[Any]:
+    """Exchange the tensors of towers.
+
+    Args:
+        exchanges: N exchanges of a level.
+        values_of_towers: for each exchange the tensors of this process's K
+            towers; empty if only the first process has one.
+        transport: connects the processes.
+
+    Returns:
+        The result of each exchange; for ``before`` a list of K results.
+    """
+    results: list[Any] = [
+        _exchange_on_host(exchange, values) if values else None
+        for exchange, values in zip(exchanges, values_of_towers, strict=True)
+    ]
+    if transport.size == 1:
+        return results
+    summed: dict[int, Any] = {}
+    for k, exchange in enumerate(exchanges):
+        if exchange.kind == "sum":
+            summed[k] = results[k]
+        elif exchange.kind == "before":
+            here = tf.add_n(list(values_of_towers[k]))
+            summed[k] = row_of_rank(here, transport)
+    # Tensors of the same dtype are sent as one message.
+    sums = sum_over_ranks(transport, list(summed.values())) if summed else []
+    totals = dict(zip(summed, sums, strict=True))
+    for k, exchange in enumerate(exchanges):
+        match exchange.kind:
+            case "sum":
+                results[k] = totals[k]
+            case "before":
+                earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
+                results[k] = [before + earlier for before in results[k]]
+            case "gather":
+                axis = exchange.axis
+                results[k] = _gather_over_ranks(results[k], axis, transport)
+            case "root":
+                results[k] = _from_root(exchange, results[k], transport)
+    return results
+
+
+def _exchange_on_host(exchange: Exchange, values: Sequence[Any]) -> Any:
+    """Exchange the tensors of the towers of this process."""
+    match exchange.kind:
+        case "sum":
+            return tf.add_n(list(values))
+        case "gather":
+            return tf.concat(list(values), exchange.axis)
+        case "before":
+            nothing = tf.zeros_like(values[0])
+            return list(itertools.accumulate(values[:-1], initial=nothing))
+        case _:
+            return values[0]
+
+
+def _gather_over_ranks(tensor: Any, axis: int, transport: Transport) -> Any:
+    """Join the tensors of all ranks along an axis."""
+    if axis == 0:
+        return transport.all_gather(tensor, next_key("rows"))
+    order = list(range(tensor.shape.rank))
+    order[0], order[axis] = order[axis], order[0]
+    rows = transport.all_gather(tf.transpose(tensor, order), next_key("rows"))
+    return tf.transpose(rows, order)
+
+
+def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
+    """Give all ranks the first rank's tensor."""
+    shape, dtype = exchange.given.shape, exchange.given.dtype
+    is_here = transport.rank == 0
+
+    def one() -> tf.Tensor:
+        # TensorFlow's constant folding would run an exchange of constants, and
+        # it merges exchanges of the same tensor, which other ranks do not have.
+        return _variable_one().read_value()
+
+    if shape.is_fully_defined() and dtype != tf.string:
+        count = tf.reshape(one() * shape.num_elements(), [1])
+        sent = value if is_here else tf.zeros(count, dtype)
+        sent = tf.reshape(sent, shape)
+        (result,) = transport.broadcast([sent], next_key("root"))
+        return result
+    # Other ranks may not know the shape, and contribute no rows.
+    flat = tf.reshape(value, [-1]) if is_here else tf.zeros([one() - 1], dtype)
+    rows = transport.all_gather(flat, next_key("root"))
+    sizes = tf.shape(value) if is_here else tf.zeros([one() - 1], tf.int32)
+    sizes = transport.all_gather(sizes, next_key("root"))
+    return tf.ensure_shape(tf.reshape(rows, sizes), shape)
+
+
+@functools.cache
+def _variable_one() -> tf.Variable:
+    return compat.hidden_variable(1, tf.int32)

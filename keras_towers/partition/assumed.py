@@ -1,0 +1,116 @@
+"""The shapes that the tensors of a program have for an assumed batch.
+
+Whether XLA compiles a function depends on them: an image must not be smaller
+than a kernel, and sizes that belong together have to fit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.program import (
+    Exchange,
+    Program,
+    Tensor,
+    emit,
+    placeholder_of,
+)
+
+
+class AssumedBatch:
+    """A batch of which all towers have equally many examples.
+
+    Args:
+        program: the program that runs on it.
+        towers: the number of towers, or of their micro-batches, in all
+            processes.
+        rows: the number of examples of each of them, and any size that the
+            trace does not know.
+    """
+
+    def __init__(self, program: Program, towers: int, rows: int):
+        self._program = program
+        self._towers = towers
+        self._rows = rows
+
+    def inputs_of(
+        self, tensors: Sequence[Tensor]
+    ) -> list[tf.TensorSpec | np.ndarray]:
+        """Return the specs of tensors, or their entries if these are sizes.
+
+        Args:
+            tensors: N tensors of the program.
+
+        Raises:
+            ValueError: the step does not fit these sizes.
+        """
+        found: list[tf.TensorSpec | np.ndarray] = []
+        for tensor in tensors:
+            value = self._values[tensor]
+            entries = None
+            if value.dtype.is_integer:
+                entries = compat.constant_value(value)
+            if entries is not None:
+                found.append(np.asarray(entries))
+                continue
+            shape = tf.TensorShape(self._filled(value.shape))
+            found.append(tf.TensorSpec(shape, value.dtype))
+        return found
+
+    def _filled(self, shape: tf.TensorShape) -> Any:
+        if shape.rank is None:
+            return None
+        return [self._rows if size is None else size for size in shape]
+
+    @functools.cached_property
+    def _values(self) -> dict[Tensor, Any]:
+        """The tensors in a graph of which TensorFlow infers the shapes.
+
+        The graph has the operations of one tower, and never runs.
+        """
+        program, inputs = self._program, self._program.inputs
+        graph = compat.FuncGraph("assumed")
+        with graph.as_default():
+            values = {
+                tensor: placeholder_of(tensor, self._filled(tensor.shape))
+                for tensor in inputs.of_graph
+            }
+            for index, tensor in inputs.copies.items():
+                values[tensor] = values[inputs.of_graph[index]]
+            total = self._rows * self._towers
+            values[inputs.total] = tf.constant(total, tf.int64)
+            values[inputs.start] = tf.constant(0, tf.int64)
+            values[inputs.is_first] = tf.constant(True)
+            if inputs.has_rows is not None:
+                values[inputs.has_rows] = tf.constant(True)
+            for tensor in inputs.sizes.values():
+                values[tensor] = tf.constant(self._rows, tf.int64)
+            for level in range(program.levels):
+                operations = program.of_level(level)
+                made = [t for o in operations for t in o.outputs]
+                found = emit(operations, values, made, program.graphs)
+                values.update(zip(made, found, strict=True))
+                for exchange in program.exchanges:
+                    if exchange.given.level == level:
+                        values[exchange.result] = self._exchanged(
+                            exchange, values
+                        )
+        return values
+
+    def _exchanged(self, exchange: Exchange, values: dict[Tensor, Any]) -> Any:
+        """Return a tensor like the result of an exchange."""
+        (value,) = emit([], values, [exchange.given])
+        match exchange.kind:
+            case "gather":
+                return tf.concat([value] * self._towers, exchange.axis)
+            case "before":
+                return tf.zeros_like(value)
+            case "sum" if value.dtype.is_integer:
+                return value * self._towers
+        return tf.identity(value)

@@ -1,0 +1,126 @@
+"""When resources may be read and written, and what variables hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.partition.layouts import Value
+from keras_towers.partition.program import Phase, Tensor, phase_on_towers
+
+
+class Resources:
+    """The resources of a step, at a point of the trace.
+
+    A time is a level and a phase of it, as one number.
+
+    Attributes:
+        contents: the values of variables, as far as they are known, by the
+            common handles.
+        copies: the towers' handles of mirrored variables, by the common ones.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[Tensor, Value] = {}
+        self.copies: dict[Tensor, Tensor] = {}
+        self._common: dict[Tensor, Tensor] = {}
+        self._ready: dict[Any, tuple[int, int]] = {}
+        self._least = (0, 0)
+
+    def add_copies(self, common: Tensor, local: Tensor) -> None:
+        """Add the handles of a variable that has a copy on every tower."""
+        self.copies[common] = local
+        self._common[local] = common
+
+    def common_handle(self, handle: Tensor) -> Tensor:
+        """Return the handle that all towers share."""
+        return self._common.get(handle, handle)
+
+    def earliest_level(
+        self, type_: str, operands: Sequence[Tensor], reads: bool
+    ) -> int:
+        """Return the earliest level of an operation that uses resources.
+
+        Args:
+            type_: the type of the operation.
+            operands: its inputs. Without a handle among them, the operation
+                uses the resource that all such operations share.
+            reads: whether it only reads resources.
+        """
+        ready = [
+            self._ready.get(key, self._least) for key in self._keys(operands)
+        ]
+        time = max(times[0] if reads else times[1] for times in ready)
+        # A phase that is over comes again in the next level.
+        phase = _phase(type_, operands)
+        return (time - phase + len(Phase) - 1) // len(Phase)
+
+    def record_use(
+        self, type_: str, operands: Sequence[Tensor], reads: bool
+    ) -> int:
+        """Order later users of the same resources after an operation.
+
+        What it writes is not known any more.
+
+        Returns:
+            The earliest level of the operation.
+        """
+        least = self.earliest_level(type_, operands, reads)
+        level = max([least, *(tensor.level for tensor in operands)])
+        time = len(Phase) * level + _phase(type_, operands)
+        for key in self._keys(operands):
+            to_read, to_write = self._ready.get(key, self._least)
+            to_read = to_read if reads else max(to_read, time)
+            self._ready[key] = to_read, max(to_write, time)
+            if not reads:
+                self.contents.pop(key, None)
+        return least
+
+    def record_update(
+        self, handles: list[Any] | None, operands: Sequence[Tensor]
+    ) -> int:
+        """Order an update of variables; return the level at whose end it is.
+
+        Args:
+            handles: the handles of the variables; None: it may use any
+                variable.
+            operands: the inputs of the update.
+        """
+        keys = list(self._ready) if handles is None else handles
+        # After the operations of towers in the level, and after operations that
+        # may fail: a step whose assertion fails updates nothing.
+        before = [
+            self._ready.get(key, self._least)[1] // len(Phase)
+            for key in (*keys, None)
+        ]
+        level = max(
+            [*before, *(tensor.level for tensor in operands)], default=0
+        )
+        ready = len(Phase) * (level + 1), len(Phase) * (level + 1)
+        self._ready.update(dict.fromkeys(keys, ready))
+        if handles is None:
+            self._least = ready
+            self.contents.clear()
+        for key in keys:
+            self.contents.pop(key, None)
+        return level
+
+    def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
+        """The resources of an operation; None: the one without a handle."""
+        handles = [t for t in operands if t.dtype == tf.resource]
+        return [self.common_handle(t) for t in handles] or [None]
+
+
+def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
+    """Return the dtype and the shape of what a variable holds."""
+    (spec,) = handle.handle.shape_and_type
+    return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
+
+
+def _phase(type_: str, operands: Sequence[Tensor]) -> Phase:
+    """Return the phase of an operation with these inputs."""
+    if not any(tensor.on_towers for tensor in operands):
+        return Phase.ONCE
+    return phase_on_towers(type_, operands)

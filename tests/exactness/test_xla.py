@@ -1,0 +1,174 @@
+"""Every case of the contract with XLA, on towers that have copies of variables.
+
+They compile what one device compiles, and draw what it draws.
+"""
+
+import functools
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.fit.step.graph_function import GraphFunction
+from keras_towers.fit.step.tower_program import TowerProgram
+from tests.exactness.cases import CASES
+from tests.kit.compare import assert_exact, assert_same, use_model
+from tests.kit.sampling import sample_of
+from tests.kit.training import X, Y, adam, compiled, fit
+
+# XLA rounds fused operations differently.
+ROUNDING = 1e-5
+DRAWN = 8
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    """Notes how many functions XLA has compiled, and why it could not.
+
+    No function takes the handle of a variable.
+    """
+    add_to_graph, noted = TowerProgram.add_to_graph, {"compiled": 0, "not": []}
+    check = GraphFunction.check_xla
+
+    def checked(function, *args):
+        assert all(t.dtype != tf.resource for t in function._inputs)
+        check(function, *args)
+
+    monkeypatch.setattr(GraphFunction, "check_xla", checked)
+
+    def add(program, *args):
+        results = add_to_graph(program, *args)
+        noted["compiled"] += program.compiled
+        noted["not"] += program.not_compiled
+        return results
+
+    monkeypatch.setattr(TowerProgram, "add_to_graph", add)
+    return noted
+
+
+def with_xla(build):
+    model = build()
+    model.jit_compile = not model.run_eagerly
+    return model
+
+
+_CASES = [
+    (name, updates, towers)
+    for name in CASES
+    for updates, towers in (("each", 2), ("each", 3), ("sharded", 2))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "updates", "towers"), sample_of(_CASES, DRAWN)
+)
+def test_towers_with_copies_compile_all_functions(
+    name, updates, towers, functions
+):
+    case = CASES[name]
+    build = functools.partial(with_xla, case.build)
+    strategy = kt.TowerStrategy(towers, updates=updates)
+    found = use_model(build, case.fit, strategy)
+    assert functions["not"] == []
+    assert functions["compiled"] or build().run_eagerly
+    wanted = use_model(build, case.fit)
+    assert_same(found, wanted, max(case.tolerance, ROUNDING))
+
+
+class Drawing(keras.Model):
+    """Each output has a part of random numbers that are drawn for it."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.hidden = keras.layers.Dense(6, "tanh")
+        self.out = keras.layers.Dense(3)
+        self.seeds = keras.random.SeedGenerator(7)
+        self.draw = draw
+
+    def call(self, x):
+        hidden = self.hidden(x)
+        drawn = self.draw(hidden, self.seeds)
+        noise = tf.reduce_sum(tf.cast(drawn, "float32"), -1, keepdims=True)
+        return self.out(hidden + 0.1 * noise)
+
+
+def _drawn(name, *parameters, last=3, **options):
+    def draw(x, seed):
+        shape = (tf.shape(x)[0], last)
+        draw = getattr(keras.random, name)
+        return draw(shape, *parameters, seed=seed, **options)
+
+    return draw
+
+
+DRAWS = {
+    "normal": _drawn("normal"),
+    "normal in 16 bits": _drawn("normal", dtype="bfloat16"),
+    "uniform": _drawn("uniform"),
+    "uniform in 64 bits": _drawn("uniform", dtype="float64"),
+    "integers": _drawn("randint", 0, 9),
+    "truncated normal": _drawn("truncated_normal"),
+    "for all": lambda x, seed: keras.random.normal((3,), seed=seed),
+    "dropout": lambda x, seed: keras.random.dropout(x, 0.3, seed=seed),
+    "categories": lambda x, seed: keras.random.categorical(x, 4, seed=seed),
+    "shuffled": lambda x, seed: keras.random.shuffle(x, seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", sample_of(DRAWS, 3))
+def test_towers_draw_what_one_device_draws(name, functions):
+    def build():
+        keras.utils.set_random_seed(1)
+        return Drawing(DRAWS[name])
+
+    make = compiled(build, adam, jit_compile=True)
+
+    def act(model):
+        return fit(model, x=X[:29], y=Y[:29], batch_size=8)
+
+    strategy = kt.TowerStrategy(3, updates="each")
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert functions["not"] == []
+
+
+class Counting(keras.layers.Layer):
+    """Counts large batches in a branch, and reads what it has written."""
+
+    def build(self, shape):
+        self.large = tf.Variable(0.0, trainable=False)
+        self.rounds = tf.Variable(0.0, trainable=False)
+
+    def call(self, x):
+        def count():
+            self.large.assign_add(1.0)
+            return tf.identity(self.large)
+
+        is_large = tf.reduce_sum(x) > 0.0
+        found = tf.cond(is_large, count, lambda: tf.identity(self.large))
+        self.rounds.assign_add(found)
+        # A loop gets what a variable holds.
+        _, scaled = tf.while_loop(
+            lambda k, _: k < 2,
+            lambda k, y: (k + 1, y + 0.01 * self.rounds),
+            (0, x),
+        )
+        return scaled
+
+
+def test_branches_that_write_and_loops_that_read_are_compiled(functions):
+    def build():
+        keras.utils.set_random_seed(1)
+        layers = [Counting(), keras.layers.Dense(5, "tanh")]
+        return keras.Sequential([*layers, keras.layers.Dense(3)])
+
+    make = compiled(build, adam, jit_compile=True)
+
+    def act(model):
+        logs = fit(model, x=X[:29], y=Y[:29], batch_size=8)
+        layer = model.layers[0]
+        return logs, float(layer.large), float(layer.rounds)
+
+    strategy = kt.TowerStrategy(3, updates="each")
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert functions["not"] == []

@@ -1,0 +1,39 @@
+"""The shapes that tensors have for an assumed batch."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.partition import partition_graph
+from keras_towers.partition.assumed import AssumedBatch
+from tests.partition.kit import replicated, sharded, trace
+
+
+def laid_out(function, *given):
+    graph = trace(function, *given)
+    layouts = [g.layout for g in given]
+    program = partition_graph(graph, layouts, graph.outputs, xla=True)
+    return program, graph
+
+
+def test_rows_of_a_tower_and_of_all_towers_belong_together():
+    def products(x):
+        z = tf.tanh(x)
+        return tf.linalg.band_part(tf.matmul(z, z, transpose_b=True), 0, -1)
+
+    program, _ = laid_out(products, sharded(-1, 3))
+    assumed = AssumedBatch(program, 4, 8)
+    (own,) = [t for t in program.inputs.of_graph if t.on_towers]
+    gathered = [e.result for e in program.exchanges if e.kind == "gather"]
+    first, *others = assumed.inputs_of([own, *gathered])
+    assert first.shape == [8, 3]
+    assert [32, 3] in [spec.shape.as_list() for spec in others]
+
+
+def test_sizes_are_entries():
+    program, _ = laid_out(
+        lambda x, y: tf.reduce_sum(x) + y, sharded(-1, 3), replicated(2)
+    )
+    total, given = program.inputs.total, program.inputs.of_graph[1]
+    entries, spec = AssumedBatch(program, 3, 8).inputs_of([total, given])
+    np.testing.assert_array_equal(entries, 24)
+    assert spec == tf.TensorSpec([2], tf.float32)

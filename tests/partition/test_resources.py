@@ -1,0 +1,79 @@
+"""When resources may be read and written."""
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.resources import Resources
+
+NUMBER = tf.TensorShape([])
+
+
+def handle(on_towers, level=0):
+    return Tensor(tf.resource, NUMBER, on_towers, level, handle="handle data")
+
+
+@pytest.fixture
+def mirrored():
+    """Resources with a variable that has copies, and both its handles."""
+    resources, common, local = Resources(), handle(False), handle(True)
+    resources.add_copies(common, local)
+    return resources, common, local
+
+
+def read(resources, variable):
+    return resources.record_use("ReadVariableOp", [variable], reads=True)
+
+
+def write(resources, variable, level=0):
+    value = Tensor(tf.float32, NUMBER, variable.on_towers, level)
+    return resources.record_use(
+        "AssignVariableOp", [variable, value], reads=False
+    )
+
+
+def test_towers_read_in_the_next_level_what_they_write_at_the_end_of_one(
+    mirrored,
+):
+    resources, common, local = mirrored
+    assert read(resources, local) == 0
+    assert write(resources, local, level=2) == 0
+    assert read(resources, local) == 3
+    # What is computed once comes first in a level.
+    assert read(resources, common) == 3
+
+
+def test_towers_read_at_once_what_is_written_once(mirrored):
+    resources, common, local = mirrored
+    write(resources, common, level=1)
+    assert read(resources, local) == 1
+
+
+def test_a_write_waits_for_reads(mirrored):
+    resources, common, local = mirrored
+    level = resources.record_use(
+        "ReadVariableOp", [handle(True, 4)], reads=True
+    )
+    assert level == 0
+    resources.record_use(
+        "ReadVariableOp", [local, Tensor(tf.int32, NUMBER, True, 4)], True
+    )
+    # Towers have read it by then, but what is computed once comes first.
+    assert write(resources, local) == 4
+    assert resources.earliest_level("AssignVariableOp", [common], False) == 5
+
+
+def test_what_is_written_or_updated_is_not_known_any_more(mirrored):
+    resources, common, local = mirrored
+    other = handle(False)
+    for act in (
+        lambda: write(resources, local),
+        lambda: resources.record_update([common], []),
+        lambda: resources.record_update(None, []),
+    ):
+        resources.contents[common] = Value(REPLICATED)
+        resources.contents[other] = Value(REPLICATED)
+        act()
+        assert common not in resources.contents
+    assert other not in resources.contents
