@@ -10,8 +10,9 @@ from tests.processes import small as s
 
 @check
 def a_call_is_refused_when_the_other_ranks_have_ended():
-    # The strategy is made while all are there: it would wait for them to start.
     mine, strategy = s.eager(), s.Strategy()
+    # It would wait for ranks to start that have ended before it is made.
+    s.gather(s.RANK)
     if s.RANK == 0:
         # Who has ended is certain sooner.
         os.environ[settings.ENV_STALL_WARNING] = "5"
