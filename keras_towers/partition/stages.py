@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.program import Operation, Tensor
 
 _NOT_NUMBERS = (tf.string, tf.resource, tf.variant)
@@ -64,6 +65,18 @@ def stages_of(operations: Sequence[Operation]) -> list[Stage]:
         stage = stages[number]
         (stage.compiled if is_compiled else stage.single).append(operation)
     return stages
+
+
+def needs_call(operations: Sequence[Operation]) -> bool:
+    """Whether operations have to be called as a function, or gain by it.
+
+    A call takes longer than some operations on single numbers. But XLA draws
+    other numbers than TensorFlow.
+    """
+    draws = any("Random" in operation.type for operation in operations)
+    outputs = [tensor for o in operations for tensor in o.outputs]
+    sizes = [tensor.shape.num_elements() for tensor in outputs]
+    return draws or any(n is None or n > LARGEST for n in sizes)
 
 
 def _is_of_numbers(operation: Operation) -> bool:

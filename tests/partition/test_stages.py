@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.stages import stages_of
+from keras_towers.partition.stages import needs_call, stages_of
 
 NUMBER = tf.TensorShape([])
 
@@ -71,3 +71,20 @@ def test_repeated_operations_belong_to_those_that_use_them():
     builder.op("Fill", [builder.size_vector([size], tf.int64), 1.0], (None,))
     once = [o for o in builder.operations if not o.is_repeated]
     assert types(stages_of(once)) == [([], ["ReadVariableOp"]), (["Fill"], [])]
+
+
+def test_only_large_results_and_draws_need_a_call():
+    def operations(make):
+        builder = Builder()
+        make(builder)
+        return [o for o in builder.operations if not o.is_repeated]
+
+    def draw(builder):
+        builder.add("StatelessRandomUniformV2", [], {}, [(tf.float32, NUMBER)])
+
+    def fill(number):
+        return lambda builder: builder.op("Fill", [[number], 1.0], (number,))
+
+    assert not needs_call(operations(fill(3)))
+    assert needs_call(operations(fill(5000)))
+    assert needs_call(operations(draw))

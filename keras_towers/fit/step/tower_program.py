@@ -29,7 +29,7 @@ from keras_towers.partition.program import (
     graph_of,
     needed_operations,
 )
-from keras_towers.partition.stages import Stage, stages_of
+from keras_towers.partition.stages import Stage, needs_call, stages_of
 from keras_towers.transport import Transport
 
 # The numbers of rows of a tower to try, in turn, when XLA compiles a function:
@@ -176,7 +176,8 @@ class TowerProgram:
         """Add operations that are computed once as a function."""
         body = self._closure(operations)
         with tf.device(self._devices[0]):
-            function = self._function(body)
+            has_call = needs_call(operations)
+            function = self._function(body) if has_call else None
             if function is None:
                 values = emit(
                     operations, known, body.outputs, self._program.graphs
