@@ -7,8 +7,9 @@ TENSORFLOW ?= cpu
 export PYTHONDONTWRITEBYTECODE :=
 # For two cores, and a third process as many tests wait, for links that are cut
 # and for processes that are gone. The tests of a file share what takes long to
-# make; a test that ends its process ends the session soon, not hours later.
-PYTEST_ARGS ?= -n 3 --dist loadfile --max-worker-restart 3
+# make; a test that ends its process ends the session soon, not hours later. Files
+# with many tests do not come first: those with few are jobs, and take longest.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 3
 # TensorFlow for GPUs has the files of the one for CPUs: no environment has both.
 VENV := .venv$(if $(filter-out cpu,$(TENSORFLOW)),-$(TENSORFLOW))
 BIN := $(VENV)/bin

@@ -26,7 +26,9 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
     """Return the known entries of an operation's outputs, or None.
 
     Integers and truth values are folded, and floats that are cast from them.
-    Integers that would overflow are left to TensorFlow.
+    Numbers that would overflow, and arguments that TensorFlow refuses, are left
+    to TensorFlow. A multiple of a symbol may wrap around there, so what sums
+    and products of it do not commute with is unknown.
 
     Args:
         node: the operation.
@@ -40,6 +42,13 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
         for k in range(len(inputs))
     ):
         return None
+    if node.type in _OF_WHOLE_NUMBERS or _widens(node):
+        inputs = [
+            np.asarray(_each(_if_exact, entries), dtype=object)
+            if node.dtype(k).size < 8
+            else entries
+            for k, entries in enumerate(inputs)
+        ]
     try:
         result = fold(node, *inputs)
     except (ValueError, LookupError, TypeError, ZeroDivisionError):
@@ -55,15 +64,16 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
     return [np.asarray(entries, dtype=object) for entries in results]
 
 
-def may_wrap(node: Node, inputs: Sequence[Any]) -> bool:
-    """Whether an operation's own result may be another than the folded one.
+def _widens(node: Node) -> bool:
+    """Whether it is a cast in which an integer that wrapped around stays so."""
+    if node.type != "Cast":
+        return False
+    dtype = node.output_dtype()
+    return not dtype.is_integer or dtype.size > node.dtype(0).size
 
-    The product of a symbol may overflow an int32, which wraps around.
-    """
-    return any(
-        node.dtype(k).size < 8 and _may_overflow(*np.ravel(entries))
-        for k, entries in enumerate(inputs)
-    )
+
+def _if_exact(entry: Any) -> Any:
+    return UNKNOWN if _may_overflow(entry) else entry
 
 
 def _fits(entries: Any, dtype: tf.DType) -> bool:
@@ -186,6 +196,10 @@ def _sliced(node: Node, array: Any, *ends: Any) -> Any:
             index.append(None if span.axis is None else slice(None))
         elif not span.size:
             index.append(slice(0))
+        elif node.type == "Slice" and not (
+            0 <= span.begin <= array.shape[span.axis] - span.size
+        ):
+            raise ValueError("outside of the array")
         else:
             last = span.begin + span.size * span.stride
             index.append(
@@ -218,12 +232,20 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
 def _gathered(node: Node, array: Any, indices: Any, axis: Any) -> Any:
     if node.attr("batch_dims"):
         raise ValueError("not needed of sizes")
-    return np.take(array, indices.astype(int), int(axis))
+    return np.take(array, _indices(indices), int(axis))
+
+
+def _indices(array: Any) -> Any:
+    """Indices, which do not count from the end, as they do in NumPy."""
+    found = array.astype(int)
+    if found.min(initial=0) < 0:
+        raise ValueError("a negative index")
+    return found
 
 
 def _scattered(node: Node, indices: Any, entries: Any, shape: Any) -> Any:
     result = np.full(_small(shape), 0, object)
-    at = np.moveaxis(indices.astype(int), -1, 0)
+    at = np.moveaxis(_indices(indices), -1, 0)
     np.add.at(result, tuple(at), entries)
     return result
 
@@ -241,7 +263,7 @@ def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
 
 def _stitched(node: Node, *arrays: Any) -> Any:
     half = len(arrays) // 2
-    indices = [np.ravel(array).astype(int) for array in arrays[:half]]
+    indices = [np.ravel(_indices(array)) for array in arrays[:half]]
     size = 1 + max(at.max(initial=-1) for at in indices)
     result = np.full(_small([size]), 0, object)
     for at, entries in zip(indices, arrays[half:], strict=True):
@@ -278,7 +300,10 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
 
 
 def _split(node: Node, array: Any, sizes: Any, axis: Any) -> Any:
-    known = split_sizes(_ints(sizes), array.shape[int(axis)])
+    whole = array.shape[int(axis)]
+    known = split_sizes(_ints(sizes), whole)
+    if min(known) < 0 or sum(known) != whole:
+        raise ValueError("the parts are not the whole")
     return np.split(array, np.cumsum(known)[:-1], int(axis))
 
 
@@ -291,6 +316,13 @@ def _range(node: Node, *ends: Any) -> Any:
 def _tiled(node: Node, array: Any, times: Any) -> Any:
     _small([array.size, *times])
     return np.tile(array, _ints(times))
+
+
+def _inverted(node: Node, order: Any) -> Any:
+    numbers = _ints(order)
+    if sorted(numbers) != list(range(len(numbers))):
+        raise ValueError("not a permutation")
+    return np.argsort(numbers)
 
 
 def _small(shape: Any) -> list[int]:
@@ -358,13 +390,20 @@ _FOLDS: dict[str, Fold] = {
     ),
     "Tile": _tiled,
     "ScatterNd": _scattered,
-    "InvertPermutation": lambda node, order: np.argsort(_ints(order)),
+    "InvertPermutation": _inverted,
     "ListDiff": _list_diff,
     "DynamicStitch": _stitched,
     "ConcatOffset": _offsets,
     "BroadcastArgs": lambda node, a, b: np.array(broadcast(a, b), object),
     "BroadcastGradientArgs": _broadcast_over,
 }
+
+
+# Their results modulo 2**32 are not those of numbers modulo 2**32. Comparisons
+# see to it themselves.
+_OF_WHOLE_NUMBERS = frozenset(
+    ("FloorDiv", "FloorMod", "Abs", "Maximum", "Minimum", "Max", "Min")
+)
 
 
 # ---- slices ------------------------------------------------------------------

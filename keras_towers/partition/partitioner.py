@@ -25,7 +25,7 @@ from keras_towers.partition.effects import (
     effect_of,
     written,
 )
-from keras_towers.partition.folding import LARGEST, constant, folded, may_wrap
+from keras_towers.partition.folding import LARGEST, constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -145,7 +145,7 @@ class Partitioner(Converter):
         try:
             outputs = self.apply_rules(node, inputs)
         except NotDivided:
-            outputs = self._known_values(node, inputs, known or ())
+            outputs = self._known_values(node, known or ())
             outputs = outputs or _compute_once(node, inputs)
         for note in NOTES.get(node.type, ()):
             try:
@@ -155,9 +155,7 @@ class Partitioner(Converter):
         self._complete(node, inputs, outputs, known)
         return outputs
 
-    def _known_values(
-        self, node: Node, inputs: Values, known: Sequence[Any]
-    ) -> Values:
+    def _known_values(self, node: Node, known: Sequence[Any]) -> Values:
         """Return outputs whose entries are known; none: compute them.
 
         XLA needs constants for shapes and axes.
@@ -165,7 +163,6 @@ class Partitioner(Converter):
         dtypes = [tensor.dtype for tensor in node.operation.outputs]
         with contextlib.suppress(NotDivided):
             require(all(dtype.is_integer or dtype.is_bool for dtype in dtypes))
-            require(not may_wrap(node, [value.known for value in inputs]))
             wholes = map(self.known_tensor, known, dtypes)
             return [
                 Value(REPLICATED, whole=required(whole), known=entries)

@@ -38,6 +38,20 @@ def sample_of(cases, part=2):
     ]
 
 
+def on_some_days(part=2):
+    """A mark: `make test` runs the test on one of so many days, by the seed.
+
+    For what starts several processes to show one thing, that others show by
+    and large.
+    """
+
+    def marked(test):
+        drawn = random.Random(f"{SEED} {test.__name__}").randrange(part)
+        return test if drawn == 0 else pytest.mark.long(test)
+
+    return marked
+
+
 def draw(names, part=2):
     """Return those of some names that a seed draws, and the others."""
     drawn = _draw(len(names), part)

@@ -9,6 +9,7 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous import store
 from tests.kit.processes import all_gone
+from tests.kit.sampling import on_some_days
 from tests.kit.scripts import write_executable
 
 JOB = """
@@ -103,6 +104,7 @@ train(hvd.elastic.ObjectState())
 """
 
 
+@on_some_days()
 @pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_on_the_only_host(
     run, tmp_path

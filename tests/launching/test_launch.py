@@ -128,7 +128,9 @@ kt.launch(ask, np=1, args=(0,)).value
 )
 
 
-def test_a_notebook(tmp_path):
+def test_a_notebook(tmp_path, monkeypatch):
+    # A kernel is one of IPython: tests/kit/lean.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     nbclient.NotebookClient(
         nbformat.v4.new_notebook(cells=cells),

@@ -161,12 +161,19 @@ _SHAPES = {
 _CASES = {**_NUMBERS, **_SHAPES}
 
 
-_LARGE = 2**31 - 1
+_LARGE, _HALF = 2**31 - 1, 2**30
 _WRAPPED = {
     "sum": lambda n: tf.constant(_LARGE) + 1 > 0,
     "unsigned": lambda n: tf.constant(1, tf.uint8) - 2 > 100,
     "reduced": lambda n: tf.reduce_prod(tf.constant([65536, 65536])) > 0,
     "cast": lambda n: tf.cast(n, tf.int8) >= 0,
+    # Multiples that wrap around before something else is done.
+    "widened": lambda n: tf.cast(n * _HALF, tf.int64) >= 0,
+    "absolute": lambda n: abs(n * _HALF) >= 0,
+    "quotient": lambda n: (n * _HALF) // _HALF >= 0,
+    "remainder": lambda n: (n * (_HALF + _HALF // 2)) % 3 <= 0,
+    "larger": lambda n: tf.maximum(n * _HALF, 0) == n * _HALF,
+    "largest": lambda n: tf.reduce_max([n * _HALF, 0]) == n * _HALF,
 }
 
 
@@ -184,6 +191,30 @@ def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
     graph = trace(lambda x: multiple(tf.shape(x)[0]) >= 0, _N)
     values = partition_graph(graph, [_N.layout], graph.outputs).values
     assert values[graph.outputs[0].name].number is UNKNOWN
+
+
+_REFUSED = {
+    "GatherV2": lambda last: tf.gather([4, 5], [last]),
+    "ScatterNd": lambda last: tf.scatter_nd([[last]], [1], [2]),
+    "DynamicStitch": lambda last: tf.dynamic_stitch([[1], [last]], [[4], [5]]),
+    "InvertPermutation": lambda last: tf.math.invert_permutation([last, 0]),
+    "Slice": lambda last: tf.slice([4, 5], [last], [-last]),
+    "SplitV": lambda last: tf.split([4, 5], [last - 1, 4], num=2)[1],
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_the_operation_refuses_is_left_to_it(name):
+    def function(x):
+        # Not known while the step is traced.
+        return _REFUSED[name](tf.shape(x)[0] * 0 - 1)
+
+    graph = trace(function, _N)
+    values = partition_graph(graph, [_N.layout], graph.outputs).values
+    assert name in {o.type for o in graph.get_operations()}
+    assert values[graph.outputs[0].name].known is None
+    with pytest.raises(OneDeviceFails):
+        check_on_towers(function, _N)
 
 
 _LARGE_ARRAYS = {

@@ -10,12 +10,14 @@ from tests.processes import small as s
 
 @check
 def a_call_is_refused_when_the_other_ranks_have_ended():
-    mine = s.eager()
+    mine, strategy = s.eager(), s.Strategy()
+    # It would wait for ranks to start that have ended before it is made.
+    s.gather(s.RANK)
     if s.RANK == 0:
         # Who has ended is certain sooner.
         os.environ[settings.ENV_STALL_WARNING] = "5"
         watch.stop_watch()
         watch.start_watch(0, 2)
         words = "1 has ended, and does not call evaluate, but rank 0 does."
-        with s.refused(words, "behind the `with` block of"), s.Strategy():
+        with s.refused(words, "behind the `with` block of"), strategy:
             mine.evaluate(s.X, s.Y, verbose=0)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.kit.processes import Launched
-from tests.kit.sampling import sample_of
+from tests.kit.sampling import on_some_days, sample_of
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,7 @@ train(elastic.State(model))
 """
 
 
+@on_some_days()
 @pytest.mark.parametrize("updates", sample_of(["once", "sharded"]))
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     tmp_path, updates

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.compare import assert_close
 from tests.kit.processes import wait_until
-from tests.kit.sampling import sample_of
+from tests.kit.sampling import on_some_days, sample_of
 from tests.processes import lost
 
 pytestmark = pytest.mark.slow
@@ -77,6 +77,7 @@ def assert_values_of_one_device(task, *fits, backup=None, **options):
         assert_close(one, other, 2e-5)
 
 
+@on_some_days()
 @pytest.mark.parametrize(
     "strategy, dies",
     sample_of(
@@ -133,6 +134,7 @@ NO_CHIEF = "the chief can no longer be reached"
 NO_SERVER = "can no longer be reached. Start all tasks"
 
 
+@on_some_days()
 @pytest.mark.parametrize(
     "strategy, dies, witnesses, said",
     sample_of(
@@ -193,6 +195,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
     assert "the parameter servers have freed its weights" in again.output
 
 
+@on_some_days()
 @pytest.mark.parametrize(
     "number, victim, size",
     sample_of([(signal.SIGKILL, 0, 2), (signal.SIGSTOP, 1, 3)]),

@@ -78,7 +78,7 @@ def job(wanted, **options):
 
 # One that can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
-DRAWN, OTHERS = draw(names(*MODULES))
+DRAWN, OTHERS = draw(names(*MODULES), 3)
 JOBS = {
     "Horovod": job((*DRAWN, *EXACT, LAST)),
     "TensorFlow": job((*TENSORFLOW, LAST), **OVER_TENSORFLOW),

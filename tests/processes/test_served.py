@@ -3,10 +3,11 @@
 import pytest
 
 from tests.kit.ranks import Job, each_check_of, names
+from tests.kit.sampling import draw
 
 pytestmark = pytest.mark.slow
 MODULE = "tests.processes.served"
-KEPT = ("embedding-clipped", *names(MODULE))
+DRAWN, OTHERS = draw(names(MODULE))
 # What depends on how often the workers meet at the servers, not on how many.
 RARER = names(MODULE, mark="rare_check")
 # Every weight by itself, as large ones are.
@@ -50,8 +51,9 @@ def job(wanted, strategy="SyncReplicasStrategy", **options):
     )
 
 
-JOBS = {"two workers": job(KEPT, **PARTS)}
+JOBS = {"two workers": job(("embedding-clipped", *DRAWN), **PARTS)}
 LONG = {
+    "two workers, not drawn": job(OTHERS, **PARTS),
     "more cases": job((*RARER, *MORE)),
     "three workers": job(THREE, ranks=3, **PARTS),
     "copies on towers": job(

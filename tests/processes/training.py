@@ -223,6 +223,13 @@ def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
             s.fit(mine, batches(0, 1), None)
         s.fit(mine, batches(3, 3), None, epochs=2)
     s.assert_same_model(mine)
+    # A round that would end after the data, or never.
+    for steps in 3, 100:
+        with s.Strategy(sync_every=steps):
+            with s.refused("rank 0: 2, rank 1: ", *REMEDIES):
+                s.fit(s.model(), batches(2, 4), None)
+            s.fit(mine, batches(3, 3), None)
+    s.assert_same_model(mine)
 
 
 @check

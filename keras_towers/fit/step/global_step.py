@@ -93,24 +93,24 @@ class GlobalStep:
         self.has_gathered = False
         self._eager_steps = itertools.count()
 
-    def end_data(self, batches: int, eagerly: bool) -> None:
+    def end_data(self, batches: int, eagerly: bool, kind: str) -> None:
         """Check that the data of all ranks ends after so many batches.
 
-        Collective: ranks whose data goes on are in a step, which has the same
-        exchanges first.
+        Collective: ranks whose data goes on are in a step of the method, which
+        has the same exchanges first.
         """
         compare = self._all_end if eagerly else self._all_end_in_graph
-        if not compare(tf.constant(batches, tf.int64)):
+        in_rounds = not eagerly and self._diverges(kind)
+        if not compare(tf.constant(batches, tf.int64), in_rounds):
             raise self.order.agreement.mismatch_error(batches)
 
-    def _all_end(self, batches: tf.Tensor) -> tf.Tensor:
+    def _all_end(self, batches: tf.Tensor, in_rounds: bool) -> tf.Tensor:
         first = [self._check_first(())] if self._shares_batches else []
-        return self.order.agreement.all_end(batches, first)
+        return self.order.agreement.all_end(batches, first, in_rounds)
 
     @functools.cached_property
-    def _all_end_in_graph(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        function = tf.function(self._all_end, autograph=False)
-        return function.get_concrete_function(tf.TensorSpec([], tf.int64))
+    def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
+        return tf.function(self._all_end, autograph=False)
 
     @property
     def _shares_batches(self) -> bool:

@@ -37,6 +37,8 @@ _BATCH = "they have different examples in a batch after the first one"
 # but not over TensorFlow where several steps are a loop, whose iterations are
 # part of the key.
 _KEY = "kt.step"
+# Of updates that are compared by themselves, as at the end of a round.
+_UPDATE = "gradients"
 # In place of the digest of a step: the data has ended.
 _END = -1
 
@@ -290,7 +292,7 @@ class StepAgreement:
             after: tensors for which the comparison waits.
         """
         # A step may do this for each of several optimizers.
-        key = next_key("gradients") if step.constants is None else _KEY
+        key = next_key(_UPDATE) if step.constants is None else _KEY
         constants, data = step.constants or Constants(), step.fingerprint
         self._constants.update(dict.fromkeys(_numbered(constants.descriptions)))
         kinds = map(rank_checks.without_numbers, step.exchanged)
@@ -330,13 +332,18 @@ class StepAgreement:
                 same_data, str(different_data(_BATCH)), []
             )
 
-    def all_end(self, batches: Any, after: Sequence[Any]) -> tf.Tensor:
+    def all_end(
+        self, batches: Any, after: Sequence[Any], in_rounds: bool = False
+    ) -> tf.Tensor:
         """Whether the data of all ranks has ended after so many batches.
 
-        A rank whose data goes on compares its next step instead.
+        A rank whose data goes on compares its next step instead, or in rounds
+        of local SGD the update that ends its round.
         """
+        key = next_key(_UPDATE) if in_rounds else _KEY
+        ended = [_END, batches, 0]
         with tf.control_dependencies(after):
-            equal = self._compare([_END, batches, 0], Constants().approximate)
+            equal = self._compare(ended, Constants().approximate, key=key)
             return tf.reduce_all(equal.exact)
 
     def take_over(
@@ -353,7 +360,7 @@ class StepAgreement:
         rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
         digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
         digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
-        key = next_key("gradients")
+        key = next_key(_UPDATE)
         equal = are_equal(self._transport, digest, [], key)
 
         def send() -> tf.Tensor:

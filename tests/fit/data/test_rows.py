@@ -16,6 +16,7 @@ from tests.kit.compare import (
     assert_exact,
     use_model,
 )
+from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y
 
 
@@ -64,14 +65,16 @@ def generated(*sizes):
 
 @pytest.mark.parametrize(
     "data, steps, parts",
-    [
-        # The table has as many rows as a tower gets of a batch.
-        *((with_a_table(static), 1, 1) for static in (True, False)),
-        (with_a_table(static=False), 1, 2),
-        *((of_sizes(7, 14, static), 1, 1) for static in (True, False)),
-        # The first batch has as many of both, the next one has not.
-        *((generated(5, 9, 5, 3), steps, 1) for steps in (1, 2)),
-    ],
+    sample_of(
+        [
+            # The table has as many rows as a tower gets of a batch.
+            *((with_a_table(static), 1, 1) for static in (True, False)),
+            (with_a_table(static=False), 1, 2),
+            *((of_sizes(7, 14, static), 1, 1) for static in (True, False)),
+            # The first batch has as many of both, the next one has not.
+            *((generated(5, 9, 5, 3), steps, 1) for steps in (1, 2)),
+        ]
+    ),
 )
 def test_tensors_with_other_numbers_of_rows_go_to_all_towers(
     data, steps, parts

@@ -14,6 +14,7 @@ from tests.fit.data.prefetched import (
     assert_strings_are_exact,
 )
 from tests.kit.compare import assert_exact
+from tests.kit.sampling import sample_of
 from tests.kit.training import strategy_of
 
 X, Y = m.FEATURES[:20], m.LABELS[:20]
@@ -79,11 +80,15 @@ DIVIDED = "sparse", "ragged"
 @pytest.mark.parametrize(
     "names, towers, options",
     [
-        (DIVIDED, 2, {"batches": "each"}),
-        # The last batch has none for a third tower.
-        (INPUTS, 3, {}),
-        (INPUTS, 2, {"micro_batches": 2}),
-        (DIVIDED, 3, {"batches": "each", "eager": True}),
+        *sample_of(
+            [
+                (DIVIDED, 2, {"batches": "each"}),
+                # The last batch has none for a third tower.
+                (INPUTS, 3, {}),
+                (INPUTS, 2, {"micro_batches": 2}),
+                (DIVIDED, 3, {"batches": "each", "eager": True}),
+            ]
+        ),
         # TensorFlow's iterator over several devices splits these itself.
         pytest.param(DIVIDED, 2, {"prefetch": True}, marks=pytest.mark.long),
     ],

@@ -13,6 +13,7 @@ from keras_towers.partition.division import elementwise
 from keras_towers.partition.registry import AXES
 from tests.exactness import models as m
 from tests.kit.compare import assert_all_close, assert_exact
+from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit
 
 COUNT, BATCH = 44, 20
@@ -104,14 +105,16 @@ def of_a_dataset(model):
 
 @pytest.mark.parametrize(
     ("act", "towers", "steps"),
-    [
-        (fitted, 1, 1),
-        (fitted, 2, 2),
-        (of_a_dataset, 2, 1),
-        (on_batches, 2, 1),
-        (evaluated, 2, 1),
-        (predicted, 2, 1),
-    ],
+    sample_of(
+        [
+            (fitted, 1, 1),
+            (fitted, 2, 2),
+            (of_a_dataset, 2, 1),
+            (on_batches, 2, 1),
+            (evaluated, 2, 1),
+            (predicted, 2, 1),
+        ]
+    ),
 )
 def test_the_result_is_that_of_one_device(act, towers, steps, logged):
     memory = Memory(COUNT)

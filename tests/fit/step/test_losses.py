@@ -1,6 +1,7 @@
 """Losses and metrics: in custom steps, and outside of steps."""
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.fit.step.acts import Stepping
 from tests.kit.compare import assert_close, assert_exact
+from tests.kit.sampling import sample_of
 from tests.kit.training import compiled, fit
 
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
@@ -38,8 +40,10 @@ def scaled(model, losses):
     return model.optimizer.scale_loss(tf.reduce_mean(losses))
 
 
-@pytest.mark.parametrize("loss_of", [divided, scaled, summed])
-@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize(
+    "loss_of, average",
+    sample_of(itertools.product([divided, scaled, summed], [True, False])),
+)
 def test_custom_steps_that_divide_scale_or_sum_losses(loss_of, average):
     class Custom(Stepping):
         def train_step(self, data):

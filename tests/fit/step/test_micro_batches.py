@@ -36,7 +36,7 @@ def used(model):
 
 
 @pytest.mark.parametrize(
-    "towers, parts", sample_of([(1, 2), (1, 3), (3, 2), (3, 3)])
+    "towers, parts", sample_of([(1, 2), (1, 3), (3, 2), (3, 3)], 4)
 )
 def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
     strategy = kt.TowerStrategy(towers, micro_batches=parts)
@@ -45,12 +45,15 @@ def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
 
 @pytest.mark.parametrize(
     "build, updates",
-    [
-        (m.with_embedding, "each"),
-        (m.with_embedding, "sharded"),
-        # Rows are exchanged, not gradients.
-        (m.wide, "once"),
-    ],
+    sample_of(
+        [
+            (m.with_embedding, "each"),
+            (m.with_embedding, "sharded"),
+            # Rows are exchanged, not gradients.
+            (m.wide, "once"),
+        ],
+        3,
+    ),
 )
 def test_gradients_that_are_rows(build, updates):
     strategy = kt.TowerStrategy(2, micro_batches=3, updates=updates)

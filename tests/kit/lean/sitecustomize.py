@@ -4,8 +4,9 @@ import os
 import sys
 
 if "PYTEST_CURRENT_TEST" in os.environ:
-    # Keras imports these packages if they are there, for wrappers and plots,
-    # with all that they import in turn: a third of what it takes to start a
-    # rank. No process that a test starts asks for them.
-    for name in ("matplotlib", "sklearn"):
+    # Keras and TensorFlow import these packages if they are there, for
+    # wrappers, plots and notebooks, with all that they import in turn: a third
+    # of what it takes to start a rank. No process that a test starts asks for
+    # them.
+    for name in ("IPython", "matplotlib", "scipy", "sklearn"):
         sys.modules[name] = None
