@@ -84,7 +84,7 @@ def test_steps_that_are_not_divided(path, make, phases):
 def test_eager_steps_are_not_measured(path):
     _, timeline, found = fit_with_timeline(path, linear(run_eagerly=True))
     assert "compute" not in found
-    assert "without run_eagerly=True" in timeline.advice
+    assert "leave out run_eagerly=True" in timeline.advice
 
 
 def test_a_long_fit_keeps_its_last_steps(path, monkeypatch):
