@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -87,14 +87,15 @@ class GraphFunction:
     def check_xla(
         self,
         device: str,
-        inputs: Iterable[Sequence[tf.TensorSpec | np.ndarray]],
+        inputs: Iterable[Callable[[], Sequence[tf.TensorSpec | np.ndarray]]],
     ) -> None:
         """Raise Uncompilable unless XLA compiles the function on a device.
 
         Args:
             device: the device.
-            inputs: specs or entries of the N inputs to try, until XLA compiles
-                the function for some.
+            inputs: return specs or entries of the N inputs to try, until XLA
+                compiles the function for some; a ValueError says that the step
+                has no such inputs.
         """
         for dtype, what in (
             (tf.variant, "has a list of tensors in two of its functions"),
@@ -106,9 +107,9 @@ class GraphFunction:
         if any(tensor.shape.rank is None for tensor in self._inputs):
             raise Uncompilable("uses tensors of an unknown rank")
         error: Exception | None = None
-        for tried in inputs:
+        for assume in inputs:
             try:
-                self._lower_to_xla(device, tried)
+                self._lower_to_xla(device, assume())
             except (ValueError, tf.errors.OpError) as failure:
                 error = error or failure
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -258,7 +259,10 @@ class TowerProgram:
         try:
             function.check_xla(
                 self._devices[0],
-                (b.inputs_of(body.inputs) for b in self._assumed),
+                [
+                    functools.partial(batch.inputs_of, body.inputs)
+                    for batch in self._assumed
+                ],
             )
         except Uncompilable as error:
             sources = {o.name: o.source for o in body.operations}

@@ -135,4 +135,4 @@ def test_graphs_that_xla_cannot_compile_say_why(function, spec, reason):
         if graph.inputs[0].shape.rank is not None
     ]
     with refused if reason else contextlib.nullcontext():
-        function.check_xla(device, tried)
+        function.check_xla(device, [lambda t=t: t for t in tried])

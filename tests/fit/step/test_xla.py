@@ -132,6 +132,29 @@ def test_the_same_as_one_device_with_xla(case, reasons):
     assert reasons() == []
 
 
+def test_sizes_that_the_trace_does_not_know_may_be_larger_than_assumed():
+    """A kernel of 9 does not fit into the first size that is tried."""
+
+    def build():
+        keras.utils.set_random_seed(1)
+        layers = [
+            keras.layers.Conv1D(4, 9),
+            keras.layers.GlobalAveragePooling1D(),
+            Dense(3),
+        ]
+        return keras.Sequential([keras.Input((None, 3)), *layers])
+
+    def act(model):
+        rows = np.random.default_rng(0).normal(size=(13, 20, 3))
+        pairs = tf.data.Dataset.from_tensor_slices((rows, Y[:13]))
+        padded = pairs.padded_batch(8, ((None, 3), ()))
+        return model.fit(padded, verbose=0).history
+
+    make = compiled(build, adam, jit_compile=True)
+    strategy = kt.TowerStrategy(2, updates="each")
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+
+
 def test_xla_draws_other_numbers():
     one, other = (
         use_model(compiled(dropping, adam, jit_compile=xla), trained).values[0][
