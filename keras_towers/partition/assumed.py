@@ -91,6 +91,13 @@ class AssumedBatch:
                 values[inputs.has_rows] = tf.constant(True)
             for tensor in inputs.sizes.values():
                 values[tensor] = tf.constant(self._rows, tf.int64)
+            results = {exchange.result for exchange in program.exchanges}
+            for operation in program.operations:
+                for tensor in operation.inputs:
+                    # The step of one process also counts the rows of all.
+                    known = tensor in values or tensor in results
+                    if tensor.operation is None and not known:
+                        values[tensor] = placeholder_of(tensor)
             for level in range(program.levels):
                 operations = program.of_level(level)
                 made = [t for o in operations for t in o.outputs]

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from keras_towers.partition import partition_graph
 from keras_towers.partition.assumed import AssumedBatch
+from keras_towers.partition.local_step import to_local_step
 from tests.partition.kit import replicated, sharded, trace
 
 
@@ -37,3 +38,16 @@ def test_sizes_are_entries():
     entries, spec = AssumedBatch(program, 3, 8).inputs_of([total, given])
     np.testing.assert_array_equal(entries, 24)
     assert spec == tf.TensorSpec([2], tf.float32)
+
+
+def test_the_step_of_one_process_also_counts_the_rows_of_all():
+    def checked(x):
+        count = tf.shape(x)[0]
+        assertion = tf.debugging.Assert(count < 99, [count])
+        with tf.control_dependencies([assertion]):
+            return tf.tanh(x)
+
+    program, _ = laid_out(checked, sharded(-1, 3))
+    local = to_local_step(program).program
+    (rows,) = AssumedBatch(local, 2, 8).inputs_of([local.results[0]])
+    assert rows.shape[1] == 3
