@@ -31,7 +31,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.adoption import Adoption, shared_variables
+from keras_towers.fit.weights.adoption import shared_variables
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -204,7 +204,7 @@ class ResumingCallback(ResumesFit):
         raise SystemExit(EXIT_AGAIN)
 
 
-def _adoption() -> Adoption | None:
+def _adoption() -> contract.AdoptsModels | None:
     """The adoption of the current strategy's models, if there is one."""
     strategy = contract.active_strategy()
     return None if strategy is None else strategy._adoption

@@ -4,11 +4,13 @@ The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the transport between processes, and how a
   batch is distributed;
-* a ``WeightUpdate`` or a subclass: where trained weights and slot variables
+* an object that ``UpdatesWeights``: where trained weights and slot variables
   live, and how reduced gradients are applied;
-* ``TowerCalls`` or a subclass: how a call of ``fit``, ``evaluate``, ... runs.
+* one that ``RunsCalls`` of ``fit``, ``evaluate``, ..., with one that
+  ``AdoptsModels``.
 
-``fit/`` depends only on these, never on the type of the strategy.
+``fit/`` depends only on these, never on the type of the strategy, and these on
+nothing in ``fit/`` that implements them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
@@ -27,11 +29,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.options import Options
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
-
-if TYPE_CHECKING:
-    from keras_towers.fit.calls.synchronous import TowerCalls
-    from keras_towers.fit.update.weight_update import WeightUpdate
-    from keras_towers.fit.weights.adoption import Adoption
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -259,17 +256,104 @@ class TowerFunction:
         raise NotImplementedError
 
 
+class UpdatesWeights(Protocol):
+    """Where trained weights and optimizer state live, and who updates them."""
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build the optimizer if needed, and place its slot variables."""
+        ...
+
+    def apply_in_replica(self, call: UpdateCall) -> None:
+        """Sum the gradients over all replicas, then update once."""
+        ...
+
+    def apply_outside(self, call: UpdateCall) -> None:
+        """Update outside of steps and replicas, as one device does."""
+        ...
+
+
+class AdoptsModels(Protocol):
+    """The models placed on a strategy's towers.
+
+    Attributes:
+        in_block: whether a block is open, at whose end models are released.
+    """
+
+    in_block: bool
+
+    def register_created(self, model: keras.Model) -> None:
+        """Register a model that was created in the strategy's scope."""
+        ...
+
+    def register_compiled(self, model: keras.Model) -> None:
+        """Register a model compiled in the scope, maybe to be trained later."""
+        ...
+
+    def registering_variable(
+        self, variable: keras.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Register a variable whose value is created in this block."""
+        ...
+
+    def claim(self, model: keras.Model) -> None:
+        """Bind a model, its optimizers and nested models to the strategy."""
+        ...
+
+    def bind(self, model: keras.Model) -> bool:
+        """Place a model's variables on the towers; return if any were new."""
+        ...
+
+    def release(self) -> None:
+        """Turn all models into ordinary ones."""
+        ...
+
+    def release_model(self, model: keras.Model) -> None:
+        """Turn a model into an ordinary one."""
+        ...
+
+    def ranks_diverge(self, model: keras.Model) -> bool:
+        """Whether a model's ranks train on their own until the next average."""
+        ...
+
+    def gather_slots(self) -> None:
+        """Give every rank the whole optimizer state, and equal weights."""
+        ...
+
+    def broadcast(self, model: keras.Model) -> None:
+        """Give all ranks the weights, optimizer state and seeds of rank 0."""
+        ...
+
+    def sum_metrics(self, model: keras.Model) -> None:
+        """Sum the metrics of ranks that train independently. Collective."""
+        ...
+
+
+class RunsCalls(Protocol):
+    """How a call of a method of Keras runs."""
+
+    @property
+    def adoption(self) -> AdoptsModels: ...
+
+    @property
+    def runs_plain_keras(self) -> bool:
+        """Whether all calls run as plain Keras does, without towers."""
+        ...
+
+    def run_call(self, keras_call: KerasCall) -> Any:
+        """Run a call of a method of Keras."""
+        ...
+
+
 class KerasStrategy:
     """The base class of all strategies, as ``fit/`` sees them."""
 
     # Internal: its components.
     _config: TowerConfig
-    _update: WeightUpdate
-    _calls: TowerCalls
+    _update: UpdatesWeights
+    _calls: RunsCalls
 
     @property
-    def _adoption(self) -> Adoption:
-        """The models placed on the strategy's towers."""
+    def _adoption(self) -> AdoptsModels:
         return self._calls.adoption
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

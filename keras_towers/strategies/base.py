@@ -121,7 +121,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         if update is None:
             update = modes.create_update(self._config, self._mode)
-        self._update = update
+        # Nothing replaces it later, so its type may be narrower.
+        self._update: WeightUpdate = update  # pyright: ignore[reportIncompatibleVariableOverride]
         self._calls = calls or TowerCalls(update)
 
     @property

@@ -109,6 +109,38 @@ def test_imports_go_downwards():
     assert not wrong, "\n".join(sorted(wrong))
 
 
+def named(path):
+    """The modules that a file imports anywhere, for its types too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_few_files_of_fit_import_one_another():
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (PACKAGE / "fit").rglob("*.py")
+    }
+    imports = {module: paths.keys() & named(paths[module]) for module in paths}
+    contract = "keras_towers.fit.contract"
+    assert imports[contract] == {"keras_towers.fit.options"}
+    # From above and from below, all goes that is in no circle.
+    while free := {
+        module
+        for module, names in imports.items()
+        if not names or not any(module in names for names in imports.values())
+    }:
+        imports = {
+            module: names - free
+            for module, names in imports.items()
+            if module not in free
+        }
+    assert len(imports) <= 3, "\n".join(sorted(imports))
+
+
 def test_every_folder_is_listed():
     folders = {
         f"{path.parent.name}/" for path in PACKAGE.glob("[a-z]*/__init__.py")

@@ -51,7 +51,6 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import METHODS
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.partition.rules.control_flow import own_mean
 
 logger = logging.getLogger("keras_towers")
@@ -116,7 +115,7 @@ def _epoch_iterator(
 
 
 def _notify(
-    event: Callable[[Adoption, Any], None],
+    event: Callable[[contract.AdoptsModels, Any], None],
     original: Callable[..., None],
     model: Any,
     *args: Any,
@@ -277,12 +276,16 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (
         _TRAINER,
         "__init__",
-        functools.partial(_notify, Adoption.register_created),
+        functools.partial(
+            _notify, lambda to, model: to.register_created(model)
+        ),
     ),
     (
         compat.BaseTrainer,
         "compile",
-        functools.partial(_notify, Adoption.register_compiled),
+        functools.partial(
+            _notify, lambda to, model: to.register_compiled(model)
+        ),
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     (compat.KerasVariable, "_initialize", _create_variable),
