@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.step import adaptive_function
 from keras_towers.rendezvous import rank_checks
@@ -204,18 +203,18 @@ def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
             lambda: iter([(s.X, s.Y)] * number), output_signature=s.SPEC
         )
 
-    said = "numbers of batches differ (rank 0: 2, rank 1: more)"
-    # TensorFlow's collectives in a loop meet none outside of it.
-    over_tensorflow = s.Strategy is kt.MultiWorkerTowerStrategy
-    mine = s.model(steps_per_execution=1 if over_tensorflow else 2)
+    mine = s.model(steps_per_execution=2)
     by_hand = s.eager()
     with s.Strategy():
         with s.refused("rank 0: more, rank 1: 1", *REMEDIES):
             s.fit(s.model(), batches(3, 1), None)
         for method in mine.fit, mine.evaluate, mine.predict:
-            with s.refused(said):
+            with s.refused("(rank 0: at most 2, rank 1: more)"):
                 method(batches(2, 3), verbose=0)
-        with s.refused(said):
+            # Within an execution.
+            with s.refused("(rank 0: more, rank 1: at most 4)"):
+                method(batches(4, 3), verbose=0)
+        with s.refused("(rank 0: at most 2, rank 1: more)"):
             s.fit(mine, validation_data=batches(2, 4))
         with s.refused("rank 0: 2, rank 1: 3"):
             s.fit(by_hand, batches(2, 3), None)
@@ -228,6 +227,8 @@ def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
         with s.Strategy(sync_every=steps):
             with s.refused("rank 0: 2, rank 1: ", *REMEDIES):
                 s.fit(s.model(), batches(2, 4), None)
+            with s.refused("rank 0: at most 2, rank 1: "):
+                s.fit(mine, batches(2, 4), None)
             s.fit(mine, batches(3, 3), None)
     s.assert_same_model(mine)
 

@@ -272,7 +272,7 @@ class TowerCall:
             kind,
             order=self.shuffle_order,
             end_data=lambda batches: self._step.end_data(
-                batches, self.model.run_eagerly, kind
+                batches, self.model, kind
             ),
             **kwargs,
         )

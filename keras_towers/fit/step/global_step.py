@@ -28,7 +28,11 @@ from keras_towers.fit.step.divided_batch import (
     share_of,
 )
 from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step.step_order import (
+    ComparedStep,
+    StepOrder,
+    outside_of_loops,
+)
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
@@ -93,16 +97,25 @@ class GlobalStep:
         self.has_gathered = False
         self._eager_steps = itertools.count()
 
-    def end_data(self, batches: int, eagerly: bool, kind: str) -> None:
+    def end_data(self, batches: int, model: keras.Model, kind: str) -> None:
         """Check that the data of all ranks ends after so many batches.
 
         Collective: ranks whose data goes on are in a step of the method, which
         has the same exchanges first.
+
+        Args:
+            batches: the batches of all executions, also where the last one had
+                fewer.
+            model: the model.
+            kind: the method of Keras.
         """
+        eagerly = model.run_eagerly
         compare = self._all_end if eagerly else self._all_end_in_graph
         in_rounds = not eagerly and self._diverges(kind)
         if not compare(tf.constant(batches, tf.int64), in_rounds):
-            raise self.order.agreement.mismatch_error(batches)
+            has_exact = model.steps_per_execution == 1
+            number = str(batches) if has_exact else f"at most {batches}"
+            raise self.order.agreement.mismatch_error(number)
 
     def _all_end(self, batches: tf.Tensor, in_rounds: bool) -> tf.Tensor:
         first = [self._check_first(())] if self._shares_batches else []
@@ -121,9 +134,8 @@ class GlobalStep:
     def _check_first(self, batch: Any) -> tf.Tensor:
         """Check that the first batch of an epoch is the same on all ranks."""
         transport = self.config.transport
-        return self.order.in_first_step(
-            lambda: same_data.check_batch(transport, batch)
-        )
+        check = functools.partial(same_data.check_batch, transport, batch)
+        return self.order.in_first_step(outside_of_loops(check))
 
     @functools.cached_property
     def without_other_processes(self) -> GlobalStep:

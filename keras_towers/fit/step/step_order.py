@@ -33,9 +33,7 @@ from keras_towers.transport import Transport, next_key
 
 _BATCH = "they have different examples in a batch after the first one"
 # The steps of a rank run one after another, and each compares itself once. So
-# ranks that trace other steps, or have no further batch, meet under one key:
-# but not over TensorFlow where several steps are a loop, whose iterations are
-# part of the key.
+# ranks that trace other steps, or have no further batch, meet under one key.
 _KEY = "kt.step"
 # Of updates that are compared by themselves, as at the end of a round.
 _UPDATE = "gradients"
@@ -213,6 +211,20 @@ class StepOrder:
             return reduction(identity_of(tower_grads))
 
 
+def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
+    """Return an exchange in which ranks in a loop meet ranks in none.
+
+    TensorFlow adds the iteration of a loop to the keys of its collectives, but
+    not in a function that it calls without inlining it.
+    """
+    if tf.executing_eagerly():
+        return exchange
+    called = {"_noinline": True}
+    return tf.function(
+        exchange, autograph=False, experimental_attributes=called
+    )
+
+
 def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
     """Return a row per rank: the value for this rank, 0 for other ranks."""
     zeros = tf.zeros_like(value)
@@ -387,19 +399,21 @@ class StepAgreement:
         mine = tf.convert_to_tensor(exact, tf.int64)
         mine = tf.where(self._counter >= 0, mine, 0)
         nearly = tf.concat([tf.constant(constants, tf.int64), data], 0)
-        return are_equal(self._transport, mine, nearly, key)
+        return outside_of_loops(
+            lambda: are_equal(self._transport, mine, nearly, key)
+        )()
 
     @staticmethod
     def is_mismatch(error: Exception) -> bool:
         """Whether an error says that the steps of ranks differ."""
         return rank_checks.OTHER_STEP in str(error)
 
-    def mismatch_error(self, batches: int | None = None) -> TowerError:
+    def mismatch_error(self, batches: str | None = None) -> TowerError:
         """Return an error that names the differences. Collective.
 
         Args:
-            batches: the number of batches after which this rank's data has
-                ended; None: it is in a step.
+            batches: after how many batches this rank's data has ended; None: it
+                is in a step.
         """
         lists, constants, ends = zip(
             *rank_checks.gather(
