@@ -17,6 +17,8 @@ from keras_towers.replicas.replica_group import (
 )
 
 THREAD_NAME = "keras_towers-coordinator"
+# Events that a replica sends itself, between its steps.
+_OWN = (ReplicaEvent.ARRIVED, ReplicaEvent.RETURNED, ReplicaEvent.LEFT)
 
 
 @dataclasses.dataclass
@@ -31,6 +33,7 @@ class _Replica:
         arrived: of these, gradients for the next update.
         used: gradients that entered an average, maybe before their arrival was
             counted.
+        untold: of these, gradients that it did not count before it died.
     """
 
     quota: int
@@ -39,11 +42,28 @@ class _Replica:
     pushed: int = 0
     arrived: int = 0
     used: int = 0
+    untold: int = 0
+
+    def tell(self, pushed: int, is_next: bool) -> None:
+        """Count the arrival of a gradient, unless it is known.
+
+        A replica may have died before it sent the event of a gradient, of which
+        its next event tells.
+
+        Args:
+            pushed: how many gradients the replica has pushed.
+            is_next: whether the last of them is for the next update.
+        """
+        self.is_lost = False
+        if pushed > self.pushed:
+            self.pushed = pushed
+            self.arrived += int(is_next)
 
     @property
     def dropped(self) -> int:
         """Gradients that came too late."""
-        return max(0, self.pushed - self.arrived - self.used)
+        known = self.arrived + self.used - self.untold
+        return max(0, self.pushed - known)
 
 
 class Coordinator(threading.Thread):
@@ -139,10 +159,12 @@ class Coordinator(threading.Thread):
         try:
             self._begin()
             while True:
-                event, number, step = self._group.next_event()
+                event, number, step, pushed = self._group.next_event()
                 if event is ReplicaEvent.END:
                     return
-                self._handle(event, number, step)
+                if event in _OWN:
+                    self._replicas[number].tell(pushed, step >= self._step)
+                self._handle(event, number)
         except BaseException as error:
             self._on_failure(error)
         finally:
@@ -156,20 +178,13 @@ class Coordinator(threading.Thread):
         # Both functions hold the model.
         del self._apply, self._on_failure
 
-    def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
+    def _handle(self, event: ReplicaEvent, number: int) -> None:
         replica = self._replicas[number]
-        if event is ReplicaEvent.ARRIVED:
-            replica.is_lost = False
-            replica.pushed += 1
-            replica.arrived += int(step >= self._step)
-        elif event is ReplicaEvent.RETURNED:
-            replica.is_lost = False
-            # The replica may have died before it sent an arrival.
-            replica.pushed = max(replica.pushed, replica.used)
+        if event is ReplicaEvent.RETURNED:
+            replica.untold = max(replica.untold, replica.used - replica.pushed)
         elif event is ReplicaEvent.LOST:
             replica.is_lost = not replica.has_left
         elif event is ReplicaEvent.LEFT:
-            replica.is_lost = False
             replica.has_left = True
             if self.is_over:
                 self._end_others()
@@ -226,7 +241,7 @@ class EarlyCoordinator(Coordinator):
         self._cancel_update()
         super()._end()
 
-    def _handle(self, event: ReplicaEvent, number: int, step: int) -> None:
+    def _handle(self, event: ReplicaEvent, number: int) -> None:
         if event is ReplicaEvent.UPDATED:
             (averaged,) = self._running.wait()
             self._count_update(averaged)

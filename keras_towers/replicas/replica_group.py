@@ -177,7 +177,7 @@ class ReplicaGroup:
         ]
         # For each replica and part of the weights, the step that may read it.
         self._parts: dict[tuple[int, int], Queue] = {}
-        self._events = Queue(f"{name}/events", device, 3)
+        self._events = Queue(f"{name}/events", device, 4)
         # Part of every average: the replicas that have pushed all gradients.
         arrivals = GradientSpec(
             "arrivals", (quorum.replicas,), tf.float64, False, device
@@ -281,15 +281,15 @@ class ReplicaGroup:
         with tf.device(self._device):
             step = self._local[replica].read_value()
             one = tf.one_hot(replica, self.quorum.replicas, dtype=tf.float64)
-            counted = [
-                self._arrivals.push(one, step),
-                self._pushed[replica].assign_add(
+            # A replica that dies in between computes this gradient again, and
+            # one that dies after the count tells of it when it comes back.
+            with tf.control_dependencies([self._arrivals.push(one, step)]):
+                counted = self._pushed[replica].assign_add(
                     tf.ones((), tf.int64), read_value=False
-                ),
-            ]
+                )
             if not self.early:
-                with tf.control_dependencies(counted):
-                    self._put(ReplicaEvent.ARRIVED, replica, step)
+                with tf.control_dependencies([counted]):
+                    self._put(ReplicaEvent.ARRIVED, replica)
 
     def start_over(self) -> tf.Tensor:
         """Start over at a new step, without earlier events or arrivals."""
@@ -319,7 +319,7 @@ class ReplicaGroup:
         if not self.early:
             return self._publish(self._increment_step())
         # Sent first: a replica that goes on may leave at once.
-        updated = self._put(ReplicaEvent.UPDATED, 0, tf.zeros((), tf.int64))
+        updated = self._put(ReplicaEvent.UPDATED, 0)
         with tf.control_dependencies([updated]):
             return self._publish(self._increment_step())
 
@@ -348,21 +348,26 @@ class ReplicaGroup:
             for replica in range(self.quorum.replicas):
                 self._part(replica, part).put(step)
 
-    def _put(self, event: ReplicaEvent, replica: int, step: tf.Tensor) -> Any:
+    def _put(self, event: ReplicaEvent, replica: int) -> Any:
         with tf.device(self._device):
-            return self._events.put(int(event), replica, step)
+            step = self._local[replica].read_value()
+            pushed = self._pushed[replica].read_value()
+            return self._events.put(int(event), replica, step, pushed)
 
     def send(self, event: ReplicaEvent, replica: int = 0) -> None:
         """Send an event to the coordinator."""
-        self.calls(
-            (event, replica),
-            lambda: self._put(event, replica, tf.constant(0, tf.int64)),
-        )
+        self.calls((event, replica), lambda: self._put(event, replica))
 
-    def next_event(self) -> tuple[ReplicaEvent, int, int]:
-        """Wait for an event; return it, the replica and its local step."""
-        event, replica, step = map(int, self.calls("next", self._events.get))
-        return ReplicaEvent(event), replica, step
+    def next_event(self) -> tuple[ReplicaEvent, int, int, int]:
+        """Wait for an event.
+
+        Returns:
+            It, the replica, its local step, and how many gradients it had
+            pushed in this ``fit``.
+        """
+        event, *numbers = map(int, self.calls("next", self._events.get))
+        replica, step, pushed = numbers
+        return ReplicaEvent(event), replica, step, pushed
 
     def send_end(self, replica: int) -> None:
         """End a replica; with shared tokens, the next one that waits."""

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import threading
+from unittest import mock
 
 import tensorflow as tf
 
@@ -95,11 +96,17 @@ class Game:
             group = self._groups[replica]
             group.calls("arrive", lambda r=replica, g=group: g.arrive(r))
 
-    def push_untold(self, replica):
+    def push_uncounted(self, replica):
         """Push a gradient of a replica that dies before it counts it."""
         step = tf.constant(self.group.global_step(), tf.int64)
         grad = tf.one_hot(replica, self.quorum.replicas, dtype="float64")
         self.group._arrivals.push(grad, step)
+
+    def push_untold(self, replica):
+        """Push a gradient of a replica that dies before it says so."""
+        group = self._groups[replica]
+        with mock.patch.object(group, "_put"):
+            group.calls("untold", lambda: group.arrive(replica))
 
     def wait(self, *replicas):
         """Wait until each may go on; return the steps since the beginning.

@@ -59,7 +59,7 @@ def test_a_restarted_replica_goes_on_after_its_last_gradient(early):
 
 def test_a_gradient_of_a_replica_that_died_before_its_arrival():
     with played(2, 2) as game:
-        game.push_untold(1)
+        game.push_uncounted(1)
         assert game.returns(1) == 0
         assert game.wait(1) == [0]
         game.push(1, 0)
@@ -68,6 +68,36 @@ def test_a_gradient_of_a_replica_that_died_before_its_arrival():
         # The gradient is counted; updates do not wait for its arrival.
         assert game.wait(0, 1) == [2, 2]
         assert game.updates() == [3, 2]
+
+
+def test_a_gradient_of_a_replica_that_died_before_it_said_so():
+    with played(2, 3) as game:
+        game.push(0, 1)
+        game.push_untold(0)
+        assert game.updates() == []
+        assert game.returns(0) == 2
+        assert game.wait(0, 1) == [1, 1]
+        game.push(0, 0)
+        game.push_untold(1)
+        # The update waits for no other gradient of it, though it ends instead.
+        game.group.send(ReplicaEvent.LEFT, 1)
+        assert game.wait(0) == [2]
+        assert game.counts().used == (4, 2)
+        assert game.updates() == [3, 3]
+    # Others may have used it, or gone on without it.
+    with played(3, 2) as game:
+        game.push_untold(0)
+        game.push(1, 2)
+        assert game.wait(1, 2) == [1, 1]
+        assert game.returns(0) == 1
+        assert game.wait(0) == [1]
+        game.push(1, 2)
+        assert game.wait(1, 2) == [2, 2]
+        game.push_untold(0)
+        assert game.returns(0) == 2
+        counts = game.counts()
+        assert counts.used == (1, 2, 2)
+        assert counts.dropped == (1, 0, 0)
 
 
 def test_a_replica_may_take_several_shared_tokens_of_an_update():
