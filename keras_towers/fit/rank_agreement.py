@@ -6,11 +6,13 @@ and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,10 +23,14 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous.liveness import State, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import Transport, next_key
-from keras_towers.transport.engine_transport import EngineTransport
+from keras_towers.transport.engine_transport import (
+    MAYBE_LOST,
+    EngineTransport,
+)
 
 logger = logging.getLogger("keras_towers")
 
@@ -122,16 +128,48 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
         ended = str(error)
     except tf.errors.OpError:
         ended = transport.ended_ranks() or "another rank has ended"
+    raise _not_called(config, kind, ended)
+
+
+def _not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
+    """Return the error for a call of some ranks only.
+
+    Args:
+        config: the towers.
+        kind: the method of Keras.
+        ended: describes the ranks that do not call it.
+    """
     advice = (
         ""
         if kind in TRAINING
         else ". What only one rank needs goes into a callback of fit, or "
         f"behind the `with` block of {config.name}"
     )
-    raise TowerError(
-        f"{ended}, and does not call {kind}, but rank {transport.rank} does. "
-        f"Every rank has to call {kind}{advice}."
+    return TowerError(
+        f"{ended}, and does not call {kind}, but rank {config.peers.rank} "
+        f"does. Every rank has to call {kind}{advice}."
     )
+
+
+@contextlib.contextmanager
+def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
+    """Refuse a call of this block whose steps need ranks that have ended.
+
+    For calls that begin without a comparison of the ranks.
+    """
+    is_watched = isinstance(config.transport, EngineTransport)
+    if not is_watched or is_elastic():
+        yield
+        return
+    refuse = functools.partial(_not_called, config, kind)
+    try:
+        with watch.refusing_by(refuse):
+            yield
+    except MAYBE_LOST:
+        gone = watch.wait_for_gone_ranks()
+        if not gone or set(gone.values()) != {State.ENDED}:
+            raise
+        raise refuse(describe_each(gone)) from None
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:

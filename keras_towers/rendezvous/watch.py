@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from keras_towers import settings, system
 from keras_towers.errors import EXIT_AGAIN
@@ -69,9 +69,12 @@ class Activity:
         since: when the action began, by ``time.monotonic``.
         outcomes: of a collective in another thread, for which the rank waits
             and can stop waiting: its result or its error; None: there is none.
+        refuse: makes the error of what this rank does, given which ranks have
+            ended that it needs; None: starting again may help.
     """
 
     outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
+    refuse: Callable[[str], Exception] | None = None
 
     def __init__(self):
         self.marks = 0
@@ -108,12 +111,22 @@ class Activity:
             self.action, self.waits = before
             self.since = time.monotonic()
 
+    @contextlib.contextmanager
+    def refusing_by(self, refuse: Callable[[str], Exception]) -> Iterator[None]:
+        """Record the error of this block if ranks have ended that it needs."""
+        before, self.refuse = self.refuse, refuse
+        try:
+            yield
+        finally:
+            self.refuse = before
+
 
 _activity = Activity()
 mark = _activity.mark
 mark_done = _activity.mark_done
 preparing = _activity.preparing
 within = _activity.within
+refusing_by = _activity.refusing_by
 
 
 class RanksEnded(Exception):
@@ -264,14 +277,17 @@ class StallWatch(threading.Thread):
         )
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
-        outcomes, states = _activity.outcomes, ranks.values()
+        ended = describe_each(ranks)
         # Started again, the script would do the same.
-        if outcomes is not None and all(
+        if all(
             state == State.ENDED or state.endswith(store_lib.OUTSIDE)
-            for state in states
+            for state in ranks.values()
         ):
-            outcomes.put((None, RanksEnded(describe_each(ranks))))
-            return
+            if _activity.outcomes is not None:
+                _activity.outcomes.put((None, RanksEnded(ended)))
+                return
+            if _activity.refuse is not None:
+                end_process(str(_activity.refuse(ended)), code=1)
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
 
 
@@ -319,10 +335,10 @@ class AnswerWatch(threading.Thread):
                 return
 
 
-def end_process(text: str) -> None:
+def end_process(text: str, code: int = EXIT_AGAIN) -> NoReturn:
     """End this process, whose main thread cannot receive an exception."""
     print(f"keras_towers: {text}", file=sys.stderr, flush=True)
-    os._exit(EXIT_AGAIN)
+    os._exit(code)
 
 
 def _count_updates() -> tuple[int, int]:
@@ -365,15 +381,21 @@ def stop_watch() -> None:
     _watch = None
 
 
-def ended_ranks() -> str:
-    """Describe the ranks that have ended, once that is known; may be empty."""
+def gone_ranks() -> dict[str, State]:
+    """The states of ranks that are gone, as far as that is known."""
+    if _watch is None:
+        return {}
+    _watch.refresh()
+    return _watch.gone
+
+
+def wait_for_gone_ranks() -> dict[str, State]:
+    """Likewise, once one is known to be gone; may be empty."""
     for _ in wait_loop(settings.LEFT_S, settings.NETWORK_POLL_S):
-        if _watch is None:
-            break
-        _watch.refresh()
-        if _watch.gone:
-            return describe_each(_watch.gone)
-    return ""
+        gone = gone_ranks()
+        if gone or _watch is None:
+            return gone
+    return {}
 
 
 def report_failure(call: int, why: str) -> str:

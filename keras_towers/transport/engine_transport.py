@@ -10,7 +10,16 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, messages, plain_values
+
+MAYBE_LOST = (
+    tf.errors.AbortedError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+"""Errors of a collective that has lost a rank; they have other causes, too."""
 
 
 class EngineTransport(Transport):
@@ -140,7 +149,7 @@ class EngineTransport(Transport):
 
     def ended_ranks(self) -> str:
         """Describe the ranks that have ended; empty if none is known."""
-        return watch.ended_ranks()
+        return describe_each(watch.wait_for_gone_ranks())
 
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""

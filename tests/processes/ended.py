@@ -2,6 +2,7 @@
 
 import os
 
+import keras_towers as kt
 from keras_towers import settings
 from keras_towers.rendezvous import watch
 from tests.kit.ranks import check
@@ -11,13 +12,24 @@ from tests.processes import small as s
 @check
 def a_call_is_refused_when_the_other_ranks_have_ended():
     mine, strategy = s.eager(), s.Strategy()
-    # It would wait for ranks to start that have ended before it is made.
+    with strategy:
+        for _ in range(2):
+            mine.train_on_batch(s.X, s.Y)
+    # Rank 0 makes its own while the other one is there.
     s.gather(s.RANK)
     if s.RANK == 0:
         # Who has ended is certain sooner.
         os.environ[settings.ENV_STALL_WARNING] = "5"
         watch.stop_watch()
         watch.start_watch(0, 2)
-        words = "1 has ended, and does not call evaluate, but rank 0 does."
-        with s.refused(words, "behind the `with` block of"), strategy:
-            mine.evaluate(s.X, s.Y, verbose=0)
+        ended = "1 has ended, and does not call {}, but rank 0 does."
+        with strategy:
+            # Its ranks have compared an earlier call.
+            with s.refused(ended.format("train_on_batch")):
+                mine.train_on_batch(s.X, s.Y)
+            advice = "behind the `with` block of"
+            with s.refused(ended.format("evaluate"), advice):
+                mine.evaluate(s.X, s.Y, verbose=0)
+        if s.Strategy is kt.MultiWorkerTowerStrategy:
+            with s.refused("1 has ended", "before any of them ends"):
+                s.Strategy()

@@ -12,6 +12,7 @@ import pytest
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import State
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
+from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
 
 PREPARES = "the preparation of step 1"
@@ -138,6 +139,18 @@ def test_a_call_that_other_ranks_do_not_make_is_given_up(
     assert watch_lib.wait_for_ranks(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         watch_lib.wait_for_ranks(lambda: 1 / 0)
+
+
+def test_a_step_that_other_ranks_never_make_ends_with_the_error(
+    capfd, exits, watch
+):
+    codes, _ = exits
+    with watch_lib.refusing_by(lambda ended: Boom(f"{ended}, and is needed")):
+        watch(Store(gone={"rank 1": State.ENDED}), ["train_on_batch"])
+        assert wait_until(lambda: codes)
+    # Not to be started again.
+    assert codes == [1]
+    assert "rank 1 has ended, and is needed" in capfd.readouterr().err
 
 
 def test_what_one_rank_does_alone_is_named_and_is_no_further_action():

@@ -33,7 +33,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_towers.backup import FitPosition, ResumingCallback
 from keras_towers.engines import HOROVOD
@@ -43,6 +42,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import store
+from keras_towers.transport.engine_transport import MAYBE_LOST
 
 _hvd = HOROVOD.import_module()
 
@@ -58,14 +58,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _S = TypeVar("_S", bound=_elastic.State)
-
-# Errors of a collective that has lost a peer; they have other causes, too.
-_MAYBE_LOST = (
-    tf.errors.AbortedError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
-)
 
 
 class ObjectState(_elastic.ObjectState):
@@ -253,7 +245,7 @@ def _detect_loss() -> Iterator[None]:
     transport = HorovodTransport()
     try:
         yield
-    except _MAYBE_LOST as error:
+    except MAYBE_LOST as error:
         # The message proves nothing: it depends on where in a collective the
         # peer was lost, and other errors have the same.
         if transport.is_intact():

@@ -135,6 +135,14 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return
+        # Known only where they have met before.
+        gone = watch.gone_ranks()
+        if gone:
+            raise TowerError(
+                f"{liveness.describe_each(gone)}, but {task.cluster} makes a "
+                "strategy, which connects all tasks of TF_CONFIG: make it in "
+                "each of them, before any of them ends."
+            )
         if waited_s:
             named = ", ".join(_names(task, missing))
             logger.warning("%s waits for %s to start.", task.cluster, named)

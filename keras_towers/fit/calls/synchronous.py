@@ -92,7 +92,11 @@ class TowerCalls:
                 elif not keras_call.trains:
                     self.adoption.update.end_rounds()
                 call = self.make_call(keras_call, prepared, start)
-                with noting_causes(call):
+                with contextlib.ExitStack() as stack:
+                    if prepared and outer is None:
+                        naming = rank_agreement.naming_ended_ranks
+                        stack.enter_context(naming(config, kind))
+                    stack.enter_context(noting_causes(call))
                     return self._run(call)
         except tf.errors.OpError as error:
             refused = step_errors.error_for_user(error)
