@@ -128,6 +128,11 @@ CAUSE_WAIT_S = 10.0
 SERVERS_S = 5.0
 #: Between two states of a rank's progress bar in a shared terminal.
 REDRAW_S = 2.0
+#: A traceback has ended if its rank then prints nothing for so long.
+TRACEBACK_S = 0.3
+#: Ranks that fail within this time show once what their tracebacks have in
+#: common.
+SAME_FAILURE_S = 60.0
 #: For other ranks to arrive at a save that rank 0 writes for all ranks.
 SAVE_WAIT_S = 10.0
 #: For rank 0 to begin a save, until another rank writes the file itself.

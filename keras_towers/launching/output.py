@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import difflib
 import io
 import re
 import sys
@@ -34,6 +37,13 @@ _NOISE = re.compile(
 _CONTINUATION = re.compile(
     rb"\t \[\[|Additional GRPC error |:\w+:Error received "
 )
+_TRACEBACK = b"Traceback (most recent call last):"
+# A longer one is shown as it comes.
+_MAX_TRACEBACK_LINES = 1000
+# Fewer lines that ranks have in common are shown as they are.
+_MIN_COMMON = 3
+# Tracebacks with which later ones of other ranks are compared.
+_REMEMBERED = 4
 _COLORS = (
     "cyan",
     "magenta",
@@ -122,6 +132,7 @@ class Console:
             stream: Sink(stream, on_failed)
             for stream in (sys.stdout, sys.stderr)
         }
+        self.tracebacks: Tracebacks = Tracebacks()
         # Earlier output has to precede the output of ranks.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -155,17 +166,92 @@ class Console:
         self.sinks[sys.stderr].write(line.encode(errors="replace"))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """A traceback that was shown in full.
+
+    Attributes:
+        tag: the prefix of the rank.
+        lines: its lines.
+        at: when it was shown, by ``time.monotonic``.
+    """
+
+    tag: bytes
+    lines: list[bytes]
+    at: float
+
+
+class Tracebacks:
+    """The last tracebacks of all ranks, which often fail in the same way."""
+
+    def __init__(self) -> None:
+        self._shown: collections.deque[_Shown] = collections.deque(
+            maxlen=_REMEMBERED
+        )
+        self._lock = threading.Lock()
+
+    def shorten(self, tag: bytes, lines: list[bytes]) -> list[bytes]:
+        """Leave out lines that another rank has just shown.
+
+        In their place is a line that says where they are. The last line, which
+        has the error, is always shown, and so is all that differs.
+
+        Args:
+            tag: the prefix of the rank.
+            lines: its traceback.
+        """
+        now = time.monotonic()
+        with self._lock:
+            short = [
+                _differences(lines, shown)
+                for shown in self._shown
+                if shown.tag != tag and now - shown.at < settings.SAME_FAILURE_S
+            ]
+            shortest = min([lines, *short], key=len)
+            if 2 * len(shortest) > len(lines):
+                self._shown.append(_Shown(tag, lines, now))
+                return lines
+            return shortest
+
+
+def _differences(lines: list[bytes], shown: _Shown) -> list[bytes]:
+    matcher = difflib.SequenceMatcher(None, shown.lines, lines, autojunk=False)
+    found: list[bytes] = []
+    for kind, _, _, begin, end in matcher.get_opcodes():
+        last = end - 1 if end == len(lines) else end
+        if kind == "equal" and last - begin >= _MIN_COMMON:
+            where = shown.tag.strip().decode(errors="replace")
+            text = f"... {last - begin} lines as of {where} above ..."
+            found.append(text.encode())
+            begin = last
+        found += lines[begin:end]
+    return found
+
+
 class Tagger:
     """Splits one stream of a rank into tagged lines.
+
+    A traceback is held back until ``release``, so that it is not mixed with
+    those of other ranks.
+
+    Args:
+        sink: where it writes them.
+        tag: the prefix of each line.
+        tracebacks: those of all ranks; None: there is only one rank.
 
     Attributes:
         tail: the last bytes of the stream.
     """
 
-    def __init__(self, sink: Sink, tag: bytes):
+    def __init__(
+        self, sink: Sink, tag: bytes, tracebacks: Tracebacks | None = None
+    ):
         self.tail: bytes = b""
         self._sink = sink
         self._tag = tag
+        self._tracebacks = tracebacks
+        self._held: list[bytes] = []
+        self._held_since = 0.0
         self._line = b""
         self._last_drawn = 0.0
         self._in_noise = False
@@ -177,22 +263,52 @@ class Tagger:
         if len(self._line) > _MAX_LINE_BYTES:
             lines.append(self._line)
             self._line = b""
-        out = [
-            self._tag + _final(line) + b"\n"
-            for line in lines
-            if not self._is_noise(line)
-        ]
+        self._put([_final(line) for line in lines if not self._is_noise(line)])
         if lines:
             self._last_drawn = 0.0
-        out += self._redraw()
-        if out:
-            self._sink.write(b"".join(out))
+        if not self.holds:
+            self._write(self._redraw())
 
     def close(self) -> None:
-        """Write an unfinished last line."""
+        """Write what is left, and an unfinished last line."""
         if self._line.strip(b"\r\b "):
-            self._sink.write(self._tag + _final(self._line) + b"\n")
+            self._put([_final(self._line)])
         self._line = b""
+        self.release()
+
+    @property
+    def holds(self) -> bool:
+        """Whether a traceback is held back."""
+        return bool(self._held)
+
+    def release(self) -> None:
+        """Write the traceback that is held back, if any."""
+        held, self._held = self._held, []
+        while held and not held[-1].strip():
+            held.pop()
+        if held and self._tracebacks is not None:
+            held = self._tracebacks.shorten(self._tag, held)
+        self._write(held)
+
+    def _put(self, lines: list[bytes]) -> None:
+        """Write lines, or hold them back."""
+        begin = 0
+        if not self.holds:
+            begin = len(lines)
+            found = [i for i, x in enumerate(lines) if _TRACEBACK in x]
+            if found and self._tracebacks is not None:
+                begin = found[0]
+            self._write(lines[:begin])
+            self._held_since = time.monotonic()
+        self._held += lines[begin:]
+        is_old = time.monotonic() - self._held_since > settings.REDRAW_S
+        if is_old or len(self._held) > _MAX_TRACEBACK_LINES:
+            self.release()
+
+    def _write(self, lines: list[bytes]) -> None:
+        if lines:
+            tagged = [self._tag + line + b"\n" for line in lines]
+            self._sink.write(b"".join(tagged))
 
     def _is_noise(self, line: bytes) -> bool:
         """Whether a line belongs to a useless message."""
@@ -215,7 +331,7 @@ class Tagger:
         if now - self._last_drawn < settings.REDRAW_S or not state.strip():
             return []
         self._last_drawn = now
-        return [self._tag + state + b"\n"]
+        return [state]
 
 
 def _final(line: bytes) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -162,7 +163,8 @@ class RankProcess:
         pipes = (self._process.stdout, self._process.stderr)
         for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
             label = tag(self.name, self.index, stream) if self.name else b""
-            tagger = Tagger(console.sinks[stream], label)
+            common = console.tracebacks if self.name else None
+            tagger = Tagger(console.sinks[stream], label, common)
             self._taggers[stream] = tagger
             answers = self.host and stream is sys.stdout
             login = self._login if answers else None
@@ -200,8 +202,15 @@ def _pump(
     """
     # A rank's two streams share a file, so write whole lines to it.
     line = b""
+    ready = select.poll()
     with pipe:
-        while data := os.read(pipe.fileno(), _READ_BYTES):
+        ready.register(pipe, select.POLLIN)
+        while True:
+            if tagger.holds and not ready.poll(1000 * settings.TRACEBACK_S):
+                tagger.release()
+            data = os.read(pipe.fileno(), _READ_BYTES)
+            if not data:
+                break
             if login and agent.ANSWER in data:
                 # It follows any output of the login on the host.
                 data = data.replace(agent.ANSWER, b"", 1)

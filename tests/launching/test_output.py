@@ -72,6 +72,81 @@ def test_color_on_a_terminal_only(monkeypatch):
     assert first.replace(b"0", b"") != second.replace(b"1", b"")
 
 
+TRACEBACK = b"""\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+  File "train.py", line 2, in main
+    fit()
+"""
+
+
+def test_ranks_that_fail_in_the_same_way_show_it_once(stream, monkeypatch):
+    sink, common = Sink(stream, lambda: None), output.Tracebacks()
+    ranks = [Tagger(sink, b"[%d] " % n, common) for n in range(4)]
+
+    def shown():
+        text = stream.getvalue()
+        stream.seek(0)
+        stream.truncate()
+        return text.splitlines()
+
+    # However their lines are mixed.
+    for line in TRACEBACK.splitlines(keepends=True):
+        for rank in ranks[:2]:
+            rank.feed(line)
+    ranks[0].feed(b"ValueError: 1\nand more")
+    ranks[1].feed(b"ValueError: 1\n\n")
+    assert not shown()
+    ranks[0].close()
+    ranks[1].release()
+    lines = [*TRACEBACK.splitlines(), b"ValueError: 1"]
+    assert shown() == [
+        *(b"[0] " + line for line in lines),
+        b"[0] and more",
+        b"[1] ... 5 lines as of [0] above ...",
+        b"[1] ValueError: 1",
+    ]
+    # What differs is shown, wherever it is.
+    other = TRACEBACK.replace(b"fit()", b"fit(rank)")
+    ranks[2].feed(b"before\n" + other + b"ValueError: 2\n")
+    ranks[2].close()
+    assert shown() == [
+        b"[2] before",
+        b"[2] ... 4 lines as of [0] above ...",
+        b"[2]     fit(rank)",
+        b"[2] ValueError: 2",
+    ]
+    # One that is for the most part another is shown as a whole.
+    ranks[2].feed(TRACEBACK + 3 * other)
+    ranks[2].close()
+    lines = (TRACEBACK + 3 * other).splitlines()
+    assert shown() == [b"[2] " + line for line in lines]
+    # What it is about is no longer in sight.
+    now = output.time.monotonic() + 2 * output.settings.SAME_FAILURE_S
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    ranks[3].feed(TRACEBACK)
+    ranks[3].close()
+    assert shown() == [b"[3] " + line for line in TRACEBACK.splitlines()]
+
+
+def test_a_traceback_is_held_back_for_a_short_time_only(
+    stream, tagger, monkeypatch
+):
+    # A single rank has nothing to compare.
+    tagger.feed(TRACEBACK)
+    alone = stream.getvalue()
+    assert alone.count(b"[1] ") == 5
+    sink = Sink(stream, lambda: None)
+    other = Tagger(sink, b"[2] ", output.Tracebacks())
+    other.feed(TRACEBACK)
+    assert stream.getvalue() == alone
+    now = output.time.monotonic() + 2 * output.settings.REDRAW_S
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    other.feed(b"it goes on\n")
+    assert stream.getvalue().endswith(b"[2] it goes on\n")
+
+
 CANCELLED = b"""\
 WARNING: All log messages before absl::InitializeLog() is called are written \
 to STDERR
