@@ -9,7 +9,7 @@ import linecache
 import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -43,6 +43,7 @@ _HELPERS = tuple(
     os.path.join(_LIBRARIES[0], "src", name, "") for name in ("backend", "ops")
 )
 _LENGTH = symbol("length")
+_UNKNOWN_BYTES = "bytes that depend on the data"
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
 
@@ -59,7 +60,8 @@ class StepCosts:
             product of sizes that are not fixed.
         has_unknown: whether more is exchanged, by the entries of a batch.
         held: the bytes per example that a tower with several micro-batches
-            holds for all of them until an exchange is over; None: unknown.
+            holds for all of them until an exchange is over, for each length, or
+            product of lengths, that is not fixed; None: unknown.
         once: by line of code: the fraction of the step's operations that are
             computed once for all towers because of it.
         growing: the lines of these whose operations grow with the batch.
@@ -70,7 +72,7 @@ class StepCosts:
     fixed: int
     per_unit: dict[str, int]
     has_unknown: bool
-    held: int | None
+    held: dict[str, int] | None
     once: dict[str, float]
     growing: frozenset[str]
 
@@ -78,12 +80,19 @@ class StepCosts:
     def exchange_summary(self) -> str:
         """Describe the exchanges; N is the number of examples."""
         exchanges = _count(self.exchanges, "exchange")
-        sizes = [f"{_bytes(n)} x {unit}" for unit, n in self.per_unit.items()]
-        sizes += [_bytes(None)] * self.has_unknown
+        sizes = _terms(self.per_unit) + [_UNKNOWN_BYTES] * self.has_unknown
         if self.fixed or not sizes:
             sizes.insert(0, _bytes(self.fixed))
         rounds = _count(self.rounds, "round")
         return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
+
+    @property
+    def held_summary(self) -> str:
+        """Describe what a tower holds for all micro-batches; may be empty."""
+        if self.held is None:
+            return _UNKNOWN_BYTES
+        terms = " + ".join(_terms(self.held))
+        return f"{terms} per example" if terms else ""
 
     @property
     def once_summary(self) -> list[str]:
@@ -134,8 +143,8 @@ def describe_steps(config: TowerConfig) -> list[str]:
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
-        if config.options.micro_batches != 1 and costs.held != 0:
-            held = f"{_bytes(costs.held)} per example"
+        held = costs.held_summary
+        if config.options.micro_batches != 1 and held:
             lines.append(f"{name}: held for all micro-batches: {held}")
         lines += [f"{name}: {line}" for line in costs.once_summary]
     return lines
@@ -212,8 +221,8 @@ def _unit(size: Size) -> str:
     return " x ".join(sorted(names))
 
 
-def _held_bytes(program: Program) -> int | None:
-    """Return the bytes per example that towers hold from level to level."""
+def _held_bytes(program: Program) -> dict[str, int] | None:
+    """Return what towers hold from level to level, as in ``StepCosts``."""
     later = {
         tensor
         for operation in program.operations
@@ -225,16 +234,17 @@ def _held_bytes(program: Program) -> int | None:
         and tensor.level < operation.level
     }
     later.update(e.given for e in program.exchanges if e.kind == "gather")
-    held = 0
+    held: collections.Counter[str] = collections.Counter()
     for tensor in later:
         if tensor.shape.rank is None:
             return None
         sizes = [size for size in tensor.shape if size is not None]
-        if tensor.shape.rank - len(sizes) > 1:
-            return None
-        if len(sizes) < tensor.shape.rank:
-            held += math.prod(sizes) * tensor.dtype.size
-    return held
+        # One of those that are not fixed is the number of examples.
+        lengths = tensor.shape.rank - len(sizes) - 1
+        if lengths >= 0:
+            unit = " x ".join(["length"] * lengths)
+            held[unit] += math.prod(sizes) * tensor.dtype.size
+    return dict(sorted(held.items()))
 
 
 def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:
@@ -310,8 +320,16 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _bytes(number: int | None) -> str:
+def _terms(numbers: Mapping[str, int]) -> list[str]:
+    """Describe numbers of bytes for each of some units; "": of no unit."""
+    return [
+        f"{_bytes(number)}{unit and f' x {unit}'}"
+        for unit, number in numbers.items()
+    ]
+
+
+def _bytes(number: int) -> str:
     for unit, least in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if number is not None and number >= least:
+        if number >= least:
             return f"{number / least:.3g} {unit}"
-    return "? bytes" if number is None else _count(number, "byte")
+    return _count(number, "byte")

@@ -51,11 +51,15 @@ def standardized(x):
         (standardized, (None, 5), "3 exchanges in 2 rounds, 44 bytes"),
         (lambda x: tf.ones([]), (None, 5), "0 exchanges in 0 rounds, 0 bytes"),
         # The entries of a batch decide.
-        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), ", ? bytes"),
+        (
+            lambda x: tf.boolean_mask(x, x[:, 0] > 0),
+            (None, 5),
+            ", bytes that depend on the data",
+        ),
         (
             lambda x: (tf.boolean_mask(x, x[:, 0] > 0), tf.reduce_sum(x)),
             (None, 5),
-            ", 4 bytes + ? bytes",
+            ", 4 bytes + bytes that depend on the data",
         ),
         # Of two towers, and of another length than the input.
         (lambda x: tf.reduce_max(x, 0), (None, None, 5), "40 bytes x length"),
@@ -65,6 +69,29 @@ def standardized(x):
 def test_exchanges(function, shape, summary):
     found = costs(function, shape)
     assert found.exchange_summary.endswith(summary)
+
+
+def centered(x):
+    x = tf.matmul(x, tf.ones((5, 3)))
+    return tf.reduce_sum((x - tf.reduce_mean(x)) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "summary"),
+    [
+        (lambda x: tf.reduce_sum(x, 0), (None, 5), ""),
+        (centered, (None, 5), "12 bytes per example"),
+        (centered, (None, 7, 5), "84 bytes per example"),
+        (centered, (None, None, 5), "12 bytes x length per example"),
+        (
+            lambda x: centered(x) + centered(x[:, 0]),
+            (None, None, 5),
+            "12 bytes + 12 bytes x length per example",
+        ),
+    ],
+)
+def test_what_micro_batches_hold(function, shape, summary):
+    assert costs(function, shape).held_summary == summary
 
 
 @pytest.mark.parametrize("towers", [2, 5])
