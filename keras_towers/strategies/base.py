@@ -505,8 +505,7 @@ class TowerExtended(compat.MirroredExtended):
         size, rank = self._transport.size, self._transport.rank
 
         def share(batch: Any) -> Any:
-            (piece,) = data_lib.split(batch, size, rank, 1).pieces
-            return piece
+            return data_lib.Batch.of(batch).split(size, rank, 1).pieces[0]
 
         if size > 1:
             dataset = data_lib.mapped(dataset, share)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -28,8 +29,179 @@ EACH: str = (
 )
 
 
+# By the names of a batch's parts: those that have no row for each example.
+Undivided = Mapping[tuple[str, ...], Collection[str]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch, or its specs, and which of its parts towers divide.
+
+    Attributes:
+        structure: dense, ragged or sparse tensors of shape [examples, ...], or
+            other values, as the model gets them.
+        names: the name of each leaf, as in ``fit(x, y)``.
+        divided: for each leaf, whether it has a row for each example.
+    """
+
+    structure: Any
+    names: tuple[str, ...]
+    divided: Sequence[bool]
+
+    @classmethod
+    def of(cls, structure: Any, undivided: Undivided | None = None) -> Batch:
+        """Find which parts of a batch, or of specs, have a row per example.
+
+        Parts whose number of rows is known only at run time are assumed to have
+        one, unless an earlier batch has shown otherwise. A step in which they
+        differ fails.
+
+        Args:
+            structure: the batch.
+            undivided: what earlier batches have shown.
+        """
+        names = _names_of(structure)
+        known = (undivided or {}).get(names, ())
+        named = zip(names, tf.nest.flatten(structure), strict=True)
+        leaves = [None if name in known else leaf for name, leaf in named]
+        example = _with_examples(tf.nest.pack_sequence_as(structure, leaves))
+        rows = None if example is None else static_rows(example)
+        divided = [
+            has_rows(leaf)
+            and static_rows(leaf) == rows
+            and can_be_divided(leaf)
+            for leaf in leaves
+        ]
+        return cls(structure, names, divided)
+
+    def with_structure(self, structure: Any) -> Batch:
+        """Return another batch, or its specs, that is divided like this one."""
+        return dataclasses.replace(self, structure=structure)
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its parts; None for those that are left out."""
+        return tf.nest.flatten(self.structure)
+
+    @property
+    def _example(self) -> Any:
+        for leaf in itertools.compress(self.leaves, self.divided):
+            return leaf
+        return _with_examples(self.structure)
+
+    @property
+    def size(self) -> Any:
+        """The number of examples; a batch without rows is one example."""
+        example = self._example
+        return 1 if example is None else rows_of(example)
+
+    @property
+    def static_size(self) -> int | None:
+        """The static number of examples."""
+        example = self._example
+        return None if example is None else static_rows(example)
+
+    def undivided(self) -> set[str]:
+        """Return which parts have other numbers of rows; eager only."""
+        size = int(self.size)
+        return {
+            name
+            for name, leaf in zip(self.names, self.leaves, strict=True)
+            if has_rows(leaf) and int(rows_of(leaf)) != size
+        }
+
+    def specs(self, any_size: bool = False) -> Batch:
+        """Return its specs; with ``any_size`` of any number of rows."""
+
+        def spec_of(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            spec = tf.type_spec_from_value(leaf)
+            return _of_any_size(spec) if any_size and has_rows(leaf) else spec
+
+        return self.with_structure(
+            tf.nest.map_structure(spec_of, self.structure)
+        )
+
+    def map_divided(self, function: Callable[[Any], Any]) -> Any:
+        """Return it with a function applied to the divided parts only."""
+        leaves = [
+            function(leaf) if is_divided else leaf
+            for leaf, is_divided in zip(self.leaves, self.divided, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self.structure, leaves)
+
+    def cut(self, starts: Sequence[Any]) -> tuple[Any, ...]:
+        """Cut it into N pieces; each gets all parts that are not divided.
+
+        Args:
+            starts: the first row of each piece, and the end of the last.
+        """
+
+        def piece(start: Any, end: Any) -> Any:
+            return self.map_divided(lambda x: _slice(x, start, end - start))
+
+        return tuple(itertools.starmap(piece, itertools.pairwise(starts)))
+
+    def split(self, replicas: int, first: int, towers: int) -> TowerBatch:
+        """Split a global batch into pieces whose sizes differ by at most one.
+
+        Args:
+            replicas: the number of towers of all processes.
+            first: the first tower to return a piece for.
+            towers: the number of pieces to return.
+        """
+        size = self.size
+        if not isinstance(size, int):
+            with tf.control_dependencies(self.check_rows(_SPLIT)):
+                size = tf.cast(tf.identity(size), tf.int64)
+        starts = _starts(size, replicas)[first : first + towers + 1]
+        return TowerBatch(self.cut(starts), size, starts[0])
+
+    def check_rows(self, advice: str, undivided: bool = False) -> list[Any]:
+        """Return assertions that parts have equally many rows.
+
+        Args:
+            advice: the end of the error message, which says what to do.
+            undivided: whether to check all parts that have rows.
+        """
+        chosen = map(has_rows, self.leaves) if undivided else self.divided
+        named = zip(self.names, self.leaves, chosen, strict=True)
+        leaves = {name: leaf for name, leaf, is_chosen in named if is_chosen}
+        # Static numbers that are equal need no check at run time.
+        static = set(map(static_rows, leaves.values()))
+        if len(leaves) < 2 or (len(static) == 1 and None not in static):
+            return []
+        listed = ", ".join(f"{name} has {{}}" for name in leaves)
+        # An accelerator would have to be waited for.
+        with tf.device(compat.HOST):
+            counts = [tf.cast(rows_of(v), tf.int64) for v in leaves.values()]
+            return step_errors.assert_for_user(
+                tf.reduce_all(tf.stack(counts) == counts[0]),
+                "the parts of a batch have different numbers of rows: "
+                f"{listed}. {advice} A dataset of single examples needs "
+                ".batch(n).",
+                counts,
+            )
+
+    def refuse_without_rows(self) -> None:
+        """Reject a tower's own batch if a part of it cannot be divided.
+
+        Each tower's batch has such a part, and one device could use only one.
+        """
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
+            if is_value and not has_rows(leaf):
+                raise TowerError(f"part {name} of a batch has no rows. {EACH}")
+            if has_rows(leaf) and not can_be_divided(leaf):
+                raise TowerError(
+                    f"part {name} of a batch is ragged in several axes, and "
+                    f"cannot be divided. {EACH}"
+                )
+
+
 class TowerBatch(NamedTuple):
-    """One step's data for the K towers of this process.
+    """One step's data for the K towers of this process, also in datasets.
 
     Attributes:
         pieces: the K towers' pieces of the batch; some may have no examples.
@@ -46,51 +218,27 @@ class TowerBatch(NamedTuple):
         """Whether the number of examples of all processes is known."""
         return not isinstance(self.total, tuple)
 
+    def counts(self, like: Batch) -> list[Any]:
+        """Return the K towers' numbers of examples: ints or scalar tensors.
 
-def counts_of(
-    batch: TowerBatch, divided: Sequence[bool] | None = None
-) -> list[Any]:
-    """Return the K towers' numbers of examples: ints or scalar tensors.
+        Args:
+            like: a batch that is divided like the pieces.
+        """
+        return [like.with_structure(piece).size for piece in self.pieces]
 
-    Args:
-        batch: the pieces.
-        divided: as of ``batch_size_of``.
-    """
-    return [batch_size_of(piece, divided) for piece in batch.pieces]
+    def in_micro_batches(self, number: int, like: Batch) -> TowerBatch:
+        """Cut each tower's piece into micro-batches, in tower order.
 
-
-def spec_of(batch: Any, any_size: bool = False) -> Any:
-    """Return the specs of a batch.
-
-    Args:
-        batch: the batch, or a tower's piece of it.
-        any_size: whether to leave its number of rows open.
-    """
-
-    def spec_of_leaf(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        spec = tf.type_spec_from_value(leaf)
-        return _of_any_size(spec) if any_size and has_rows(leaf) else spec
-
-    return tf.nest.map_structure(spec_of_leaf, batch)
-
-
-def batch_size_of(structure: Any, divided: Sequence[bool] | None = None) -> Any:
-    """Return the batch size. A batch without rows is one example.
-
-    Args:
-        structure: the batch.
-        divided: for each leaf, whether it has a row per example; None: unknown.
-    """
-    leaves = zip(tf.nest.flatten(structure), divided or (), strict=False)
-    leaf = next((leaf for leaf, divides in leaves if divides), None)
-    if leaf is None:
-        leaf = with_examples(structure)
-    if leaf is None:
-        return 1
-    size = static_rows(leaf)
-    return rows_of(leaf) if size is None else size
+        Args:
+            number: the number of micro-batches of each tower.
+            like: a batch that is divided like the pieces.
+        """
+        if number == 1:
+            return self
+        pieces: list[Any] = []
+        for piece in map(like.with_structure, self.pieces):
+            pieces += piece.cut(_starts(piece.size, number))
+        return self._replace(pieces=tuple(pieces))
 
 
 def _of_any_size(spec: Any) -> Any:
@@ -106,57 +254,6 @@ def _of_any_size(spec: Any) -> Any:
     return tf.TensorSpec(shape, spec.dtype)
 
 
-def split(
-    batch: Any,
-    replicas: int,
-    first: int = 0,
-    towers: int | None = None,
-    parts: DividedParts | None = None,
-) -> TowerBatch:
-    """Split a global batch into pieces whose sizes differ by at most one.
-
-    Args:
-        batch: structure of dense, ragged or sparse tensors of shape
-            [examples, ...]. Parts without rows, or with a different number of
-            rows, go to every tower whole.
-        replicas: the number of towers of all processes.
-        first: the first tower to return a piece for.
-        towers: number of pieces to return; None for all.
-        parts: knows which of its leaves are divided.
-    """
-    batch = tf.nest.map_structure(
-        lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
-    )
-    stop = first + (replicas if towers is None else towers)
-    divided = (parts or DividedParts()).divided_leaves(batch)
-    size = batch_size_of(batch, divided)
-    if not isinstance(size, int):
-        with tf.control_dependencies(check_rows(batch, _SPLIT, divided)):
-            size = tf.cast(tf.identity(size), tf.int64)
-    starts = _starts(size, replicas)[first : stop + 1]
-    pieces = _cut(batch, starts, divided)
-    return TowerBatch(pieces, size, starts[0])
-
-
-def micro_batches_of(
-    batch: TowerBatch, number: int, divided: Sequence[bool]
-) -> TowerBatch:
-    """Cut each tower's piece into micro-batches, in tower order.
-
-    Args:
-        batch: the pieces.
-        number: the number of micro-batches of each tower.
-        divided: for each leaf: whether it has a row per example.
-    """
-    if number == 1:
-        return batch
-    pieces: list[Any] = []
-    for piece in batch.pieces:
-        size = batch_size_of(piece, divided)
-        pieces += _cut(piece, _starts(size, number), divided)
-    return batch._replace(pieces=tuple(pieces))
-
-
 def _starts(size: Any, number: int) -> list[Any]:
     """Return the first row of each of N pieces, and the end of the last."""
     least, left = size // number, size % number
@@ -167,31 +264,14 @@ def _starts(size: Any, number: int) -> list[Any]:
     return starts
 
 
-def _cut(
-    batch: Any, starts: Sequence[Any], divided: Sequence[bool]
-) -> tuple[Any, ...]:
-    """Cut a batch into pieces; each gets all leaves that are not divided."""
-    leaves = tf.nest.flatten(batch)
-    return tuple(
-        tf.nest.pack_sequence_as(
-            batch,
-            [
-                _slice(leaf, start, end - start) if divides else leaf
-                for leaf, divides in zip(leaves, divided, strict=True)
-            ],
-        )
-        for start, end in itertools.pairwise(starts)
-    )
-
-
-def _keeps(leaf: Any) -> bool:
+def _as_tensor(leaf: Any) -> Any:
     kinds = (tf.experimental.Optional, tf.experimental.ExtensionType)
-    return leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf)
+    if leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf):
+        return leaf
+    return tf.convert_to_tensor(leaf)
 
 
 def _slice(leaf: Any, start: Any, length: Any) -> Any:
-    if not has_rows(leaf):
-        return leaf
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
         begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
@@ -249,7 +329,8 @@ def with_equal_rows(batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would use the rows of the first part for all.
     advice = "Batches for accelerators need parts with equally many rows."
-    with tf.control_dependencies(check_rows(batch, advice)):
+    checks = Batch.of(batch).check_rows(advice, undivided=True)
+    with tf.control_dependencies(checks):
         return identity_of(batch)
 
 
@@ -277,27 +358,38 @@ def is_whole(batch: Any) -> bool:
 
 
 def as_tower_batch(
-    config: TowerConfig, batch: Any, parts: DividedParts | None = None
-) -> TowerBatch:
-    """Convert whatever Keras passes to a step into a ``TowerBatch``."""
+    config: TowerConfig, batch: Any, undivided: Undivided | None = None
+) -> tuple[TowerBatch, Batch]:
+    """Convert whatever Keras passes to a step into a ``TowerBatch``.
+
+    Args:
+        config: the towers.
+        batch: a global batch, or the towers' pieces of one.
+        undivided: as of ``Batch.of``.
+
+    Returns:
+        The towers' pieces, and the batch, or a piece, that they are divided
+        like.
+    """
     towers = config.num_towers
     if is_whole(batch):
+        whole = Batch.of(tf.nest.map_structure(_as_tensor, batch), undivided)
         if config.options.batches == "split":
-            return split(
-                batch, config.num_replicas, config.first_tower, towers, parts
-            )
-        return split(batch, towers, parts=parts)._replace(total=(), start=())
+            replicas, first = config.num_replicas, config.first_tower
+            return whole.split(replicas, first, towers), whole
+        return TowerBatch(whole.split(towers, 0, towers).pieces), whole
     is_own = config.options.batches == "each"
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))
         )
         is_own = True
+    pieces = [Batch.of(piece, undivided) for piece in batch.pieces]
     if is_own and (towers > 1 or config.transport.size > 1):
-        refuse_without_rows(batch.pieces[0])
-    checks = [check for p in batch.pieces for check in check_rows(p, EACH)]
+        pieces[0].refuse_without_rows()
+    checks = [c for p in pieces for c in p.check_rows(EACH, undivided=True)]
     with tf.control_dependencies(checks):
-        return identity_of(batch)
+        return identity_of(batch), pieces[0]
 
 
 def identity_of(structure: Any) -> Any:
@@ -319,7 +411,7 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
-    pieces = as_tower_batch(config, batch).pieces
+    pieces = as_tower_batch(config, batch)[0].pieces
 
     def joined(*leaves: Any) -> Any:
         """Join the rows of the towers' tensors; take others once."""
@@ -334,11 +426,8 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
 
 def gather_batch(batch: Any, transport: Transport) -> Any:
     """Return the global batch, given this rank's part; eager only."""
-    rows = static_rows(batch)
 
     def gather_leaf(leaf: Any) -> Any:
-        if leaf is None or not is_divided(leaf, rows):
-            return leaf
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
             ragged: Any = tf.RaggedTensor
@@ -359,94 +448,15 @@ def gather_batch(batch: Any, transport: Transport) -> Any:
     def all_ranks(tensor: Any) -> tf.Tensor:
         return transport.all_gather(tensor, next_key("rows"))
 
-    whole = tf.nest.map_structure(gather_leaf, batch)
-    if int(batch_size_of(whole)) == 0:
+    part = Batch.of(batch)
+    whole = part.with_structure(part.map_divided(gather_leaf))
+    if int(whole.size) == 0:
         # The data of all ranks have ended.
         raise StopIteration
-    return whole
+    return whole.structure
 
 
-class DividedParts:
-    """Knows which parts of a batch have a row for each example.
-
-    Parts whose number of rows is known only at run time are assumed to have a
-    row for each example, unless an earlier batch has shown otherwise. A step in
-    which they differ fails.
-    """
-
-    def __init__(self) -> None:
-        self._undivided: dict[tuple[str, ...], set[str]] = {}
-
-    def see(self, batch: Any) -> set[str]:
-        """Return which parts of batches with this structure are not divided."""
-        names = names_of(batch)
-        examples = batch_size_of(batch)
-        undivided = self._undivided.setdefault(tuple(names), set())
-        for name, leaf in zip(names, tf.nest.flatten(batch), strict=True):
-            if has_rows(leaf) and int(batch_size_of(leaf)) != int(examples):
-                undivided.add(name)
-        return undivided
-
-    def divided_leaves(self, batch: Any) -> list[bool]:
-        """Return for each leaf of a batch, or its specs, if it is divided."""
-        names = names_of(batch)
-        undivided = self._undivided.get(tuple(names), set())
-        leaves = [
-            None if name in undivided else leaf
-            for name, leaf in zip(names, tf.nest.flatten(batch), strict=True)
-        ]
-        rows = static_rows(tf.nest.pack_sequence_as(batch, leaves))
-        return [is_divided(leaf, rows) for leaf in leaves]
-
-
-def check_rows(
-    batch: Any, advice: str, chosen: Sequence[bool] | None = None
-) -> list[Any]:
-    """Return assertions that parts of a batch have equally many rows.
-
-    Args:
-        batch: the batch.
-        advice: the end of the error message, which says what to do.
-        chosen: for each leaf, whether to check it; None: all that have rows.
-    """
-    leaves_of_batch = tf.nest.flatten(batch)
-    if chosen is None:
-        chosen = list(map(has_rows, leaves_of_batch))
-    named = zip(names_of(batch), leaves_of_batch, chosen, strict=True)
-    leaves = {name: leaf for name, leaf, is_chosen in named if is_chosen}
-    # Static numbers that are equal need no check at run time.
-    static = {tf.TensorShape(leaf.shape)[0] for leaf in leaves.values()}
-    if len(leaves) < 2 or (len(static) == 1 and None not in static):
-        return []
-    listed = ", ".join(f"{name} has {{}}" for name in leaves)
-    # An accelerator would have to be waited for.
-    with tf.device(compat.HOST):
-        counts = [tf.cast(rows_of(leaf), tf.int64) for leaf in leaves.values()]
-        return step_errors.assert_for_user(
-            tf.reduce_all(tf.stack(counts) == counts[0]),
-            f"the parts of a batch have different numbers of rows: {listed}. "
-            f"{advice} A dataset of single examples needs .batch(n).",
-            counts,
-        )
-
-
-def refuse_without_rows(batch: Any) -> None:
-    """Reject a tower's own batch if a part of it cannot be divided.
-
-    Each tower's batch has such a part, and one device could use only one.
-    """
-    for name, leaf in zip(names_of(batch), tf.nest.flatten(batch), strict=True):
-        is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
-        if is_value and not has_rows(leaf):
-            raise TowerError(f"part {name} of a batch has no rows. {EACH}")
-        if has_rows(leaf) and not can_be_divided(leaf):
-            raise TowerError(
-                f"part {name} of a batch is ragged in several axes, and cannot "
-                f"be divided. {EACH}"
-            )
-
-
-def with_examples(batch: Any) -> Any:
+def _with_examples(batch: Any) -> Any:
     """Return a part of a batch, or spec, whose rows are the examples, or None.
 
     It is a target, if an input has as many rows, and else one of the most parts
@@ -470,27 +480,12 @@ def _numbered(batch: Any) -> list[tuple[int | None, Any]]:
     """Return the parts that towers can divide, with static numbers of rows."""
     leaves = filter(has_rows, tf.nest.flatten(batch))
     divisible = filter(can_be_divided, leaves)
-    return [(tf.TensorShape(leaf.shape)[0], leaf) for leaf in divisible]
+    return [(static_rows(leaf), leaf) for leaf in divisible]
 
 
-def static_rows(batch: Any) -> int | None:
-    """Return the static number of examples of a batch, or specs, or None."""
-    leaf = with_examples(batch)
-    return None if leaf is None else tf.TensorShape(leaf.shape)[0]
-
-
-def is_divided(leaf: Any, rows: int | None) -> bool:
-    """Whether a part of a batch, or its spec, has a row for each example.
-
-    Args:
-        leaf: the part.
-        rows: the static number of rows of the batch.
-    """
-    return (
-        has_rows(leaf)
-        and tf.TensorShape(leaf.shape)[0] == rows
-        and can_be_divided(leaf)
-    )
+def static_rows(leaf: Any) -> int | None:
+    """Return the static number of rows of a part, or spec, that has rows."""
+    return tf.TensorShape(leaf.shape)[0]
 
 
 def can_be_divided(leaf: Any) -> bool:
@@ -501,8 +496,11 @@ def can_be_divided(leaf: Any) -> bool:
     return getattr(leaf, "ragged_rank", 1) == 1
 
 
-def rows_of(leaf: Any) -> tf.Tensor:
-    """Return the number of rows of a tensor of any kind."""
+def rows_of(leaf: Any) -> Any:
+    """Return the number of rows of a tensor of any kind: an int if it can."""
+    rows = static_rows(leaf)
+    if rows is not None:
+        return rows
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int64)
     if isinstance(leaf, tf.SparseTensor):
@@ -510,7 +508,7 @@ def rows_of(leaf: Any) -> tf.Tensor:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def names_of(batch: Any) -> list[str]:
+def _names_of(batch: Any) -> tuple[str, ...]:
     """Name the leaves of a batch, as in ``fit(x, y)``."""
     names = []
     for path, _ in keras.tree.flatten_with_path(batch):
@@ -520,7 +518,7 @@ def names_of(batch: Any) -> list[str]:
         else:
             rest, name = [first, *rest] if path else [], "x"
         names.append(name + "".join(f"[{step!r}]" for step in rest))
-    return names
+    return tuple(names)
 
 
 def has_rows(leaf: Any) -> bool:

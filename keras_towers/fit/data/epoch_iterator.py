@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import logging
 import threading
@@ -32,6 +33,15 @@ RELEASES = "keras-towers-releases"
 _PREFETCHED_BATCHES = 2
 # For Dataset.take(): all elements; a step stops when all data have ended.
 _UNTIL_ALL_END = -1
+
+
+class _Owner(enum.Enum):
+    """Whose data a dataset is."""
+
+    ALL = "of all ranks: every tower takes its rows of each batch"
+    RANK = "of this rank: every tower takes batches of its own"
+    TOWER = "of one tower, which takes the next batch when it needs one"
+    USER = "of the user, who has divided it over the towers"
 
 
 class TowerEpochIterator(compat.TFEpochIterator):
@@ -67,32 +77,21 @@ class TowerEpochIterator(compat.TFEpochIterator):
         end_data: Callable[[int], None] = lambda batches: None,
         **kwargs: Any,
     ):
-        trains, ranks = kind == "fit", config.peers.size > 1
         # Processes that exchange nothing in steps may end at different times.
-        together = config.transport.size > 1
+        self._together = together = config.transport.size > 1
         self._config, self._kind = config, kind
         self._on_next_step, self._order = on_next_step, order
         self._end_data = end_data
         self.at_last_step: bool = False
-        # Ranks with their own training data have their own validation data.
-        own = config.options.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
-            if self._has_arrays and ranks and not own:
+            self.source: Any = self._distributed_dataset
+            self._owner: _Owner = self._find_owner(whole)
+            is_global = self._owner is _Owner.ALL
+            if self._has_arrays and is_global and config.peers.size > 1:
                 local_rows = _read_local_rows(adapter, config)
-        self.source: Any = self._distributed_dataset
-        self._distributed_by_user = by_user = isinstance(
-            self.source, tf.distribute.DistributedDataset
-        )
-        if whole and by_user:
-            raise TowerError(
-                f"{config.name} gives each tower whole batches, but fit() got "
-                "a distributed dataset: pass the original dataset instead."
-            )
-        self._has_own_batches = own and not by_user and not whole
-        self._is_shared = together and not own and not by_user
         self._common_steps: int | None = None
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
@@ -100,23 +99,31 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Any = None
-        if by_user:
-            self._check_distributed()
-        else:
-            if trains:
+        if self._owner is not _Owner.USER:
+            if kind == "fit":
                 self._check_enough()
-            if not own and not whole:
+            if is_global:
                 self._warn_if_idle()
-            compares = together or (ranks and config.options.batches == "split")
-            alone = self._has_own_batches and kind.startswith("predict")
-            if compares and not alone:
+            split = config.options.batches == "split" and config.peers.size > 1
+            alone = self._owner is _Owner.RANK and kind.startswith("predict")
+            if (together or split) and not alone:
                 self._agree_on_steps()
-            self._distributed_dataset = self._prefetch(
-                local_rows or self.source, whole
-            )
+            dataset = local_rows or self.source
+            self._distributed_dataset = self._prefetch(dataset)
         self._set_steps()
-        if epochs is not None and not self._has_own_batches and not whole:
+        if epochs is not None and is_global:
             self._limit_reads(epochs)
+
+    def _find_owner(self, whole: bool) -> _Owner:
+        if isinstance(self.source, tf.distribute.DistributedDataset):
+            self._check_distributed(whole)
+            return _Owner.USER
+        if whole:
+            return _Owner.TOWER
+        # Ranks with their own training data have their own validation data.
+        each = self._config.options.batches == "each"
+        own = each and (self._kind == "fit" or self._together)
+        return _Owner.RANK if own else _Owner.ALL
 
     def _limit_reads(self, epochs: int) -> None:
         """Read only as many batches of a generator as there are steps.
@@ -140,9 +147,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             config.peers,
             self._kind,
             self.data_adapter,
-            None if self._has_own_batches else self.source,
+            None if self._owner is _Owner.RANK else self.source,
         )
-        if self._has_own_batches:
+        if self._owner is _Owner.RANK:
             known = [n for n in numbers if n is not None]
             if len(known) < len(numbers) or self.steps_per_epoch:
                 self._common_steps = _UNTIL_ALL_END
@@ -163,21 +170,16 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 replicas,
             )
 
-    def _prefetch(self, dataset: tf.data.Dataset, whole: bool) -> Any:
-        """Prefetch batches for the towers.
-
-        Args:
-            dataset: the batches.
-            whole: whether each batch is for one tower.
-        """
+    def _prefetch(self, dataset: tf.data.Dataset) -> Any:
+        """Prefetch batches for the towers."""
         strategy, towers = self._config.strategy, self._config.num_towers
-        if whole:
+        if self._owner is _Owner.TOWER:
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         if not self._config.prefetches_to_towers:
-            if self._has_own_batches:
+            if self._owner is _Owner.RANK:
                 dataset = self._group(dataset)
             return dataset.prefetch(_PREFETCHED_BATCHES)
-        if not self._has_own_batches:
+        if self._owner is _Owner.ALL:
             return strategy.experimental_distribute_dataset(
                 data_lib.mapped(dataset, data_lib.with_equal_rows)
             )
@@ -210,9 +212,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
             lambda: iter([batch]), output_signature=self.source.element_spec
         )
 
-    def _check_distributed(self) -> None:
-        """Reject a dataset that another strategy has distributed."""
+    def _check_distributed(self, whole: bool) -> None:
+        """Reject a distributed dataset of another strategy, or of pieces."""
         own, other = self._config.strategy, self.source._strategy
+        if whole:
+            raise TowerError(
+                f"{self._config.name} gives each tower whole batches, but "
+                "fit() got a distributed dataset: pass the original dataset "
+                "instead."
+            )
         if other is not own:
             raise TowerError(
                 f"{self._kind}() runs on a {self._config.name}, but its "
@@ -224,10 +232,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _check_enough(self) -> None:
         """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._config.num_towers
-        size = data_lib.static_rows(self.source.element_spec)
+        size = data_lib.Batch.of(self.source.element_spec).static_size
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
-        if self._has_own_batches and have is not None and have < need:
+        if self._owner is _Owner.RANK and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
                 f"towers ({need}): give more, or use fewer towers."
@@ -310,7 +318,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             try:
                 yield
             except (StopIteration, tf.errors.OutOfRangeError):
-                if self._is_shared:
+                if self._owner is _Owner.ALL and self._together:
                     # Keras counts a step before it draws the step's data.
                     self._end_data(self._steps_seen - self.steps_per_execution)
                 raise
@@ -341,22 +349,19 @@ class TowerEpochIterator(compat.TFEpochIterator):
         A rank that reads its own data, or a dataset that the user distributed,
         does not know the batch sizes of the other ranks.
         """
-        if self._has_own_batches or self._distributed_by_user:
+        if self._owner in (_Owner.RANK, _Owner.USER):
             return None
         if self._has_arrays:
             return self.data_adapter._batch_size
-        size = data_lib.static_rows(self.source.element_spec)
+        size = data_lib.Batch.of(self.source.element_spec).static_size
         return size or compat.batch_size_of(self.source)
 
     def has_unknown_rows(self) -> bool:
         """Whether the parts of a batch may have different numbers of rows."""
         if self._has_arrays or compat.batches_all_parts(self.source):
             return False
-        batch = self.source.element_spec
-        rows = [
-            data_lib.is_divided(leaf, None) for leaf in tf.nest.flatten(batch)
-        ]
-        return data_lib.static_rows(batch) is None and sum(rows) > 1
+        batch = data_lib.Batch.of(self.source.element_spec)
+        return batch.static_size is None and sum(batch.divided) > 1
 
     def was_empty(self) -> bool:
         """Whether an epoch without logs had no batches at all."""
@@ -373,7 +378,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._num_batches = (
                 self._common_steps if self._common_steps > 0 else None
             )
-        elif self._has_own_batches and self._num_batches:
+        elif self._owner is _Owner.RANK and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)
 
 
@@ -396,11 +401,8 @@ def _read_local_rows(
     ).get_tf_dataset()
 
     def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
-        local = data_lib.split(
-            batch,
-            config.num_replicas,
-            config.first_tower,
-            config.num_towers,
+        local = data_lib.Batch.of(batch).split(
+            config.num_replicas, config.first_tower, config.num_towers
         )
         pieces = tuple(
             tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)

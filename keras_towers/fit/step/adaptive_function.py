@@ -163,7 +163,10 @@ class AdaptiveFunction(TowerFunction):
         undivided: set[str] = set()
         for batch in batches:
             if data_lib.is_whole(batch):
-                undivided |= self._step.divided_parts.see(batch)
+                parts = data_lib.Batch.of(batch)
+                known = self._step.undivided.setdefault(parts.names, set())
+                known |= parts.undivided()
+                undivided |= known
         if undivided <= self._undivided:
             return
         self._undivided |= undivided
@@ -178,10 +181,9 @@ class AdaptiveFunction(TowerFunction):
 
     def _counts_of(self, batch: Any) -> list[Any]:
         """Return how many rows of a batch each tower gets."""
-        config, parts = self._step.config, self._step.divided_parts
-        pieces = data_lib.as_tower_batch(config, batch, parts)
-        example = batch if data_lib.is_whole(batch) else pieces.pieces[0]
-        return data_lib.counts_of(pieces, parts.divided_leaves(example))
+        config, undivided = self._step.config, self._step.undivided
+        pieces, like = data_lib.as_tower_batch(config, batch, undivided)
+        return pieces.counts(like)
 
     def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
         """Run steps in as many micro-batches as it takes to fit into memory.

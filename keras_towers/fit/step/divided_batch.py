@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
+from keras_towers.fit.data.batches import Batch, TowerBatch, tensors_in
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -28,21 +28,34 @@ class DividedBatch:
 
     Attributes:
         batch: its micro-batches, the same number for each of K towers.
-        spec: the specs of the batch of one device.
-        divided: for each leaf, whether it has a row per example.
-        layouts: the layouts of its N tensors, including the components of
-            ragged and sparse tensors.
+        specs: the specs of the batch of one device.
         of_all: the batch before micro-batching, with its start and total among
             the examples of all processes.
         fingerprint: by which ranks compare it; None: each has its own data.
     """
 
     batch: TowerBatch
-    spec: Any
-    divided: Sequence[bool]
-    layouts: Sequence[InputLayout]
+    specs: Batch
     of_all: TowerBatch
     fingerprint: tf.Tensor | None = None
+
+    @property
+    def spec(self) -> Any:
+        """The specs as the model gets them."""
+        return self.specs.structure
+
+    @property
+    def layouts(self) -> list[InputLayout]:
+        """The layouts of its N tensors: by rows of examples.
+
+        They include the components of ragged and sparse tensors. Every tower
+        gets the parts that are not divided whole.
+        """
+        layouts: list[InputLayout] = []
+        leaves = zip(self.specs.leaves, self.specs.divided, strict=True)
+        for index, (leaf, is_divided) in enumerate(leaves):
+            layouts += _layouts(leaf, f"leaf{index}", is_divided)
+        return layouts
 
     @property
     def share(self) -> tf.Tensor:
@@ -102,7 +115,7 @@ class DividedBatch:
         """Add where each part begins in a batch, and its total."""
         shared[inputs.total] = tf.cast(batch.total, tf.int64)
         start = tf.cast(batch.start, tf.int64)
-        counts = counts_of(self.batch, self.divided)
+        counts = self.batch.counts(self.specs)
         for k, (count, values) in enumerate(zip(counts, parts, strict=True)):
             values[inputs.start] = start
             values[inputs.is_first] = tf.constant(has_first and k == 0)
@@ -127,21 +140,6 @@ def share_of(here: Any, total: Any) -> tf.Tensor:
     """Return the number of local examples as a fraction of the total."""
     numbers = [tf.cast(number, tf.float64) for number in (here, total)]
     return tf.math.divide_no_nan(*numbers)
-
-
-def layouts_of(batch: Any, divided: Sequence[bool]) -> list[InputLayout]:
-    """Return how a batch is divided: by rows of examples.
-
-    Args:
-        batch: its specs.
-        divided: for each of its leaves: whether it has a row per example; every
-            tower gets the other leaves whole.
-    """
-    layouts: list[InputLayout] = []
-    leaves = zip(tf.nest.flatten(batch), divided, strict=True)
-    for index, (leaf, has_rows) in enumerate(leaves):
-        layouts += _layouts(leaf, f"leaf{index}", has_rows)
-    return layouts
 
 
 def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:

@@ -22,11 +22,7 @@ from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.step import marks, step_costs
-from keras_towers.fit.step.divided_batch import (
-    DividedBatch,
-    layouts_of,
-    share_of,
-)
+from keras_towers.fit.step.divided_batch import DividedBatch, share_of
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.step_order import (
     ComparedStep,
@@ -81,13 +77,15 @@ class GlobalStep:
         examples: the usual number of examples of a batch, from which a step
             chooses what to gather; None: unknown.
         has_gathered: whether a step has gathered rows because of this number.
+        undivided: which parts of batches have no row per example, as batches so
+            far have shown, by the names of all their parts.
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = (
             StepOrder(config.transport) if config else update.order
         )
-        self.divided_parts: data_lib.DividedParts = data_lib.DividedParts()
+        self.undivided: dict[tuple[str, ...], set[str]] = {}
         self.config: TowerConfig = config or update.config
         self.update = update
         number = self.config.options.micro_batches
@@ -241,25 +239,23 @@ class GlobalStep:
     def _divide(self, data: Any, kind: str) -> DividedBatch:
         """Divide a batch over towers, once the previous step has ended.
 
-        ``batches.split`` cuts a whole batch into the towers' rows.
+        ``Batch.split`` cuts a whole batch into the towers' rows.
         """
         whole = data_lib.is_whole(data)
-        batch = data_lib.as_tower_batch(self.config, data, self.divided_parts)
+        undivided = self.undivided
+        batch, like = data_lib.as_tower_batch(self.config, data, undivided)
         batch = self.order.begin_step(batch)
         fingerprint = None
         if self._shares_batches and whole:
             check = functools.partial(self._check_first, data)
             batch = self.order.begin_after(check, batch)
             fingerprint = same_data.rounded_fingerprint(data)
-        example = data if whole else batch.pieces[0]
-        has_rows = self.divided_parts.divided_leaves(example)
-        of_all, batch = self._count_examples(batch, kind, has_rows)
-        spec = data_lib.spec_of(batch.pieces[0], any_size=True)
+        of_all, batch = self._count_examples(batch, kind, like)
+        specs = like.with_structure(batch.pieces[0]).specs(any_size=True)
         if whole and self._sees_global_batch:
-            spec = data_lib.spec_of(data)
-        batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
-        layouts = layouts_of(spec, has_rows)
-        return DividedBatch(batch, spec, has_rows, layouts, of_all, fingerprint)
+            specs = like.specs()
+        batch = batch.in_micro_batches(self.micro_batches, like)
+        return DividedBatch(batch, specs, of_all, fingerprint)
 
     @property
     def _sees_global_batch(self) -> bool:
@@ -514,7 +510,7 @@ class GlobalStep:
         return self.config.transport
 
     def _count_examples(
-        self, batch: data_lib.TowerBatch, kind: str, divided: Sequence[bool]
+        self, batch: data_lib.TowerBatch, kind: str, like: data_lib.Batch
     ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
         """Count the examples of a step.
 
@@ -523,7 +519,7 @@ class GlobalStep:
             the batch of the processes that compute the step together.
         """
         config, local_sgd = self.config, self.update.local_sgd
-        counts = data_lib.counts_of(batch, divided)
+        counts = batch.counts(like)
         if all(isinstance(count, int) for count in counts):
             here = sum(counts)
         else:

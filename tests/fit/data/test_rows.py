@@ -103,22 +103,19 @@ T, X8, Y8 = tf.ones((10, 6)), X[:8], Y[:8]
     ],
 )
 def test_the_examples_are_those_of_the_targets_or_of_most_parts(batch, rows):
-    parts = batches.DividedParts()
-    specs = batches.spec_of(batch, any_size=True)
-    assert batches.batch_size_of(batch) == rows
-    parts.see(batch)
+    seen = batches.Batch.of(batch)
+    assert seen.size == seen.static_size == rows
+    undivided = {seen.names: seen.undivided()}
+    specs = seen.specs(any_size=True).structure
     for known in (batch, specs):
-        divided = parts.divided_leaves(known)
-        leaves = zip(tf.nest.flatten(batch), divided, strict=True)
+        divided = batches.Batch.of(known, undivided).divided
+        leaves = zip(seen.leaves, divided, strict=True)
         assert [d for leaf, d in leaves if leaf is not None] == [
-            len(leaf) == rows
-            for leaf in tf.nest.flatten(batch)
-            if leaf is not None
+            len(leaf) == rows for leaf in seen.leaves if leaf is not None
         ]
-    found = batches.split(batch, 2, parts=parts)
-    divided = parts.divided_leaves(batch)
+    found = batches.Batch.of(batch, undivided).split(2, 0, 2)
     assert found.total == rows
-    assert batches.counts_of(found, divided) == [rows // 2] * 2
+    assert found.counts(seen) == [rows // 2] * 2
 
 
 EACH = {"batches": "each"}

@@ -6,17 +6,18 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
-from keras_towers.fit.step.divided_batch import DividedBatch, layouts_of
+from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.exchanges import exchange_tensors
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.partition import partition_graph
+from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
 SPEC = tf.TensorSpec([None, 3])
-LAYOUTS = layouts_of(SPEC, [True])
+SPECS = batches.Batch.of(SPEC)
 TOWERS = 3
 
 
@@ -28,7 +29,7 @@ def centred(x):
 
 def laid_out():
     graph = compat.func_graph_from_py_func("step", centred, [SPEC], {})
-    return partition_graph(graph, LAYOUTS, graph.outputs, {})
+    return partition_graph(graph, [Sharded(0)], graph.outputs, {})
 
 
 def traced(program, devices):
@@ -36,8 +37,8 @@ def traced(program, devices):
 
     @tf.function
     def run(x):
-        batch = batches.split(x, TOWERS)
-        divided = DividedBatch(batch, SPEC, [True], LAYOUTS, batch)
+        batch = batches.Batch.of(x).split(TOWERS, 0, TOWERS)
+        divided = DividedBatch(batch, SPECS, batch)
         common, parts = divided.values_of(program.inputs, True)
         alone, towers = SingleProcess(), devices[:TOWERS]
         order = StepOrder(alone)
