@@ -151,8 +151,10 @@ _constant_value = _tf("framework.tensor_util:constant_value")
 # TensorFlow: variables.
 BaseResourceVariable = _tf(
     "ops.resource_variable_ops:BaseResourceVariable",
-    "handle _handle _unique_id _strided_slice_assign",
+    "handle _handle _unique_id _strided_slice_assign _read_variable_op "
+    "_restore_from_tensors",
 )
+UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 
 # TensorFlow: this process, and calls of functions.
 eager_context = _tf("eager.context:context")

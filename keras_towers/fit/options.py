@@ -32,6 +32,8 @@ ModeName: TypeAlias = Literal[
 """How gradients are summed over the towers of a process."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each tower its copy, or a share."""
+Weights: TypeAlias = Literal["sharded"]
+"""Whether each large weight is divided into shards, one on each tower."""
 Where: TypeAlias = Literal["cpu", "gpu"]
 """Whether weights are held on the host, or spread over the towers."""
 
@@ -82,6 +84,11 @@ class Options:
             tower of all processes updates its share of the weights and holds
             the optimizer's state for that share only, as in stage 1 of ZeRO.
             None: ``"once"`` if the towers share memory, else ``"each"``.
+        weights: ``"sharded"``: every tower has its own rows of each large
+            weight and of the optimizer's state for it, for models that do not
+            fit on one device, as in stage 3 of ZeRO or FSDP. Weights are
+            gathered where an operation needs them whole. Results are the same.
+            None: whole weights.
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
@@ -124,6 +131,7 @@ class Options:
     micro_batches: MicroBatches = 1
     mode: ModeName | None = None
     updates: Updates | None = None
+    weights: Weights | None = None
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | None = None
     sync_every: int | None = None
@@ -139,6 +147,12 @@ class Options:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more, or 'auto'."
+            )
+        if self.weights is not None and self.updates == "sharded":
+            raise TowerError(
+                'weights="sharded" contradicts updates="sharded", which keeps '
+                "whole weights on every tower: leave one of them out. The "
+                "optimizer's state is in shards with either."
             )
         self._check_local_sgd()
 
@@ -193,6 +207,7 @@ class AllReduceKeywords(StepKeywords, total=False):
 
     mode: ModeName | None
     updates: Updates | None
+    weights: Weights | None
     packer: GradientPacker | bool | None
 
 

@@ -82,11 +82,17 @@ class AssumedBatch:
                 for tensor in inputs.of_graph
             }
             for index, tensor in inputs.copies.items():
-                values[tensor] = values[inputs.of_graph[index]]
+                common = values[inputs.of_graph[index]]
+                values[tensor] = common
+                if tensor.handle != inputs.of_graph[index].handle:
+                    values[tensor] = placeholder_of(tensor)
             total = self._rows * self._towers
             values[inputs.total] = tf.constant(total, tf.int64)
             values[inputs.start] = tf.constant(0, tf.int64)
             values[inputs.is_first] = tf.constant(True)
+            for count, start in inputs.shares.values():
+                values[count] = tf.constant(self._rows, tf.int64)
+                values[start] = tf.constant(0, tf.int64)
             if inputs.has_rows is not None:
                 values[inputs.has_rows] = tf.constant(True)
             for tensor in inputs.sizes.values():
@@ -113,7 +119,13 @@ class AssumedBatch:
     def _exchanged(self, exchange: Exchange, values: dict[Tensor, Any]) -> Any:
         """Return a tensor like the result of an exchange."""
         (value,) = emit([], values, [exchange.given])
+        shape = exchange.result.shape
         match exchange.kind:
+            case "gather" if shape.is_fully_defined():
+                return placeholder_of(exchange.result)
+            case "scatter":
+                sizes = self._filled(shape)
+                return placeholder_of(exchange.result, sizes)
             case "gather":
                 return tf.concat([value] * self._towers, exchange.axis)
             case "before":

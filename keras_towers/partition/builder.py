@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,12 @@ from keras_towers.partition.layouts import (
     NotDivided,
     static,
 )
-from keras_towers.partition.program import Exchange, Operation, Tensor
+from keras_towers.partition.program import (
+    Exchange,
+    ExchangeKind,
+    Operation,
+    Tensor,
+)
 
 AttrValue = tf.compat.v1.AttrValue
 # The dtype of computed sizes.
@@ -141,18 +146,23 @@ class Builder:
 
     def exchange(
         self,
-        kind: Literal["sum", "gather", "first", "before", "root"],
+        kind: ExchangeKind,
         tensor: Tensor,
         axis: int = 0,
         sizes: Sequence[Any] | None = None,
+        rows: tuple[Tensor, Tensor] | None = None,
+        on_towers: bool = False,
     ) -> Tensor:
         """Add an exchange; return its result.
 
         Args:
             kind: the kind of the exchange, as in ``Exchange``.
             tensor: the local tensor that every tower contributes.
-            axis: the axis of a concatenation.
+            axis: the axis of a concatenation, or of the rows.
             sizes: the global shape, in symbols, if it is known.
+            rows: the rows of each tower, as in ``Exchange``.
+            on_towers: whether the result of a ``gather`` is made on every
+                tower.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -163,13 +173,15 @@ class Builder:
         if not self.can_exchange:
             raise NotDivided
         shape = tensor.shape
-        if kind == "gather" and shape.rank is not None:
-            unknown = list(shape)
-            unknown[axis] = None
-            shape = tf.TensorShape(unknown)
-        on_towers = kind == "before"
+        if kind in ("gather", "scatter") and shape.rank is not None:
+            changed = list(shape)
+            changed[axis] = None
+            shape = tf.TensorShape(changed)
+        if kind == "gather" and sizes is not None:
+            shape = shape.merge_with(static(sizes))
+        on_towers = on_towers or kind in ("before", "scatter")
         result = Tensor(tensor.dtype, shape, on_towers, tensor.level + 1)
-        self.exchanges.append(Exchange(kind, tensor, result, axis, sizes))
+        self.exchanges.append(Exchange(kind, tensor, result, axis, sizes, rows))
         return result
 
     def add(

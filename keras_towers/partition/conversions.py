@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
+from keras_towers.partition.gathers import Gathers
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -54,12 +56,18 @@ class Options:
             size of one unit's rows for which the rows are gathered and the sum
             is computed once; None: rows are never gathered for this.
         lists: whether lists of rows may be divided.
+        gather_bytes: the budget for gathers of variables in shards, as in
+            ``Gathers``.
+        examples: the number of examples to assume where it matters for the
+            cost, but not for the result.
     """
 
     ranks: bool = False
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
+    gather_bytes: int = 2**28
+    examples: int = 64
 
 
 class Converter(Builder):
@@ -77,6 +85,8 @@ class Converter(Builder):
     Attributes:
         sizes: tensors of the global sizes that symbols stand for, by symbol.
         units: the data-dependent units, by the symbols of their sizes.
+        variable_units: the axes of variables in shards, by their sizes.
+        near: the level of the inputs of the operation that is being laid out.
         has_gathered: whether rows are gathered because of ``gather_ratio``.
     """
 
@@ -92,6 +102,9 @@ class Converter(Builder):
         self.is_first = is_first
         self.options = options
         self.has_gathered = False
+        self.near = 0
+        self.variable_units: dict[int, Unit] = {}
+        self._gathers = Gathers(options.gather_bytes)
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
         self._fractions: dict[Any, Tensor] = {}
@@ -101,6 +114,7 @@ class Converter(Builder):
         self._unit_numbers = itertools.count()
         if around is not None:
             self.sizes = around.sizes
+            self.variable_units = around.variable_units
             # The counts of units that a function finds are its own tensors.
             self.units = dict(around.units)
             self._unit_by_key = dict(around._unit_by_key)
@@ -127,7 +141,8 @@ class Converter(Builder):
 
     def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
         """Whether a unit is counted outside of the functions that it calls."""
-        return unit is self.unit or unit in self.units.values()
+        known = (self.unit, *self.units.values(), *self.variable_units.values())
+        return any(unit is other for other in known)
 
     def unit_fraction(
         self, unit: Unit | DataDependentUnit, dtype: Any
@@ -214,9 +229,36 @@ class Converter(Builder):
 
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value, adding an exchange if it is needed."""
+        if value.sharded is not None and value.sharded.of_variables:
+            return self._gather_late(value, value.sharded, on_towers=False)
         if value.whole is None:
             value.whole = self._assemble(value)
         return value.whole
+
+    def _gather_late(
+        self, value: Value, layout: Sharded, on_towers: bool
+    ) -> Tensor:
+        """Gather rows of a variable for the operation that is laid out."""
+        local = required(value.local)
+        near = max(self.near, local.level)
+        known = self._gathers.find(value, on_towers, near)
+        if known is not None:
+            return known
+        size = local.dtype.size * math.prod(
+            size for size in value.sizes if isinstance(size, int)
+        )
+        level = self._gathers.level_for(size, near, local.level)
+        if level > local.level:
+            (local,) = self.add(
+                "Identity",
+                [local],
+                {"T": local.dtype},
+                [(local.dtype, local.shape)],
+                least=level,
+            )
+        whole = self._gather(layout, local, value.shape, on_towers)
+        self._gathers.add(value, on_towers, size, level, whole)
+        return whole
 
     def _assemble(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
@@ -237,17 +279,25 @@ class Converter(Builder):
         return self.exchange("first", local)
 
     def _gather(
-        self, layout: Sharded, local: Tensor, shape: Sequence[Any] | None
+        self,
+        layout: Sharded,
+        local: Tensor,
+        shape: Sequence[Any] | None,
+        on_towers: bool = False,
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         if layout.blocks == 1:
-            return self.exchange("gather", local, axis, shape)
+            return self.exchange(
+                "gather", local, axis, shape, on_towers=on_towers
+            )
         # Every block has rows of all towers.
         shape = shape or ()
         split = self._split_blocks(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
         sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
-        gathered = self.exchange("gather", split, axis + 1, sizes)
+        gathered = self.exchange(
+            "gather", split, axis + 1, sizes, on_towers=on_towers
+        )
         return self._merge_blocks(gathered, layout, unit.total, shape)
 
     def _split_blocks(
@@ -312,6 +362,8 @@ class Converter(Builder):
         """Return the whole value as a tensor on every tower."""
         if value.layout == REPLICATED and value.local is not None:
             return value.local
+        if value.sharded is not None and value.sharded.of_variables:
+            return self._gather_late(value, value.sharded, on_towers=True)
         return self.assemble(value)
 
     def shard(self, value: Value, layout: Sharded) -> Tensor:
@@ -329,8 +381,29 @@ class Converter(Builder):
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
-            self._rows[key] = self._slice_own_rows(value, layout)
+            may_scatter = value.is_partial and self.can_exchange
+            if may_scatter and layout.of_variables and layout.blocks == 1:
+                self._rows[key] = self.scatter(value, layout)
+            else:
+                self._rows[key] = self._slice_own_rows(value, layout)
         return self._rows[key]
+
+    def scatter(self, value: Value, layout: Sharded) -> Tensor:
+        """Add up a partial sum; return each tower's rows of the result.
+
+        Args:
+            value: the partial sum.
+            layout: the layout of the rows, in one block.
+        """
+        unit = layout.unit
+        first, count = (
+            self.scaled_size(layout.rows, size)
+            for size in (unit.start, unit.count)
+        )
+        local = required(value.local)
+        return self.exchange(
+            "scatter", local, layout.axis, value.shape, (first, count)
+        )
 
     def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
         tensor, unit, axis = self.replicate(value), layout.unit, layout.axis

@@ -18,6 +18,7 @@ from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
+    InShards,
     Mirrored,
     RaggedSplits,
     Replicated,
@@ -55,6 +56,7 @@ def partition_graph(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
+    placed: Mapping[str, InShards] = MappingProxyType({}),
     **options: Any,
 ) -> Program:
     """Lay out a graph over towers.
@@ -64,6 +66,8 @@ def partition_graph(
         layouts: the layouts of its N inputs.
         wanted: the tensors of the graph that the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
+        placed: operations that return their input, by name, and how to lay it
+            out.
         **options: the attributes of ``Options``.
     """
     if has_control_flow_v1(graph):
@@ -72,7 +76,7 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    given = graph, layouts, wanted, updates
+    given = graph, layouts, wanted, updates, placed
     try:
         return _laid_out(*given, Options(**options))
     except CannotGather:
@@ -85,6 +89,7 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo],
+    placed: Mapping[str, InShards],
     options: Options,
 ) -> Program:
     number = tf.TensorShape(())
@@ -103,6 +108,10 @@ def _laid_out(
     partitioner.unit = dataclasses.replace(unit, size=size, count=count)
     partitioner.sizes[symbol_name(EXAMPLES)] = total
     partitioner.update_infos = updates
+    shares = _variable_shares(partitioner, [*layouts, *placed.values()])
+    partitioner.placed = {
+        name: _rows_of(partitioner, layout) for name, layout in placed.items()
+    }
     sizes: dict[str, Tensor] = {}
     values = [
         _value(index, traced, tensor, layout, partitioner, sizes)
@@ -113,11 +122,19 @@ def _laid_out(
     partitioner.sizes.update(sizes)
     copies: dict[int, Tensor] = {}
     for index, layout in enumerate(layouts):
+        common = tensors[index]
         if isinstance(layout, Mirrored):
-            copy = dataclasses.replace(tensors[index], on_towers=True)
+            copy = dataclasses.replace(common, on_towers=True)
             copies[index] = values[index].local = copy
             if copy.handle is not None:
-                partitioner.resources.add_copies(tensors[index], copy)
+                partitioner.resources.add_copies(common, copy)
+        elif isinstance(layout, InShards):
+            handle = _handle_of_shards(common.handle, layout)
+            copies[index] = dataclasses.replace(
+                common, on_towers=True, handle=handle
+            )
+            rows = _rows_of(partitioner, layout)
+            partitioner.resources.add_copies(common, copies[index], rows)
     by_name = partitioner.lay_out_graph(graph, values)
     results = [partitioner.assemble(by_name[tensor.name]) for tensor in wanted]
     ends = [*results, *(t for u in partitioner.updates for t in u.given)]
@@ -127,7 +144,7 @@ def _laid_out(
     delay_operations(operations, exchanges, partitioner.updates, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
-        Inputs(tensors, start, total, is_first, sizes, copies),
+        Inputs(tensors, start, total, is_first, sizes, copies, shares),
         operations,
         exchanges,
         partitioner.updates,
@@ -141,12 +158,14 @@ def _laid_out(
 
 def _tensor(traced: Any, layout: InputLayout) -> Tensor:
     """Return the tensor of an input."""
-    on_towers = not isinstance(layout, (Mirrored, Replicated))
+    on_towers = not isinstance(layout, (InShards, Mirrored, Replicated))
     handle = None
     if traced.dtype == tf.resource and is_variable(traced):
         handle = compat.get_resource_handle_data(traced)
     if isinstance(layout, (RowSplits, SparseIndices)):
         layout = Sharded(0)
+    if isinstance(layout, InShards):
+        layout = REPLICATED
     shape = local_shape(traced.shape, layout)
     return Tensor(traced.dtype, shape, on_towers, handle=handle)
 
@@ -214,9 +233,50 @@ def _value(
                     SIZE_DTYPE, tf.TensorShape(()), on_towers=False
                 )
         shape = tuple(shape)
-    if isinstance(layout, (Mirrored, Replicated)):
+    if isinstance(layout, (InShards, Mirrored, Replicated)):
         return Value(REPLICATED, whole=tensor, shape=shape)
     return Value(layout, local=tensor, shape=shape)
+
+
+# ---- variables in shards -----------------------------------------------------
+
+
+def _variable_shares(
+    partitioner: Partitioner, layouts: Sequence[InputLayout]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Add the units of variables in shards; return the shares of towers."""
+    shares: dict[int, tuple[Tensor, Tensor]] = {}
+    for layout in layouts:
+        if not isinstance(layout, InShards) or layout.size in shares:
+            continue
+        number = tf.TensorShape(())
+        count = Tensor(SIZE_DTYPE, number, on_towers=True)
+        start = Tensor(SIZE_DTYPE, number, on_towers=True)
+        shares[layout.size] = count, start
+        if layout.rows is not None:
+            count = partitioner.constant(layout.rows, SIZE_DTYPE)
+        partitioner.variable_units[layout.size] = Unit(
+            layout.size,
+            count,
+            start,
+            partitioner.constant(layout.size, SIZE_DTYPE),
+            of_variables=True,
+        )
+    return shares
+
+
+def _rows_of(partitioner: Partitioner, layout: InShards) -> Sharded:
+    """Return the layout of what a variable in shards holds."""
+    return Sharded(layout.axis, partitioner.variable_units[layout.size])
+
+
+def _handle_of_shards(whole: Any, layout: InShards) -> Any:
+    """Return the handle data of a tower's rows of a variable."""
+    data = type(whole)()
+    data.CopyFrom(whole)
+    rows = -1 if layout.rows is None else layout.rows
+    data.shape_and_type[0].shape.dim[layout.axis].size = rows
+    return data
 
 
 # ---- sparse and ragged rows --------------------------------------------------

@@ -53,18 +53,22 @@ def required(found: FoundT | None) -> FoundT:
 class Unit:
     """The thing that is divided over towers: the examples of a batch.
 
+    Or the entries of an axis of a variable that is in shards.
+
     Attributes:
         size: the global number of units: a symbol, or an int if the trace knows
             it.
         count: the number of units of each tower.
         start: for each tower, the number of units of all earlier towers.
         total: the global number of units.
+        of_variables: whether it is the axis of a variable.
     """
 
     size: Any
     count: Tensor
     start: Tensor
     total: Tensor
+    of_variables: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,6 +133,11 @@ class Sharded:
         return dataclasses.replace(self, axis=axis)
 
     @property
+    def of_variables(self) -> bool:
+        """Whether its rows are those of a variable in shards, or like them."""
+        return isinstance(self.unit, Unit) and self.unit.of_variables
+
+    @property
     def rows_per_unit(self) -> int:
         """The number of rows of a unit in all blocks."""
         return self.blocks * self.rows
@@ -161,6 +170,21 @@ class ListOf:
 @dataclasses.dataclass(frozen=True)
 class Mirrored:
     """An input of which every tower has a copy, such as a variable's handle."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InShards:
+    """An input: the handle of a variable of which every tower has its own rows.
+
+    Attributes:
+        axis: the axis that is divided.
+        size: its global size.
+        rows: the number of rows of every tower; None: towers differ.
+    """
+
+    axis: int
+    size: int
+    rows: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +222,7 @@ class RowSplits:
 
 Layout: TypeAlias = Replicated | Sharded | Partial | ListOf
 InputLayout: TypeAlias = (
-    Layout | Mirrored | SparseIndices | SparseShape | RowSplits
+    Layout | Mirrored | InShards | SparseIndices | SparseShape | RowSplits
 )
 
 REPLICATED = Replicated()
@@ -532,8 +556,8 @@ def static(shape: Any) -> tf.TensorShape:
 
 def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
     """Return the shape that a traced tensor has on a tower."""
-    if shape.rank is None or not isinstance(layout, Sharded):
+    if shape.rank is None or not isinstance(layout, (Sharded, InShards)):
         return shape
     sizes = list(shape)
-    sizes[layout.axis] = None
+    sizes[layout.axis] = layout.rows if isinstance(layout, InShards) else None
     return tf.TensorShape(sizes)

@@ -31,6 +31,7 @@ from keras_towers.partition.layouts import (
     ListOf,
     NotDivided,
     Shape,
+    Sharded,
     Unit,
     Value,
     Values,
@@ -42,6 +43,9 @@ from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
 from keras_towers.partition.resources import Resources, type_of_content
 from keras_towers.partition.sizes import UNKNOWN
+
+_LOOPS = ("While", "StatelessWhile")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +76,7 @@ class Partitioner(Converter):
         graphs: the graphs that were laid out.
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
+        placed: operations that return their input in another layout, by name.
         values: the values of the current graph, by the names of its tensors.
         resources: the order of operations that use the same resources, and
             what variables hold.
@@ -92,8 +97,13 @@ class Partitioner(Converter):
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.resources = Resources()
+        self.placed: Mapping[str, Sharded] = {}
+        self.resources = Resources(around and around.resources)
         self._around = around
+        # Whether functions get the whole of variables in shards.
+        self._gathers_for_functions = (
+            around is not None and around._gathers_for_functions
+        )
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
@@ -141,11 +151,22 @@ class Partitioner(Converter):
         if node.operation.name in self.update_infos:
             self._update(node, inputs)
             return inputs
+        given = [t for v in inputs for t in (v.local, v.whole) if t is not None]
+        self.near = max((tensor.level for tensor in given), default=0)
+        if node.operation.name in self.placed:
+            (value,), rows = inputs, self.placed[node.operation.name]
+            return [Value(rows, self.shard(value, rows), shape=value.shape)]
         known = folded(node, [value.known for value in inputs])
         try:
-            outputs = self.apply_rules(node, inputs)
+            if node.type in _LOOPS:
+                outputs = self._apply_to_wholes(node, inputs)
+            else:
+                outputs = self.apply_rules(node, inputs)
         except NotDivided:
             outputs = self._known_values(node, known or ())
+            if not outputs and node.type in _BRANCHES:
+                with contextlib.suppress(NotDivided):
+                    outputs = self._apply_to_wholes(node, inputs)
             outputs = outputs or _compute_once(node, inputs)
         for note in NOTES.get(node.type, ()):
             try:
@@ -154,6 +175,24 @@ class Partitioner(Converter):
                 continue
         self._complete(node, inputs, outputs, known)
         return outputs
+
+    def _apply_to_wholes(self, node: Node, inputs: Values) -> Values:
+        """Divide a call of functions after variables in shards are gathered.
+
+        Functions cannot gather them.
+        """
+        wholes = [
+            Value(REPLICATED, local=self.replicate(value), shape=value.shape)
+            if value.sharded is not None and value.sharded.of_variables
+            else value
+            for value in inputs
+        ]
+        before = self._gathers_for_functions
+        self._gathers_for_functions = True
+        try:
+            return self.apply_rules(node, wholes)
+        finally:
+            self._gathers_for_functions = before
 
     def _known_values(self, node: Node, known: Sequence[Any]) -> Values:
         """Return outputs whose entries are known; none: compute them.
@@ -212,17 +251,28 @@ class Partitioner(Converter):
         if common in contents:
             return contents[common]
         if self._around is not None:
-            outer = Value(REPLICATED, whole=handle)
-            return self._around.captured(self._around.content_of(outer))
+            around = self._around
+            content = around.content_of(Value(REPLICATED, whole=handle))
+            rows = content.sharded
+            if rows and rows.of_variables and self._gathers_for_functions:
+                local = around.replicate(content)
+                content = Value(REPLICATED, local, shape=content.shape)
+            return around.captured(content)
         local = self.resources.copies.get(common)
+        rows = self.resources.rows.get(common)
         _, shape = type_of_content(common)
-        contents[common] = Value(
-            REPLICATED,
-            local=None if local is None else self._read(local),
-            whole=self._read(common),
-            shape=None if shape.rank is None else sizes_of(shape),
-        )
-        return contents[common]
+        sizes = None if shape.rank is None else sizes_of(shape)
+        if rows is not None:
+            content = Value(rows, self._read(required(local)), shape=sizes)
+        else:
+            content = Value(
+                REPLICATED,
+                local=None if local is None else self._read(local),
+                whole=self._read(common),
+                shape=sizes,
+            )
+        contents[common] = content
+        return content
 
     def _read(self, handle: Tensor) -> Tensor:
         """Read a variable, or the towers' copies of it."""
@@ -250,11 +300,15 @@ class Partitioner(Converter):
         if self._around is not None:
             self.resources.contents[common] = content
             return
-        value = (
-            self.replicate(content)
-            if handle.on_towers
-            else self.assemble(content)
-        )
+        rows = self.resources.rows.get(common)
+        if rows is not None:
+            handle = self.resources.copies[common]
+            value = self.shard(content, rows)
+            content = Value(rows, value, shape=content.shape)
+        elif handle.on_towers:
+            value = self.replicate(content)
+        else:
+            value = self.assemble(content)
         least = self.resources.record_use(
             "AssignVariableOp", [handle, value], reads=False
         )
@@ -268,6 +322,11 @@ class Partitioner(Converter):
             has_effect=True,
         )
         self.resources.contents[common] = content
+
+    def rows_of(self, variable: Value) -> Sharded | None:
+        """Return the layout of a variable in shards; None: it is not."""
+        whole = variable.whole
+        return None if whole is None else self.resources.rows.get(whole)
 
     def captured(self, value: Value) -> Value:
         """Return a value as a function sees it that captures it."""
@@ -381,6 +440,60 @@ def sort_topologically(
 
 def _compute_once(node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, and share the result."""
+    partitioner = node.partitioner
+    in_shards = [v for v in inputs if partitioner.rows_of(v) is not None]
+    if not in_shards:
+        return _compute_whole(node, inputs)
+    # Functions get what variables hold, not their handles.
+    require(partitioner.can_exchange)
+    for variable in in_shards:
+        _fill(partitioner, variable)
+    outputs = _compute_whole(node, inputs)
+    changed = {id(inputs[k]) for k in written(node.operation)}
+    for variable in in_shards:
+        _empty(partitioner, variable, id(variable) in changed)
+    return outputs
+
+
+def _fill(partitioner: Partitioner, variable: Value) -> None:
+    """Give the handle of a variable in shards the whole, for one operation."""
+    content = partitioner.content_of(variable)
+    handle = required(variable.whole)
+    _write(partitioner, handle, partitioner.assemble(content))
+    # Shards hold the same as before.
+    partitioner.resources.contents[handle] = content
+
+
+def _empty(partitioner: Partitioner, variable: Value, is_written: bool) -> None:
+    """Free the whole of a variable in shards, and update its shards."""
+    handle, contents = required(variable.whole), partitioner.resources.contents
+    known = contents.get(handle)
+    dtype, shape = type_of_content(handle)
+    whole = partitioner._read(handle) if is_written else None
+    _write(partitioner, handle, partitioner.constant([], dtype))
+    if whole is not None:
+        sizes = sizes_of(shape)
+        partitioner.assign(variable, Value(REPLICATED, None, whole, sizes))
+    elif known is not None:
+        contents[handle] = known
+
+
+def _write(partitioner: Partitioner, handle: Tensor, value: Tensor) -> None:
+    """Write a variable, once."""
+    partitioner.add(
+        "AssignVariableOp",
+        [handle, value],
+        {"dtype": value.dtype, "validate_shape": False},
+        [],
+        partitioner.resources.record_use(
+            "AssignVariableOp", [handle, value], reads=False
+        ),
+        has_effect=True,
+    )
+
+
+def _compute_whole(node: Node, inputs: Values) -> Values:
+    """Compute an operation as one device does, with whole variables."""
     partitioner = node.partitioner
     if any(not v.is_replicated and not v.is_partial for v in inputs):
         partitioner.computed_once.append(node.operation)

@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
@@ -42,6 +42,11 @@ class Tensor:
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
+
+
+ExchangeKind: TypeAlias = Literal[
+    "sum", "gather", "scatter", "first", "before", "root"
+]
 
 
 class Phase(enum.IntEnum):
@@ -121,22 +126,30 @@ class Exchange:
 
     Attributes:
         kind: ``sum``: the sum over all towers; ``gather``: a concatenation in
-            the order of the towers; ``first``: the value of the first tower, as
-            all are the same; ``before``: for each tower, the sum over all
-            earlier towers; ``root``: the value of the first of several
-            processes.
+            the order of the towers; ``scatter``: for each tower, its own rows
+            of the sum; ``first``: the value of the first tower, as all are the
+            same; ``before``: for each tower, the sum over all earlier towers;
+            ``root``: the value of the first of several processes.
         given: the tensor that every tower contributes, or one computed once.
-        result: the result.
-        axis: the axis of a concatenation.
+        result: the result. That of a ``gather`` may be made on every tower.
+        axis: the axis of a concatenation, or of the rows.
         sizes: the global shape, in symbols, with None for the number of towers;
             None: every tower contributes a tensor of the same shape.
+        rows: of ``scatter``: for each tower, the first of its rows and their
+            number.
     """
 
-    kind: Literal["sum", "gather", "first", "before", "root"]
+    kind: ExchangeKind
     given: Tensor
     result: Tensor
     axis: int = 0
     sizes: Sequence[Any] | None = None
+    rows: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def used(self) -> list[Tensor]:
+        """The tensors that it uses."""
+        return [self.given, *(self.rows or ())]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -184,8 +197,11 @@ class Inputs:
         is_first: for each tower, whether it is the first.
         sizes: further sizes, equal on all towers: the size of axis a of input k
             is named ``k.a``.
-        copies: the towers' copies of mirrored inputs, by the index of the
-            input. The common one is the first tower's.
+        copies: the towers' copies of mirrored inputs, or their shards, by the
+            index of the input. The common one is the first tower's copy, or
+            stands for the whole.
+        shares: for an axis of variables in shards, by its size: for each tower
+            the number of its rows, and of those of all earlier towers.
         has_rows: whether there are any examples; None: no operation asks.
     """
 
@@ -195,6 +211,9 @@ class Inputs:
     is_first: Tensor
     sizes: Mapping[str, Tensor]
     copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    shares: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
     has_rows: Tensor | None = None
 
 
@@ -287,7 +306,7 @@ def prune(
             continue
         seen.add(tensor)
         if tensor in exchanged:
-            waiting.append(exchanged[tensor].given)
+            waiting += exchanged[tensor].used
         elif tensor.operation is not None:
             kept.add(id(tensor.operation))
             waiting += tensor.operation.inputs
@@ -295,6 +314,45 @@ def prune(
         [o for o in operations if id(o) in kept],
         [exchange for t, exchange in exchanged.items() if t in seen],
     )
+
+
+def differing_in_parts(program: Program) -> set[Tensor]:
+    """Return the tensors that differ between the micro-batches of a tower.
+
+    Those that depend on its rows of the batch. What a tower computes from its
+    shards of variables is the same for all of its micro-batches.
+    """
+    inputs = program.inputs
+    shares = [t for share in inputs.shares.values() for t in share]
+    same = {*inputs.copies.values(), *shares}
+    scattered = {e.result: e.rows for e in program.exchanges if e.rows}
+    results = {exchange.result: exchange for exchange in program.exchanges}
+    found: dict[Tensor, bool] = {}
+
+    def differs(tensor: Tensor) -> bool:
+        if tensor in found or not tensor.on_towers:
+            return found.get(tensor, False)
+        if tensor in scattered:
+            found[tensor] = any(map(differs, scattered[tensor]))
+        elif tensor in results:
+            found[tensor] = results[tensor].kind != "gather"
+        elif tensor.operation is None:
+            found[tensor] = tensor not in same
+        else:
+            # Sizes are computed by few operations, all others come in order.
+            found[tensor] = any(map(differs, tensor.operation.inputs))
+        return found[tensor]
+
+    for operation in program.operations:
+        for tensor in (*operation.inputs, *operation.outputs):
+            differs(tensor)
+    for exchange in program.exchanges:
+        differs(exchange.given)
+        differs(exchange.result)
+    for update in program.updates:
+        for tensor in update.given:
+            differs(tensor)
+    return {tensor for tensor, is_other in found.items() if is_other}
 
 
 def delay_operations(
@@ -322,7 +380,7 @@ def delay_operations(
             uses.setdefault(tensor, set()).update(levels)
 
     for exchange in exchanges:
-        use([exchange.given], [exchange.given.level])
+        use(exchange.used, [exchange.given.level])
     for tensor in [*results, *(t for u in updates for t in u.given)]:
         use([tensor], [tensor.level])
     for operation in reversed(operations):

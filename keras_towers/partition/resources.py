@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import Sharded, Value
 from keras_towers.partition.program import Phase, Tensor, phase_on_towers
 
 
@@ -19,20 +19,30 @@ class Resources:
     Attributes:
         contents: the values of variables, as far as they are known, by the
             common handles.
-        copies: the towers' handles of mirrored variables, by the common ones.
+        copies: the towers' handles of variables with copies, or in shards, by
+            the common ones.
+        rows: the layouts of variables in shards, by the common handles.
+
+    Args:
+        around: for the body of a function, the resources of its caller.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, around: Resources | None = None) -> None:
         self.contents: dict[Tensor, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
+        self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
         self._common: dict[Tensor, Tensor] = {}
         self._ready: dict[Any, tuple[int, int]] = {}
         self._least = (0, 0)
 
-    def add_copies(self, common: Tensor, local: Tensor) -> None:
-        """Add the handles of a variable that has a copy on every tower."""
+    def add_copies(
+        self, common: Tensor, local: Tensor, rows: Sharded | None = None
+    ) -> None:
+        """Add the handles of a variable that every tower has, or rows of it."""
         self.copies[common] = local
         self._common[local] = common
+        if rows is not None:
+            self.rows[common] = rows
 
     def common_handle(self, handle: Tensor) -> Tensor:
         """Return the handle that all towers share."""

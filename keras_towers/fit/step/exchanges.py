@@ -19,6 +19,8 @@ from keras_towers.transport import Transport, next_key
 def exchange_tensors(
     exchanges: Sequence[Exchange],
     values_of_towers: Sequence[Sequence[Any]],
+    rows_of_towers: Sequence[Sequence[Any]],
+    devices: Sequence[str],
     transport: Transport,
 ) -> list[Any]:
     """Exchange the tensors of towers.
@@ -27,14 +29,20 @@ def exchange_tensors(
         exchanges: N exchanges of a level.
         values_of_towers: for each exchange the tensors of this process's K
             towers; empty if only the first process has one.
+        rows_of_towers: for each exchange, and each tower that gets rows of the
+            result, the first of them and their number.
+        devices: the devices of this process's towers.
         transport: connects the processes.
 
     Returns:
-        The result of each exchange; for ``before`` a list of K results.
+        The result of each exchange; a list of results if each tower has its
+        own.
     """
     results: list[Any] = [
-        _exchange_on_host(exchange, values) if values else None
-        for exchange, values in zip(exchanges, values_of_towers, strict=True)
+        _exchange_here(exchange, values, rows, devices) if values else None
+        for exchange, values, rows in zip(
+            exchanges, values_of_towers, rows_of_towers, strict=True
+        )
     ]
     if transport.size == 1:
         return results
@@ -63,18 +71,69 @@ def exchange_tensors(
     return results
 
 
-def _exchange_on_host(exchange: Exchange, values: Sequence[Any]) -> Any:
+def _exchange_here(
+    exchange: Exchange,
+    values: Sequence[Any],
+    rows: Sequence[Any],
+    devices: Sequence[str],
+) -> Any:
     """Exchange the tensors of the towers of this process."""
     match exchange.kind:
         case "sum":
             return tf.add_n(list(values))
+        case "gather" if exchange.result.on_towers:
+            return _gather_on_towers(values, exchange.axis, devices)
         case "gather":
             return tf.concat(list(values), exchange.axis)
+        case "scatter":
+            return _scatter(values, exchange.axis, rows, devices)
         case "before":
             nothing = tf.zeros_like(values[0])
             return list(itertools.accumulate(values[:-1], initial=nothing))
         case _:
             return values[0]
+
+
+def _gather_on_towers(
+    values: Sequence[Any], axis: int, devices: Sequence[str]
+) -> list[Any]:
+    """Join the tensors of towers on each of their devices."""
+    wholes: dict[str, Any] = {}
+    for device in devices:
+        if device not in wholes:
+            with tf.device(device):
+                wholes[device] = tf.concat(list(values), axis)
+    return [wholes[device] for device in devices]
+
+
+def _scatter(
+    values: Sequence[Any],
+    axis: int,
+    rows: Sequence[Any],
+    devices: Sequence[str],
+) -> list[Any]:
+    """Add up the tensors of towers; return the rows of each taker.
+
+    Args:
+        values: the tensors of K towers.
+        axis: the axis of the rows.
+        rows: for each tower, or each micro-batch of each tower, the first of
+            its rows and their number.
+        devices: the K towers' devices.
+    """
+    parts = len(rows) // len(devices)
+    results: list[Any] = []
+    for k, (first, count) in enumerate(rows):
+        terms: list[Any] = []
+        for value, device in zip(values, devices, strict=True):
+            begin: list[Any] = [0] * value.shape.rank
+            size: list[Any] = [-1] * value.shape.rank
+            begin[axis], size[axis] = first, count
+            with tf.device(device):
+                terms.append(tf.slice(value, begin, size))
+        with tf.device(devices[k // parts]):
+            results.append(tf.add_n(terms))
+    return results
 
 
 def _gather_over_ranks(tensor: Any, axis: int, transport: Transport) -> Any:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -34,9 +34,10 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import eager_cause
-from keras_towers.fit.weights.tower_variables import copy_first
+from keras_towers.fit.weights.shards import share_counts
+from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import MIRRORED, REPLICATED
+from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
@@ -272,15 +273,15 @@ class GlobalStep:
     ) -> Any:
         config, transport = self.config, self._transport_of(call.kind)
         traced = self._trace(step, divided, call)
-        # The handles of variables that each tower has a copy of.
+        # The handles of variables that each tower has a copy or a shard of.
         variables = self.update.variables
-        handles = variables.handles()
-        copies = {
-            index: handles[id(tensor)]
+        known = variables.on_towers()
+        on_towers = {
+            index: known[id(tensor)]
             for index, tensor in enumerate(traced.captures)
-            if id(tensor) in handles
+            if id(tensor) in known
         }
-        program, local_step = self._lay_out(traced, divided, copies, call)
+        program, local_step = self._lay_out(traced, divided, on_towers, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)
         common, parts = divided.values_of(
@@ -295,12 +296,13 @@ class GlobalStep:
             common[tensor] = _capture(value)
         for index, tensor in program.inputs.copies.items():
             for k, part in enumerate(parts):
-                copy = copies[index - first][k // self.micro_batches]
-                part[tensor] = _capture(copy)
+                handles = on_towers[index - first].handles
+                part[tensor] = _capture(handles[k // self.micro_batches])
+        _add_shares(program, parts, config.num_towers)
         ready = TowerProgram(
             program,
             "xla" if call.model.jit_compile else self._call_mode(),
-            self._devices(bool(program.inputs.copies)),
+            self._devices(bool(on_towers) and variables.mirrors),
             transport,
             self.order,
         )
@@ -314,7 +316,7 @@ class GlobalStep:
             what = "a part of the step" if ready.compiled else "the step"
             log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
         # A tf.Variable that was made in the block has copies for replicas.
-        others = [t for t in traced.written if id(t) not in handles]
+        others = [t for t in traced.written if id(t) not in known]
         for copied in filter(None, map(variables.all_handles, others)):
             copy_first(copied, config.devices)
         return traced.output_with(results)
@@ -339,13 +341,16 @@ class GlobalStep:
                 build,
                 own_statistics=self.config.options.batch_norm == "tower",
                 xla=bool(call.model.jit_compile),
+                apply=self.update.apply_in_trace
+                if self.update.is_traced
+                else None,
             )
 
     def _lay_out(
         self,
         traced: Trace,
         divided: DividedBatch,
-        copies: Collection[int],
+        on_towers: Mapping[int, TowerHandles],
         call: KerasCall,
     ) -> tuple[Program, LocalStep | None]:
         """Lay a step out over the towers, and record what it costs.
@@ -353,13 +358,13 @@ class GlobalStep:
         Args:
             traced: the step on one device.
             divided: its batch.
-            copies: the captures of which each tower has a copy.
+            on_towers: the captures of which each tower has a copy or a shard.
             call: the call of Keras's method that the step belongs to.
         """
         config, name = self.config, call.model.name
         transport = self._transport_of(call.kind)
         of_captures = [
-            MIRRORED if index in copies else REPLICATED
+            on_towers[index].layout if index in on_towers else REPLICATED
             for index, _ in enumerate(traced.captures)
         ]
         program = partition_graph(
@@ -367,9 +372,11 @@ class GlobalStep:
             [*divided.layouts, *of_captures],
             traced.results,
             traced.update_infos(),
+            traced.placed,
             ranks=transport.size > 1,
             xla=bool(call.model.jit_compile),
             gather_ratio=self._gather_ratio(transport),
+            examples=self.examples or _ASSUMED_BATCH,
         )
         self.has_gathered |= program.has_gathered
         if self._diverges(call.kind):
@@ -429,7 +436,7 @@ class GlobalStep:
         """Return how many times larger a sum must be to gather rows instead."""
         config, examples = self.config, self.examples
         on_host = devices.all_on_host(config.devices)
-        if self._has_workers or self.micro_batches > 1:
+        if self._has_workers or self.micro_batches > 1 or self.update.is_traced:
             return None
         if transport.size == 1:
             # On one host, gathering does not change the computing time.
@@ -537,6 +544,20 @@ class GlobalStep:
         if local_sgd is not None and kind in TRAINING:
             local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
+
+
+def _add_shares(
+    program: Program, parts: Sequence[dict[Any, Any]], towers: int
+) -> None:
+    """Add the rows that each tower has of variables in shards."""
+    number = len(parts) // towers
+    with tf.device(compat.HOST):
+        for size, (count, start) in program.inputs.shares.items():
+            counts = share_counts(size, towers)
+            for k, part in enumerate(parts):
+                tower = k // number
+                part[count] = tf.constant(counts[tower], tf.int64)
+                part[start] = tf.constant(sum(counts[:tower]), tf.int64)
 
 
 def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:

@@ -26,6 +26,7 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     Update,
+    differing_in_parts,
     emit,
     graph_of,
     needed_operations,
@@ -80,6 +81,8 @@ class TowerProgram:
             for level in range(program.levels)
         ]
         self._assumed: list[AssumedBatch] = []
+        # What differs between the micro-batches of a tower.
+        self._of_parts: set[Tensor] = differing_in_parts(program)
         self._used = self._used_elsewhere()
         self._summed = _summed(program)
 
@@ -120,8 +123,13 @@ class TowerProgram:
                 by_phase[operation.phase].append(operation)
             for tower in towers:
                 self._access_variables(by_phase[Phase.READ], tower)
-            if by_phase[Phase.TOWERS]:
-                self._compute_on_towers(by_phase[Phase.TOWERS], towers)
+            of_parts = by_phase[Phase.TOWERS]
+            if number > 1:
+                # What micro-batches share, a tower computes once.
+                shared = [o for o in of_parts if not self._is_of_parts(o)]
+                of_parts = [o for o in of_parts if self._is_of_parts(o)]
+                self._compute_on_towers(shared, towers, once=True)
+            self._compute_on_towers(of_parts, towers)
             for tower in towers:
                 self._access_variables(by_phase[Phase.WRITE], tower)
             exchanges = [e for e in program.exchanges if e.given.level == level]
@@ -131,12 +139,12 @@ class TowerProgram:
                 if change.level != level:
                     continue
                 gradients = [tower.gradients(change) for tower in towers]
-                shared = [
+                common_grads = [
                     None if t.on_towers else _value(t, known)
                     for t in change.given
                 ]
                 with tf.control_dependencies(checks):
-                    update(change, gradients, shared)
+                    update(change, gradients, common_grads)
         with tf.device(devices[0]):
             return [_value(t, known) for t in program.results]
 
@@ -151,13 +159,14 @@ class TowerProgram:
         program = self._program
         # The function, or the part of a level, that an operation belongs to.
         places: dict[int, Any] = {
-            id(o): (o.level, o.phase) for o in program.operations
+            id(o): (o.level, o.phase, self._is_of_parts(o))
+            for o in program.operations
         }
         for level, stages in enumerate(self._once):
             for number, stage in enumerate(stages):
                 for operation in stage.compiled:
                     places[id(operation)] = level, "compiled", number
-        used = {exchange.given for exchange in program.exchanges}
+        used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
         for update in program.updates:
             used.update(update.given)
@@ -170,6 +179,11 @@ class TowerProgram:
                 ):
                     used.add(tensor)
         return used
+
+    def _is_of_parts(self, operation: Operation) -> bool:
+        """Whether what it computes differs between micro-batches."""
+        tensors = (*operation.inputs, *operation.outputs)
+        return any(tensor in self._of_parts for tensor in tensors)
 
     def _compute_in_function(
         self, operations: Sequence[Operation], known: dict[Tensor, Any]
@@ -225,9 +239,20 @@ class TowerProgram:
         tower.shared.update(zip(made, values, strict=True))
 
     def _compute_on_towers(
-        self, operations: Sequence[Operation], towers: Sequence[_Tower]
+        self,
+        operations: Sequence[Operation],
+        towers: Sequence[_Tower],
+        once: bool = False,
     ) -> None:
-        """Call a function of operations for each tower's micro-batches."""
+        """Call a function of operations for each tower's micro-batches.
+
+        Args:
+            operations: the operations.
+            towers: the towers.
+            once: whether all micro-batches of a tower share the results.
+        """
+        if not operations:
+            return
         body = self._closure(operations)
         inputs, outputs = body.inputs, body.outputs
         function = self._function(body) or GraphFunction(
@@ -235,6 +260,12 @@ class TowerProgram:
         )
         for tower in towers:
             made: list[Any] = []
+            if once:
+                first, *_ = tower.parts
+                with tf.device(tower.device):
+                    values = function([_value(t, first) for t in inputs])
+                tower.shared.update(_with_shapes(outputs, values))
+                continue
             for part in tower.parts:
                 # One micro-batch frees its memory before the next one begins.
                 with tf.device(tower.device), tf.control_dependencies(made):
@@ -291,19 +322,33 @@ class TowerProgram:
             # Only the first process has it.
             if source is not None and source.at_root and transport.rank != 0:
                 return []
-            if exchange.kind == "sum":
+            if tensor in self._of_parts and exchange.kind in ("sum", "scatter"):
                 return [tower.sum(tensor) for tower in towers]
-            return [_value(tensor, part) for part in parts]
+            if tensor in self._of_parts or not tensor.on_towers:
+                return [_value(tensor, part) for part in parts]
+            return [_value(tensor, tower.parts[0]) for tower in towers]
 
+        def rows_of(exchange: Exchange) -> list[list[Any]]:
+            """Return which rows of the result the towers, or parts, get."""
+            differ = exchange.result in self._of_parts
+            takers = parts if differ else [tower.parts[0] for tower in towers]
+            rows = exchange.rows or ()
+            return [[_value(t, taker) for t in rows] for taker in takers]
+
+        rows = list(map(rows_of, exchanges))
         with tf.device(self._devices[0]):
             results = self._order.exchange(
                 list(map(given, exchanges)),
-                lambda values: exchange_tensors(exchanges, values, transport),
+                lambda values: exchange_tensors(
+                    exchanges, values, rows, self._devices, transport
+                ),
             )
         for exchange, result in zip(exchanges, results, strict=True):
             if exchange.result.on_towers:
-                for part, value in zip(parts, result, strict=True):
-                    part.update(_with_shapes([exchange.result], [value]))
+                differ = exchange.result in self._of_parts
+                takers = parts if differ else [t.shared for t in towers]
+                for tensors, value in zip(takers, result, strict=True):
+                    tensors.update(_with_shapes([exchange.result], [value]))
             else:
                 known.update(_with_shapes([exchange.result], [result]))
 
@@ -403,7 +448,8 @@ def _value(tensor: Tensor, scope: Mapping[Tensor, Any]) -> Any:
 
 def _summed(program: Program) -> set[Tensor]:
     """The towers' tensors that are summed over all towers."""
-    tensors = [e.given for e in program.exchanges if e.kind == "sum"]
+    kinds = ("sum", "scatter")
+    tensors = [e.given for e in program.exchanges if e.kind in kinds]
     for update in program.updates:
         tensors += [t for t in update.given if t not in update.rows]
     return {tensor for tensor in tensors if tensor.on_towers}

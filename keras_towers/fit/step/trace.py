@@ -21,6 +21,7 @@ from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
+from keras_towers.partition.layouts import InShards
 
 # Calls whose functions take their last inputs.
 _CALLS = frozenset(
@@ -42,12 +43,14 @@ class Trace:
         updates: the optimizers' updates, in their order, by the names of their
             marker operations.
         output: the return value of the step, with the graph's tensors.
+        placed: how to lay out what operations return, by their names.
     """
 
     graph: Any
     captures: Sequence[Any]
     updates: Mapping[str, UpdateCall]
     output: Any
+    placed: Mapping[str, InShards] = dataclasses.field(default_factory=dict)
 
     @property
     def results(self) -> list[tf.Tensor]:
@@ -211,6 +214,7 @@ def trace(
     build: Callable[[Any, Sequence[Any]], None],
     own_statistics: bool = False,
     xla: bool = False,
+    apply: Callable[[UpdateCall], Mapping[str, InShards]] | None = None,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -222,10 +226,13 @@ def trace(
         own_statistics: whether BatchNormalization computes statistics for each
             tower's rows separately.
         xla: whether XLA is to compile it.
+        apply: traces an update, and returns how to lay out what operations
+            return, by their names; None: a marker stands for the update.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, UpdateCall] = {}
+    placed: dict[str, InShards] = {}
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Any:
@@ -241,6 +248,9 @@ def trace(
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
+            if apply is not None:
+                placed.update(apply(call))
+                return
             given = [t for grad in call.grads for t in components_of(grad)]
             marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
             updates[marker.name] = call
@@ -264,7 +274,7 @@ def trace(
             "which towers cannot divide: pass it as part of the batch."
         )
     captures = [outside for outside, _ in graph.captures]
-    return Trace(graph, captures, updates, graph.structured_outputs)
+    return Trace(graph, captures, updates, graph.structured_outputs, placed)
 
 
 def components_of(gradient: Any) -> list[tf.Tensor]:

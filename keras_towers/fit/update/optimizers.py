@@ -37,6 +37,7 @@ from keras_towers.fit.weights.model_state import (
     optimizers_in,
     trained_by,
 )
+from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.fit.weights.tower_variables import (
     copy_on_tower,
     is_copied,
@@ -248,7 +249,9 @@ def repeats(optimizer: Any) -> bool:
 
 
 def _is_plain(variable: Any) -> bool:
-    return isinstance(variable, tf.Variable) and not is_copied(variable)
+    """Whether all that a variable holds is at its handle."""
+    has_parts = is_copied(variable) or isinstance(variable, ShardedVariable)
+    return isinstance(variable, tf.Variable) and not has_parts
 
 
 def _skip_all_reduce(
@@ -357,7 +360,9 @@ class _Repeated:
             variable: the weight.
             others: further tensors and variables that differ between weights.
         """
-        if tf.executing_eagerly() or not _is_plain(variable):
+        in_step = thread_state.current_step() is not None
+        is_alone = _is_plain(variable) or (in_step and not is_copied(variable))
+        if tf.executing_eagerly() or not is_alone:
             function()
             return
         changing = [variable, *others]

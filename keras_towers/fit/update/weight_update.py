@@ -43,6 +43,7 @@ from keras_towers.fit.weights.tower_variables import (
     copy_to_towers,
     native,
 )
+from keras_towers.partition.layouts import InShards
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -73,11 +74,13 @@ class WeightUpdate:
         description: a short phrase for ``describe()``.
         mirrors: whether each tower has a copy of the weights; None: unless all
             towers are on the host.
+        is_traced: whether ``apply`` is traced, and divided with the step.
     """
 
     name = "once"
     description: str = "weights are updated on tower 0"
     mirrors: bool | None = None
+    is_traced = False
     # The weights that this rank alone updates; None: every rank updates all.
     _shares_here: UpdateShares | None = None
 
@@ -142,6 +145,15 @@ class WeightUpdate:
             self.reduce_and_apply(call, [tower.grads for tower in towers])
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
+
+    def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
+        """Trace an update with the step, if it ``is_traced``.
+
+        Returns:
+            The layouts of gradients, by the names of operations that return
+            them.
+        """
+        raise NotImplementedError
 
     def apply_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""

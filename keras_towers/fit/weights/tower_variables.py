@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -18,12 +19,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, devices
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.partition.layouts import MIRRORED, InputLayout
 
 _SUM = tf.VariableAggregation.SUM
 _OPTIONS = ("dtype", "shape", "trainable", "constraint")
@@ -294,11 +297,24 @@ def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class TowerHandles:
+    """The handles of a variable of which every tower has a part.
+
+    Attributes:
+        layout: what the parts are: copies, or shards.
+        handles: the K towers' handles.
+    """
+
+    layout: InputLayout
+    handles: Sequence[Any]
+
+
 class TowerVariables:
     """Places the variables of a strategy's models, and puts them back later.
 
-    A variable has a single copy, has a copy on each tower, or is moved to a
-    device.
+    A variable has a single copy, has a copy on each tower, is in shards, or is
+    moved to a device.
 
     Args:
         config: the towers.
@@ -389,6 +405,29 @@ class TowerVariables:
         """The variables that were moved."""
         return self._moved.keys()
 
+    def divide(
+        self, variable: keras.Variable, axis: int, beside: Any = None
+    ) -> None:
+        """Divide a variable that has a single copy, and free the original.
+
+        Args:
+            variable: the variable.
+            axis: the axis to divide.
+            beside: a variable in shards, beside which it is put back.
+        """
+        value, towers = variable._value, self._config.devices
+        back_to = value.device
+        if beside is not None:
+            _, back_to = self._moved[beside]
+        if devices.all_on_host(towers) and not self.mirrors:
+            # They share the memory of the host.
+            towers = [towers[0]] * len(towers)
+        # Recorded first, so that a Ctrl-C in between is undone too.
+        self._moved[variable] = value, back_to
+        variable._value = ShardedVariable(value, axis, towers)
+        with tf.init_scope():
+            overwrite(value, tf.zeros([0], value.dtype))
+
     def pop_original(self, variable: keras.Variable) -> tf.Variable:
         """Forget a moved variable without restoring it; return the original."""
         original, _ = self._moved.pop(variable)
@@ -407,6 +446,23 @@ class TowerVariables:
             id(values[0].handle): [value.handle for value in values]
             for values in found
         }
+
+    def on_towers(self) -> dict[int, TowerHandles]:
+        """Return the handles of variables that towers have, or rows of them.
+
+        By the id of the handle that stands for all of them in a trace.
+        """
+        found = {
+            key: TowerHandles(MIRRORED, handles)
+            for key, handles in self.handles().items()
+        }
+        for variable in self._moved:
+            value = variable._value
+            if isinstance(value, ShardedVariable):
+                found[id(value.handle)] = TowerHandles(
+                    value.layout, value.handles
+                )
+        return found
 
     def all_handles(self, handle: Any) -> list[Any]:
         """Return the handles of a variable's copies, given one; [] if alone.

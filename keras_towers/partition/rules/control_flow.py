@@ -302,7 +302,11 @@ def _lay_out_branches(
         functools.reduce(join_values, values, values[0])
         for values in zip(*outputs_of_branches, strict=True)
     ]
-    require(all(v.is_replicated for v in results[node.num_outputs :]))
+    for variable, content in zip(
+        variables, results[node.num_outputs :], strict=True
+    ):
+        rows = partitioner.rows_of(variable)
+        require(content.is_replicated or content.layout == rows)
     # In a function, what is computed once could not be exchanged.
     if partitioner.can_exchange and not uses_variables(inputs):
         require_towers_differ(results)

@@ -1,22 +1,29 @@
 """Reads and writes of variables.
 
 What a variable holds is a value like any other: the towers' functions take it,
-and return new ones.
+and return new ones. Of a variable in shards each tower has its own rows.
 """
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from keras_towers.partition.layouts import (
+    PARTIAL,
     REPLICATED,
+    Sharded,
     Value,
     Values,
     local_shape,
     replicated,
     require,
+    required,
     sizes_of,
 )
+from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
 
 
@@ -43,23 +50,45 @@ def _add_to(node: Node, variable: Value, term: Value) -> Values:
     """Assign the sum of what a variable holds and a term."""
     partitioner = node.partitioner
     before = partitioner.content_of(variable)
+    rows = before.sharded
+    operands = [
+        partitioner.replicate(value)
+        if rows is None
+        else partitioner.shard(value, rows)
+        for value in (before, term)
+    ]
+    is_sum = node.type == "AssignAddVariableOp"
     after = partitioner.op(
-        "AddV2" if node.type == "AssignAddVariableOp" else "Sub",
-        [partitioner.replicate(before), partitioner.replicate(term)],
-        before.sizes,
+        "AddV2" if is_sum else "Sub", operands, operands[0].shape
     )
-    partitioner.assign(variable, replicated(after, Value(REPLICATED)))
+    partitioner.assign(variable, _like(before, after))
     return []
+
+
+def _like(before: Value, after: Tensor) -> Value:
+    """Return a new content with the layout of the one before."""
+    if before.sharded is None:
+        return replicated(after, Value(REPLICATED, shape=before.shape))
+    return Value(before.sharded, after, shape=before.shape)
 
 
 @rule("VariableShape")
 def _shape(node: Node, variable: Value) -> Values:
     partitioner = node.partitioner
-    content = partitioner.replicate(partitioner.content_of(variable))
+    before = partitioner.content_of(variable)
+    if before.sharded is not None:
+        whole = partitioner.known_tensor(before.sizes, node.output_dtype())
+        return [Value(REPLICATED, whole=required(whole), known=before.sizes)]
     shape = partitioner.op(
-        "Shape", [content], node.shapes[0], out_type=node.output_dtype()
+        "Shape",
+        [partitioner.replicate(before)],
+        node.shapes[0],
+        out_type=node.output_dtype(),
     )
     return [replicated(shape, Value(REPLICATED))]
+
+
+# ---- lookups -----------------------------------------------------------------
 
 
 @rule("ResourceGather")
@@ -67,7 +96,10 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     """Look rows up where their indices are."""
     partitioner = node.partitioner
     require(not node.attr("batch_dims"))
-    table = partitioner.replicate(partitioner.content_of(variable))
+    content = partitioner.content_of(variable)
+    if content.sharded is not None and _is_large(node, content, indices):
+        return [_look_up_in_shards(node, content, indices)]
+    table = partitioner.replicate(content)
     rows = indices.sharded
     own = indices.local if rows else partitioner.replicate(indices)
     traced = node.shapes[0]
@@ -79,7 +111,170 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     )
     if rows is None:
         return [replicated(found, Value(REPLICATED))]
-    shape = None
-    if traced.rank is not None:
-        shape = (*indices.sizes, *sizes_of(traced[indices.rank :]))
-    return [Value(rows, found, shape=shape)]
+    return [Value(rows, found, shape=_looked_up_shape(node, indices))]
+
+
+def _looked_up_shape(node: Node, indices: Value) -> tuple[object, ...] | None:
+    """Return the shape of what is looked up."""
+    traced = node.shapes[0]
+    if traced.rank is None:
+        return None
+    return (*indices.sizes, *sizes_of(traced[indices.rank :]))
+
+
+def _is_large(node: Node, table: Value, indices: Value) -> bool:
+    """Whether a table has more rows than are looked up.
+
+    Then the rows that are found are exchanged, not the table.
+    """
+    partitioner = node.partitioner
+    if not partitioner.can_exchange or node.shapes[0].rank is None:
+        return False
+    examples = partitioner.options.examples
+    sizes = [s if isinstance(s, int) else examples for s in indices.sizes]
+    return table.sizes[0] > math.prod(sizes)
+
+
+def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
+    """Look all indices up in each tower's part of a table.
+
+    What a tower does not have is 0 in its partial sum.
+    """
+    partitioner = node.partitioner
+    (rows, local), whole = table.as_rows(), partitioner.assemble(indices)
+    shape = _looked_up_shape(node, indices)
+    if rows.axis:
+        found = partitioner.op("GatherV2", [local, whole, 0], batch_dims=0)
+        axis = rows.axis + indices.rank - 1
+        part = _widened(partitioner, found, rows.at_axis(axis), shape)
+    else:
+        own, is_own = _own_indices(partitioner, whole, rows)
+        found = partitioner.op("GatherV2", [local, own, 0], batch_dims=0)
+        part = _zero_others(partitioner, found, is_own, table.rank - 1)
+    sums = Value(PARTIAL, part, shape=shape)
+    along = indices.sharded
+    if along is None or along.blocks > 1:
+        return sums
+    return Value(along, partitioner.scatter(sums, along), shape=shape)
+
+
+def _own_indices(
+    partitioner: Partitioner, indices: Tensor, rows: Sharded
+) -> tuple[Tensor, Tensor]:
+    """Return indices of a tower's rows, or 0; and whether it has these rows."""
+    dtype = indices.dtype
+    first, count = (
+        partitioner.cast(partitioner.scaled_size(rows.rows, size), dtype)
+        for size in (rows.unit.start, rows.unit.count)
+    )
+    shifted = partitioner.op("Sub", [indices, first], indices.shape)
+    zero = partitioner.constant(0, dtype)
+    is_own = partitioner.op(
+        "LogicalAnd",
+        [
+            partitioner.op("GreaterEqual", [shifted, zero], indices.shape),
+            partitioner.op("Less", [shifted, count], indices.shape),
+        ],
+        indices.shape,
+    )
+    own = partitioner.op("SelectV2", [is_own, shifted, zero], indices.shape)
+    return own, is_own
+
+
+def _zero_others(
+    partitioner: Partitioner, values: Tensor, is_own: Tensor, more: int
+) -> Tensor:
+    """Return values, and 0 for the indices that other towers have.
+
+    Args:
+        partitioner: the partitioner.
+        values: the values, with further axes than the indices.
+        is_own: for each index, whether a tower has it.
+        more: the number of further axes.
+    """
+    for _ in range(more):
+        is_own = partitioner.op("ExpandDims", [is_own, -1])
+    zeros = partitioner.op("ZerosLike", [values], values.shape)
+    return partitioner.op("SelectV2", [is_own, values, zeros], values.shape)
+
+
+def _widened(
+    partitioner: Partitioner, values: Tensor, rows: Sharded, shape: object
+) -> Tensor:
+    """Return a tensor of all towers' rows that is 0 where others have them."""
+    rank = len(required(shape))
+    unit = rows.unit
+    end = partitioner.compute_size("AddV2", unit.start, unit.count)
+    after = partitioner.compute_size("Sub", unit.total, end)
+    ends = [
+        partitioner.size_at_axis(rows.axis, rank, size)
+        for size in (unit.start, after)
+    ]
+    widths = partitioner.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+    zero = partitioner.constant(0, values.dtype)
+    return partitioner.op("PadV2", [values, widths, zero], shape)
+
+
+# ---- scattered writes --------------------------------------------------------
+
+_SCATTERS = {
+    "ResourceScatterAdd": "TensorScatterAdd",
+    "ResourceScatterSub": "TensorScatterSub",
+    "ResourceScatterMax": "TensorScatterMax",
+    "ResourceScatterMin": "TensorScatterMin",
+    "ResourceScatterUpdate": "TensorScatterUpdate",
+}
+
+
+@rule(*_SCATTERS)
+def _scatter(
+    node: Node, variable: Value, indices: Value, updates: Value
+) -> Values:
+    """Write rows of a variable in shards where they are."""
+    partitioner = node.partitioner
+    rows = required(partitioner.rows_of(variable))
+    before = partitioner.content_of(variable)
+    require(updates.rank == indices.rank + before.rank - 1)
+    content = partitioner.shard(before, rows)
+    where = partitioner.replicate(indices)
+    if rows.axis:
+        axis = rows.axis + indices.rank - 1
+        given = partitioner.shard(updates, rows.at_axis(axis))
+    else:
+        given = partitioner.replicate(updates)
+        own, is_own = _own_indices(partitioner, where, rows)
+        # A row beyond the last, which is dropped, takes what others have.
+        count = partitioner.cast(
+            partitioner.scaled_size(rows.rows, rows.unit.count), where.dtype
+        )
+        where = partitioner.op("SelectV2", [is_own, own, count], where.shape)
+        content = _with_row(partitioner, content)
+    after = partitioner.op(
+        _SCATTERS[node.type],
+        [content, partitioner.op("ExpandDims", [where, -1]), given],
+        content.shape,
+    )
+    if not rows.axis:
+        after = _without_row(partitioner, after, rows)
+    partitioner.assign(variable, Value(rows, after, shape=before.shape))
+    return []
+
+
+def _with_row(partitioner: Partitioner, rows: Tensor) -> Tensor:
+    """Append a row of zeros."""
+    rank = required(rows.shape.rank)
+    widths = [[0, 1], *[[0, 0]] * (rank - 1)]
+    zero = partitioner.constant(0, rows.dtype)
+    sizes = list(rows.shape)
+    more = None if sizes[0] is None else sizes[0] + 1
+    return partitioner.op("PadV2", [rows, widths, zero], (more, *sizes[1:]))
+
+
+def _without_row(
+    partitioner: Partitioner, rows: Tensor, layout: Sharded
+) -> Tensor:
+    """Drop the last row."""
+    sizes = list(rows.shape)
+    count = partitioner.local_rows(layout)
+    shape = [None, *sizes[1:]]
+    return partitioner.slice_rows(rows, shape, 0, 0, count)

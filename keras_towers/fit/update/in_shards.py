@@ -1,0 +1,102 @@
+"""Weights in shards: every tower has its rows of each large weight.
+
+Ports the third stage of ZeRO, or FSDP, and is no update of its own: Keras's
+``apply`` is traced with the step, and the layout divides it. A slot has the
+rows of its weight, and a gradient is added up where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.model_state import optimizers_in, slots_of
+from keras_towers.fit.weights.shards import ShardedVariable, axis_to_divide
+from keras_towers.fit.weights.tower_variables import copy_on_tower, native
+from keras_towers.partition.layouts import InShards
+from keras_towers.reduction import scaled
+
+
+class UpdateInShards(WeightUpdate):
+    """Every tower updates its own rows of weights, and of their slots."""
+
+    name = "in_shards"
+    description = "every tower has its rows of large weights, and updates them"
+    is_traced = True
+
+    def __init__(self, config: TowerConfig):
+        if config.options.updates == "each":
+            # Small weights, and what a tower computes, are on its device.
+            self.mirrors = True
+        super().__init__(config)
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Divide a large variable; return whether it moved."""
+        if isinstance(variable._value, ShardedVariable):
+            return False
+        value = copy_on_tower(variable._value, 0)
+        towers = self.config.num_towers
+        axis = axis_to_divide(value.shape, value.dtype.size, towers)
+        if axis is None:
+            return super().place(variable)
+        self.variables.hold_once(variable)
+        self.variables.divide(variable, axis)
+        return True
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Give slots the rows of their weights."""
+        for part in optimizers_in(optimizer):
+            for slot, weight in slots_of(part) if part.built else ():
+                layout = layout_of(weight)
+                if (
+                    layout is None
+                    or layout_of(slot)
+                    or not _are_alike(slot, weight)
+                ):
+                    continue
+                self.variables.hold_once(slot)
+                self.variables.divide(slot, layout.axis, beside=weight)
+        for variable in optimizer.variables:
+            if layout_of(variable) is None:
+                self.variables.place(variable)
+
+    def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
+        """Trace an update; return how its gradients are laid out.
+
+        Returns:
+            The layouts, by the names of the operations that return the
+            gradients.
+        """
+        layouts: dict[str, InShards] = {}
+        grads: list[Any] = []
+        factor = self.config.gradient_factor
+        for gradient, weight in zip(
+            scaled(call.grads, factor), call.variables, strict=True
+        ):
+            layout = layout_of(weight)
+            if layout is not None and isinstance(gradient, tf.Tensor):
+                (gradient,) = tf.raw_ops.IdentityN(
+                    input=[gradient], name="gradient"
+                )
+                layouts[gradient.op.name] = layout
+            grads.append(gradient)
+        with as_one_device(call.optimizer, call.variables, 0):
+            variables = [copy_on_tower(v, 0) for v in call.variables]
+            call.original(grads, variables)
+        return layouts
+
+
+def layout_of(variable: Any) -> InShards | None:
+    """Return how a variable of Keras or TensorFlow is divided, or None."""
+    value = native(variable)
+    return value.layout if isinstance(value, ShardedVariable) else None
+
+
+def _are_alike(slot: keras.Variable, weight: Any) -> bool:
+    """Whether each entry of a slot belongs to an entry of a weight."""
+    return tuple(slot.shape) == tuple(weight.shape)

@@ -1,0 +1,177 @@
+"""Variables in shards: every tower has its own rows of one axis.
+
+The first stage of ZeRO divides the optimizer's state in this way, and the third
+stage, like FSDP, the weights, too (Rajbhandari et al., "ZeRO: memory
+optimizations toward training trillion parameter models", SC 2020).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import thread_state
+from keras_towers.partition.layouts import InShards
+
+# A smaller variable is whole on every tower: an exchange of its own would cost
+# more than its memory is worth.
+SMALLEST_BYTES = 2**16
+
+
+def axis_to_divide(
+    shape: Sequence[int], item_bytes: int, towers: int
+) -> int | None:
+    """Return the axis along which a variable is divided; None: it is whole.
+
+    It is the longest of the axes that divide evenly; without one, the first
+    that has a row for every tower.
+
+    Args:
+        shape: the shape of the variable.
+        item_bytes: the bytes of an entry.
+        towers: the number of towers.
+    """
+    size = item_bytes
+    for length in shape:
+        size *= length
+    if towers == 1 or size < SMALLEST_BYTES:
+        return None
+    long = [a for a, length in enumerate(shape) if length >= towers]
+    even = [a for a in long if not shape[a] % towers]
+    if even:
+        return max(even, key=lambda axis: shape[axis])
+    return long[0] if long else None
+
+
+def share_counts(size: int, towers: int) -> list[int]:
+    """Return the numbers of rows of K towers; they differ by 1 at most."""
+    ends = [size * k // towers for k in range(towers + 1)]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+class ShardedVariable(compat.UninitializedVariable):
+    """A variable in shards: to its users, an ordinary one.
+
+    Its own handle has no memory. A step that is being traced uses it for the
+    whole, which the layout then divides. Elsewhere, the whole is put together
+    on the host for each use, and what is written is divided again.
+
+    Args:
+        original: the variable to divide. Its value is not freed.
+        axis: the axis to divide.
+        devices: the K towers' devices.
+
+    Attributes:
+        layout: how it is divided.
+        shards: each tower's rows: K variables.
+    """
+
+    def __init__(
+        self, original: tf.Variable, axis: int, devices: Sequence[str]
+    ):
+        size, name = original.shape[axis], original.name.split(":")[0]
+        self._counts = share_counts(size, len(devices))
+        self._is_filled = False
+        with tf.init_scope(), compat.single_device_mode():
+            with tf.device(compat.HOST):
+                super().__init__(
+                    trainable=original.trainable,
+                    name=name,
+                    shape=original.shape,
+                    dtype=original.dtype,
+                )
+                rows = tf.split(original.read_value(), self._counts, axis)
+            self.shards: list[tf.Variable] = []
+            for device, own in zip(devices, rows, strict=True):
+                with tf.device(device):
+                    self.shards.append(
+                        tf.Variable(own, trainable=False, name=name)
+                    )
+        # Optimizers look up slots by it.
+        self._unique_id = original._unique_id
+        is_even = len(set(self._counts)) == 1
+        rows_of_all = self._counts[0] if is_even else None
+        self.layout: InShards = InShards(axis, size, rows_of_all)
+
+    @property
+    def handles(self) -> list[Any]:
+        """The handles of the K shards."""
+        return [shard.handle for shard in self.shards]
+
+    def is_initialized(self, name: str | None = None) -> Any:
+        """Return whether it has a value: always."""
+        return tf.constant(True, name=name)
+
+    @contextlib.contextmanager
+    def _as_whole(self, writes: bool) -> Iterator[None]:
+        """Give its handle the whole in a block; then divide what is written."""
+        if self._is_filled or _is_in_step():
+            yield
+            return
+        axis = self.layout.axis
+        self._is_filled = True
+        try:
+            with tf.device(compat.HOST):
+                rows = [shard.read_value() for shard in self.shards]
+                self._overwrite(tf.concat(rows, axis))
+            yield
+            if writes:
+                with tf.device(compat.HOST):
+                    whole = self._read_variable_op()
+                    rows = tf.split(whole, self._counts, axis)
+                for shard, own in zip(self.shards, rows, strict=True):
+                    with tf.device(shard.device):
+                        shard.assign(own, read_value=False)
+        finally:
+            with tf.device(compat.HOST):
+                self._overwrite(tf.zeros([0], self.dtype))
+            self._is_filled = False
+
+    def _overwrite(self, value: tf.Tensor) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+
+def _is_in_step() -> bool:
+    """Whether a step is being traced."""
+    traced = thread_state.current_step() is not None
+    return traced and not tf.executing_eagerly()
+
+
+def _method(name: str, writes: bool) -> Callable[..., Any]:
+    """Return a method of plain variables for variables in shards."""
+    original = getattr(compat.BaseResourceVariable, name)
+
+    @functools.wraps(original)
+    def method(variable: ShardedVariable, *args: Any, **kwargs: Any) -> Any:
+        with variable._as_whole(writes):
+            result = original(variable, *args, **kwargs)
+        # What reads its handle later would find nothing there.
+        is_same = getattr(result, "handle", None) is variable.handle
+        return variable if is_same else result
+
+    return method
+
+
+def _names_of_methods() -> Iterator[tuple[str, bool]]:
+    """Yield the methods that use the handle, and whether they write."""
+    for name in ("_read_variable_op", "sparse_read", "gather_nd"):
+        yield name, False
+    yield "_restore_from_tensors", True
+    yield "count_up_to", True
+    plain = compat.BaseResourceVariable
+    for name in dir(plain):
+        is_method = inspect.isfunction(inspect.getattr_static(plain, name))
+        is_write = name.startswith(("assign", "batch_scatter", "scatter"))
+        if is_method and (is_write or name == "_strided_slice_assign"):
+            yield name, True
+
+
+for _name, _writes in _names_of_methods():
+    setattr(ShardedVariable, _name, _method(_name, _writes))
