@@ -90,6 +90,7 @@ class AssumedBatch:
             values[inputs.total] = tf.constant(total, tf.int64)
             values[inputs.start] = tf.constant(0, tf.int64)
             values[inputs.is_first] = tf.constant(True)
+            values[inputs.is_first_part] = tf.constant(True)
             for count, start in inputs.shares.values():
                 values[count] = tf.constant(self._rows, tf.int64)
                 values[start] = tf.constant(0, tf.int64)

@@ -152,6 +152,7 @@ class Builder:
         sizes: Sequence[Any] | None = None,
         rows: tuple[Tensor, Tensor] | None = None,
         on_towers: bool = False,
+        local_size: int | None = None,
     ) -> Tensor:
         """Add an exchange; return its result.
 
@@ -163,6 +164,7 @@ class Builder:
             rows: the rows of each tower, as in ``Exchange``.
             on_towers: whether the result of a ``gather`` is made on every
                 tower.
+            local_size: the number of rows of every tower, if it is known.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -175,12 +177,21 @@ class Builder:
         shape = tensor.shape
         if kind in ("gather", "scatter") and shape.rank is not None:
             changed = list(shape)
-            changed[axis] = None
+            changed[axis] = local_size
             shape = tf.TensorShape(changed)
         if kind == "gather" and sizes is not None:
             shape = shape.merge_with(static(sizes))
         on_towers = on_towers or kind in ("before", "scatter")
-        result = Tensor(tensor.dtype, shape, on_towers, tensor.level + 1)
+        of_batch = kind == "before"
+        if kind == "scatter" and rows is not None:
+            of_batch = _depends_on_batch(rows)
+        result = Tensor(
+            tensor.dtype,
+            shape,
+            on_towers,
+            tensor.level + 1,
+            of_batch=of_batch,
+        )
         self.exchanges.append(Exchange(kind, tensor, result, axis, sizes, rows))
         return result
 
@@ -207,6 +218,7 @@ class Builder:
         """
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
+        of_batch = _depends_on_batch(inputs)
         results: list[Tensor] = []
         operation = Operation(
             type_,
@@ -221,7 +233,15 @@ class Builder:
         )
         for index, (dtype, shape) in enumerate(outputs):
             results.append(
-                Tensor(dtype, shape, on_towers, level, operation, index)
+                Tensor(
+                    dtype,
+                    shape,
+                    on_towers,
+                    level,
+                    operation,
+                    index,
+                    of_batch=of_batch,
+                )
             )
         self.operations.append(operation)
         return results
@@ -315,6 +335,11 @@ class Builder:
         return self.op(
             "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
         )
+
+
+def _depends_on_batch(tensors: Iterable[Tensor]) -> bool:
+    """Whether towers compute tensors from rows of the batch."""
+    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
 def _attribute(value: Any) -> Any:

@@ -29,6 +29,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Unit,
     Value,
+    local_shape,
     require,
     required,
 )
@@ -56,6 +57,7 @@ class Options:
             size of one unit's rows for which the rows are gathered and the sum
             is computed once; None: rows are never gathered for this.
         lists: whether lists of rows may be divided.
+        micro_batches: whether towers have several micro-batches.
         gather_bytes: the budget for gathers of variables in shards, as in
             ``Gathers``.
         examples: the number of examples to assume where it matters for the
@@ -66,6 +68,7 @@ class Options:
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
+    micro_batches: bool = False
     gather_bytes: int = 2**28
     examples: int = 64
 
@@ -79,6 +82,7 @@ class Converter(Builder):
     Args:
         unit: the unit of the batch: examples.
         is_first: a tensor: whether a tower is the first.
+        is_first_part: a tensor: whether a micro-batch is its tower's first.
         options: the options of the layout.
         around: for the body of a function, the converter of its caller.
 
@@ -94,12 +98,14 @@ class Converter(Builder):
         self,
         unit: Unit,
         is_first: Tensor,
+        is_first_part: Tensor,
         options: Options,
         around: Converter | None = None,
     ):
         super().__init__(can_exchange=around is None)
         self.unit = unit
         self.is_first = is_first
+        self.is_first_part = is_first_part
         self.options = options
         self.has_gathered = False
         self.near = 0
@@ -402,7 +408,24 @@ class Converter(Builder):
         )
         local = required(value.local)
         return self.exchange(
-            "scatter", local, layout.axis, value.shape, (first, count)
+            "scatter",
+            local,
+            layout.axis,
+            value.shape,
+            (first, count),
+            local_size=local_shape(local.shape, layout)[layout.axis],
+        )
+
+    def once_per_tower(self, part: Tensor) -> Tensor:
+        """Return a term of a sum over all micro-batches, given one of towers.
+
+        Only the first micro-batch of a tower contributes it.
+        """
+        if part.of_batch or not self.options.micro_batches:
+            return part
+        zeros = self.op("ZerosLike", [part], part.shape)
+        return self.op(
+            "SelectV2", [self.is_first_part, part, zeros], part.shape
         )
 
     def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:

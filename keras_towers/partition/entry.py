@@ -96,6 +96,7 @@ def _laid_out(
     start = Tensor(SIZE_DTYPE, number, on_towers=True)
     total = Tensor(SIZE_DTYPE, number, on_towers=False)
     is_first = Tensor(tf.bool, number, on_towers=True)
+    is_first_part = Tensor(tf.bool, number, on_towers=True)
     tensors = [
         _tensor(traced, layout)
         for traced, layout in zip(graph.inputs, layouts, strict=True)
@@ -103,7 +104,7 @@ def _laid_out(
     # Without rows in the inputs, everything is computed once, and the number of
     # examples of a tower does not matter.
     unit = Unit(EXAMPLES, total, start, total)
-    partitioner = Partitioner(unit, is_first, options)
+    partitioner = Partitioner(unit, is_first, is_first_part, options)
     size, count = _examples(partitioner, graph.inputs, tensors, layouts)
     partitioner.unit = dataclasses.replace(unit, size=size, count=count)
     partitioner.sizes[symbol_name(EXAMPLES)] = total
@@ -124,14 +125,14 @@ def _laid_out(
     for index, layout in enumerate(layouts):
         common = tensors[index]
         if isinstance(layout, Mirrored):
-            copy = dataclasses.replace(common, on_towers=True)
+            copy = dataclasses.replace(common, on_towers=True, of_batch=False)
             copies[index] = values[index].local = copy
             if copy.handle is not None:
                 partitioner.resources.add_copies(common, copy)
         elif isinstance(layout, InShards):
             handle = _handle_of_shards(common.handle, layout)
             copies[index] = dataclasses.replace(
-                common, on_towers=True, handle=handle
+                common, on_towers=True, handle=handle, of_batch=False
             )
             rows = _rows_of(partitioner, layout)
             partitioner.resources.add_copies(common, copies[index], rows)
@@ -144,7 +145,16 @@ def _laid_out(
     delay_operations(operations, exchanges, partitioner.updates, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
-        Inputs(tensors, start, total, is_first, sizes, copies, shares),
+        Inputs(
+            tensors,
+            start,
+            total,
+            is_first,
+            is_first_part,
+            sizes,
+            copies,
+            shares,
+        ),
         operations,
         exchanges,
         partitioner.updates,
@@ -250,8 +260,10 @@ def _variable_shares(
         if not isinstance(layout, InShards) or layout.size in shares:
             continue
         number = tf.TensorShape(())
-        count = Tensor(SIZE_DTYPE, number, on_towers=True)
-        start = Tensor(SIZE_DTYPE, number, on_towers=True)
+        count, start = (
+            Tensor(SIZE_DTYPE, number, on_towers=True, of_batch=False)
+            for _ in range(2)
+        )
         shares[layout.size] = count, start
         if layout.rows is not None:
             count = partitioner.constant(layout.rows, SIZE_DTYPE)
@@ -261,6 +273,7 @@ def _variable_shares(
             start,
             partitioner.constant(layout.size, SIZE_DTYPE),
             of_variables=True,
+            local_size=layout.rows,
         )
     return shares
 

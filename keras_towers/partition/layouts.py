@@ -62,6 +62,7 @@ class Unit:
         start: for each tower, the number of units of all earlier towers.
         total: the global number of units.
         of_variables: whether it is the axis of a variable.
+        local_size: the number of units of every tower; None: towers differ.
     """
 
     size: Any
@@ -69,6 +70,7 @@ class Unit:
     start: Tensor
     total: Tensor
     of_variables: bool = False
+    local_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -559,5 +561,11 @@ def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
     if shape.rank is None or not isinstance(layout, (Sharded, InShards)):
         return shape
     sizes = list(shape)
-    sizes[layout.axis] = layout.rows if isinstance(layout, InShards) else None
+    if isinstance(layout, InShards):
+        sizes[layout.axis] = layout.rows
+    else:
+        unit = layout.unit
+        size = unit.local_size if isinstance(unit, Unit) else None
+        rows = None if size is None else layout.rows_per_unit * size
+        sizes[layout.axis] = rows
     return tf.TensorShape(sizes)

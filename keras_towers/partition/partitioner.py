@@ -68,6 +68,7 @@ class Partitioner(Converter):
     Args:
         unit: the unit of the batch: examples.
         is_first: a tensor: whether a tower is the first.
+        is_first_part: a tensor: whether a micro-batch is its tower's first.
         options: the options of the layout.
         around: for the body of a function, the partitioner of its caller.
 
@@ -86,10 +87,11 @@ class Partitioner(Converter):
         self,
         unit: Unit,
         is_first: Tensor,
+        is_first_part: Tensor,
         options: Options,
         around: Partitioner | None = None,
     ):
-        super().__init__(unit, is_first, options, around)
+        super().__init__(unit, is_first, is_first_part, options, around)
         self.computed_once: list[Any] = (
             [] if around is None else around.computed_once
         )
@@ -107,7 +109,9 @@ class Partitioner(Converter):
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
-        return Partitioner(self.unit, self.is_first, self.options, self)
+        return Partitioner(
+            self.unit, self.is_first, self.is_first_part, self.options, self
+        )
 
     def lay_out_graph(self, graph: Any, inputs: Values) -> dict[str, Value]:
         """Lay out a graph; return the values of its tensors by their names.
@@ -168,6 +172,9 @@ class Partitioner(Converter):
                 with contextlib.suppress(NotDivided):
                     outputs = self._apply_to_wholes(node, inputs)
             outputs = outputs or _compute_once(node, inputs)
+        for output in outputs:
+            if output.is_partial:
+                output.local = self.once_per_tower(required(output.local))
         for note in NOTES.get(node.type, ()):
             try:
                 note(node, inputs, outputs)

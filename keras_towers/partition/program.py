@@ -33,6 +33,8 @@ class Tensor:
             program, or the result of an exchange.
         index: its index among the outputs of the operation.
         handle: the handle data, if it is the handle of a variable.
+        of_batch: on towers, whether it depends on rows of the batch, and so
+            differs between the micro-batches of a tower.
     """
 
     dtype: Any
@@ -42,6 +44,7 @@ class Tensor:
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
+    of_batch: bool = True
 
 
 ExchangeKind: TypeAlias = Literal[
@@ -194,7 +197,9 @@ class Inputs:
             common one.
         start: for each tower, the number of examples of all earlier towers.
         total: the global number of examples.
-        is_first: for each tower, whether it is the first.
+        is_first: for each tower, whether it is the first; of its micro-batches
+            it is true for the first one.
+        is_first_part: for each micro-batch, whether it is its tower's first.
         sizes: further sizes, equal on all towers: the size of axis a of input k
             is named ``k.a``.
         copies: the towers' copies of mirrored inputs, or their shards, by the
@@ -209,6 +214,7 @@ class Inputs:
     start: Tensor
     total: Tensor
     is_first: Tensor
+    is_first_part: Tensor
     sizes: Mapping[str, Tensor]
     copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     shares: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(
@@ -314,45 +320,6 @@ def prune(
         [o for o in operations if id(o) in kept],
         [exchange for t, exchange in exchanged.items() if t in seen],
     )
-
-
-def differing_in_parts(program: Program) -> set[Tensor]:
-    """Return the tensors that differ between the micro-batches of a tower.
-
-    Those that depend on its rows of the batch. What a tower computes from its
-    shards of variables is the same for all of its micro-batches.
-    """
-    inputs = program.inputs
-    shares = [t for share in inputs.shares.values() for t in share]
-    same = {*inputs.copies.values(), *shares}
-    scattered = {e.result: e.rows for e in program.exchanges if e.rows}
-    results = {exchange.result: exchange for exchange in program.exchanges}
-    found: dict[Tensor, bool] = {}
-
-    def differs(tensor: Tensor) -> bool:
-        if tensor in found or not tensor.on_towers:
-            return found.get(tensor, False)
-        if tensor in scattered:
-            found[tensor] = any(map(differs, scattered[tensor]))
-        elif tensor in results:
-            found[tensor] = results[tensor].kind != "gather"
-        elif tensor.operation is None:
-            found[tensor] = tensor not in same
-        else:
-            # Sizes are computed by few operations, all others come in order.
-            found[tensor] = any(map(differs, tensor.operation.inputs))
-        return found[tensor]
-
-    for operation in program.operations:
-        for tensor in (*operation.inputs, *operation.outputs):
-            differs(tensor)
-    for exchange in program.exchanges:
-        differs(exchange.given)
-        differs(exchange.result)
-    for update in program.updates:
-        for tensor in update.given:
-            differs(tensor)
-    return {tensor for tensor, is_other in found.items() if is_other}
 
 
 def delay_operations(

@@ -43,7 +43,7 @@ from keras_towers.partition.local_step import (
     to_local_step,
     write_only_rows,
 )
-from keras_towers.partition.program import Program, Update
+from keras_towers.partition.program import Inputs, Program, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.transport import SingleProcess, Transport
@@ -298,7 +298,7 @@ class GlobalStep:
             for k, part in enumerate(parts):
                 handles = on_towers[index - first].handles
                 part[tensor] = _capture(handles[k // self.micro_batches])
-        _add_shares(program, parts, config.num_towers)
+        _add_shares(program.inputs, parts, config.num_towers)
         ready = TowerProgram(
             program,
             "xla" if call.model.jit_compile else self._call_mode(),
@@ -376,6 +376,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             xla=bool(call.model.jit_compile),
             gather_ratio=self._gather_ratio(transport),
+            micro_batches=self.micro_batches > 1,
             examples=self.examples or _ASSUMED_BATCH,
         )
         self.has_gathered |= program.has_gathered
@@ -547,12 +548,14 @@ class GlobalStep:
 
 
 def _add_shares(
-    program: Program, parts: Sequence[dict[Any, Any]], towers: int
+    inputs: Inputs, parts: Sequence[dict[Any, Any]], towers: int
 ) -> None:
     """Add the rows that each tower has of variables in shards."""
     number = len(parts) // towers
     with tf.device(compat.HOST):
-        for size, (count, start) in program.inputs.shares.items():
+        for k, part in enumerate(parts):
+            part[inputs.is_first_part] = tf.constant(k % number == 0)
+        for size, (count, start) in inputs.shares.items():
             counts = share_counts(size, towers)
             for k, part in enumerate(parts):
                 tower = k // number

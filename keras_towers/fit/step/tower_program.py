@@ -26,7 +26,6 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     Update,
-    differing_in_parts,
     emit,
     graph_of,
     needed_operations,
@@ -81,8 +80,6 @@ class TowerProgram:
             for level in range(program.levels)
         ]
         self._assumed: list[AssumedBatch] = []
-        # What differs between the micro-batches of a tower.
-        self._of_parts: set[Tensor] = differing_in_parts(program)
         self._used = self._used_elsewhere()
         self._summed = _summed(program)
 
@@ -126,8 +123,8 @@ class TowerProgram:
             of_parts = by_phase[Phase.TOWERS]
             if number > 1:
                 # What micro-batches share, a tower computes once.
-                shared = [o for o in of_parts if not self._is_of_parts(o)]
-                of_parts = [o for o in of_parts if self._is_of_parts(o)]
+                shared = [o for o in of_parts if not _is_of_batch(o)]
+                of_parts = [o for o in of_parts if _is_of_batch(o)]
                 self._compute_on_towers(shared, towers, once=True)
             self._compute_on_towers(of_parts, towers)
             for tower in towers:
@@ -159,7 +156,7 @@ class TowerProgram:
         program = self._program
         # The function, or the part of a level, that an operation belongs to.
         places: dict[int, Any] = {
-            id(o): (o.level, o.phase, self._is_of_parts(o))
+            id(o): (o.level, o.phase, _is_of_batch(o))
             for o in program.operations
         }
         for level, stages in enumerate(self._once):
@@ -179,11 +176,6 @@ class TowerProgram:
                 ):
                     used.add(tensor)
         return used
-
-    def _is_of_parts(self, operation: Operation) -> bool:
-        """Whether what it computes differs between micro-batches."""
-        tensors = (*operation.inputs, *operation.outputs)
-        return any(tensor in self._of_parts for tensor in tensors)
 
     def _compute_in_function(
         self, operations: Sequence[Operation], known: dict[Tensor, Any]
@@ -322,15 +314,15 @@ class TowerProgram:
             # Only the first process has it.
             if source is not None and source.at_root and transport.rank != 0:
                 return []
-            if tensor in self._of_parts and exchange.kind in ("sum", "scatter"):
+            if tensor.of_batch and exchange.kind in ("sum", "scatter"):
                 return [tower.sum(tensor) for tower in towers]
-            if tensor in self._of_parts or not tensor.on_towers:
+            if tensor.of_batch or not tensor.on_towers:
                 return [_value(tensor, part) for part in parts]
             return [_value(tensor, tower.parts[0]) for tower in towers]
 
         def rows_of(exchange: Exchange) -> list[list[Any]]:
             """Return which rows of the result the towers, or parts, get."""
-            differ = exchange.result in self._of_parts
+            differ = exchange.result.of_batch
             takers = parts if differ else [tower.parts[0] for tower in towers]
             rows = exchange.rows or ()
             return [[_value(t, taker) for t in rows] for taker in takers]
@@ -345,7 +337,7 @@ class TowerProgram:
             )
         for exchange, result in zip(exchanges, results, strict=True):
             if exchange.result.on_towers:
-                differ = exchange.result in self._of_parts
+                differ = exchange.result.of_batch
                 takers = parts if differ else [t.shared for t in towers]
                 for tensors, value in zip(takers, result, strict=True):
                     tensors.update(_with_shapes([exchange.result], [value]))
@@ -407,6 +399,12 @@ class _Tower:
                 else None
                 for t in update.given
             ]
+
+
+def _is_of_batch(operation: Operation) -> bool:
+    """Whether what an operation does differs between micro-batches."""
+    tensors = (*operation.inputs, *operation.outputs)
+    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
 def _with_shapes(
