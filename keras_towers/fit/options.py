@@ -89,6 +89,10 @@ class Options:
             fit on one device, as in stage 3 of ZeRO or FSDP. Weights are
             gathered where an operation needs them whole. Results are the same.
             None: whole weights.
+        gather_bytes: with ``weights="sharded"``: the bytes of weights that
+            may be gathered at a time, so that a tower needs at most twice as
+            much memory for them. With less, there are more exchanges. A larger
+            weight is gathered alone.
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
@@ -132,6 +136,7 @@ class Options:
     mode: ModeName | None = None
     updates: Updates | None = None
     weights: Weights | None = None
+    gather_bytes: int = 2**28
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | None = None
     sync_every: int | None = None
@@ -147,6 +152,11 @@ class Options:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more, or 'auto'."
+            )
+        if self.gather_bytes < 0:
+            raise TowerError(
+                f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
+                "number of bytes, 0 or more."
             )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
@@ -208,6 +218,7 @@ class AllReduceKeywords(StepKeywords, total=False):
     mode: ModeName | None
     updates: Updates | None
     weights: Weights | None
+    gather_bytes: int
     packer: GradientPacker | bool | None
 
 

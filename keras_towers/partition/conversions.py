@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
@@ -16,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.gathers import Gathers
+from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -250,9 +249,7 @@ class Converter(Builder):
         known = self._gathers.find(value, on_towers, near)
         if known is not None:
             return known
-        size = local.dtype.size * math.prod(
-            size for size in value.sizes if isinstance(size, int)
-        )
+        size = whole_bytes(value)
         level = self._gathers.level_for(size, near, local.level)
         if level > local.level:
             (local,) = self.add(

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.builder import Output
 from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
@@ -162,15 +164,9 @@ class Partitioner(Converter):
             return [Value(rows, self.shard(value, rows), shape=value.shape)]
         known = folded(node, [value.known for value in inputs])
         try:
-            if node.type in _LOOPS:
-                outputs = self._apply_to_wholes(node, inputs)
-            else:
-                outputs = self.apply_rules(node, inputs)
+            outputs = self._divided(node, inputs)
         except NotDivided:
             outputs = self._known_values(node, known or ())
-            if not outputs and node.type in _BRANCHES:
-                with contextlib.suppress(NotDivided):
-                    outputs = self._apply_to_wholes(node, inputs)
             outputs = outputs or _compute_once(node, inputs)
         for output in outputs:
             if output.is_partial:
@@ -182,6 +178,21 @@ class Partitioner(Converter):
                 continue
         self._complete(node, inputs, outputs, known)
         return outputs
+
+    def _divided(self, node: Node, inputs: Values) -> Values:
+        """Divide an operation, if needed after variables are gathered.
+
+        Raises:
+            NotDivided: it has to be computed once.
+        """
+        if node.type in _LOOPS:
+            return self._apply_to_wholes(node, inputs)
+        try:
+            return self.apply_rules(node, inputs)
+        except NotDivided:
+            if node.type not in _BRANCHES:
+                raise
+        return self._apply_to_wholes(node, inputs)
 
     def _apply_to_wholes(self, node: Node, inputs: Values) -> Values:
         """Divide a call of functions after variables in shards are gathered.
@@ -270,28 +281,46 @@ class Partitioner(Converter):
         _, shape = type_of_content(common)
         sizes = None if shape.rank is None else sizes_of(shape)
         if rows is not None:
-            content = Value(rows, self._read(required(local)), shape=sizes)
+            content = Value(rows, self.read(required(local)), shape=sizes)
         else:
             content = Value(
                 REPLICATED,
-                local=None if local is None else self._read(local),
-                whole=self._read(common),
+                local=None if local is None else self.read(local),
+                whole=self.read(common),
                 shape=sizes,
             )
         contents[common] = content
         return content
 
-    def _read(self, handle: Tensor) -> Tensor:
-        """Read a variable, or the towers' copies of it."""
+    def read(self, handle: Tensor) -> Tensor:
+        """Read a variable, or the towers' copies of it, or their shards."""
         dtype, shape = type_of_content(handle)
-        (value,) = self.add(
-            "ReadVariableOp",
-            [handle],
-            {"dtype": dtype},
-            [(dtype, shape)],
-            self.resources.record_use("ReadVariableOp", [handle], reads=True),
+        (value,) = self.add_in_order(
+            "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
         )
         return value
+
+    def add_in_order(
+        self,
+        type_: str,
+        operands: Sequence[Tensor],
+        attributes: Mapping[str, Any],
+        outputs: Sequence[Output] = (),
+        reads: bool = True,
+    ) -> list[Tensor]:
+        """Add an operation after earlier users of the same variables.
+
+        Args:
+            type_: its type.
+            operands: its inputs.
+            attributes: its attributes.
+            outputs: the dtypes and shapes of its outputs.
+            reads: whether it only reads variables.
+        """
+        least = self.resources.record_use(type_, operands, reads)
+        return self.add(
+            type_, operands, attributes, outputs, least, has_effect=not reads
+        )
 
     def assign(self, variable: Value, content: Value) -> None:
         """Assign a value to a variable, and to all of its copies.
@@ -316,17 +345,11 @@ class Partitioner(Converter):
             value = self.replicate(content)
         else:
             value = self.assemble(content)
-        least = self.resources.record_use(
-            "AssignVariableOp", [handle, value], reads=False
-        )
-        attributes = {"dtype": value.dtype, "validate_shape": False}
-        self.add(
+        self.add_in_order(
             "AssignVariableOp",
             [handle, value],
-            attributes,
-            [],
-            least,
-            has_effect=True,
+            {"dtype": value.dtype, "validate_shape": False},
+            reads=False,
         )
         self.resources.contents[common] = content
 
@@ -453,50 +476,45 @@ def _compute_once(node: Node, inputs: Values) -> Values:
         return _compute_whole(node, inputs)
     # Functions get what variables hold, not their handles.
     require(partitioner.can_exchange)
-    for variable in in_shards:
-        _fill(partitioner, variable)
-    outputs = _compute_whole(node, inputs)
+    wholes = {id(v): _whole_of(partitioner, v) for v in in_shards}
+    outputs = _compute_whole(node, [wholes.get(id(v), v) for v in inputs])
     changed = {id(inputs[k]) for k in written(node.operation)}
     for variable in in_shards:
-        _empty(partitioner, variable, id(variable) in changed)
+        handle = required(wholes[id(variable)].whole)
+        if id(variable) in changed:
+            content = Value(REPLICATED, whole=partitioner.read(handle))
+            content.shape = sizes_of(required(content.whole).shape)
+            partitioner.assign(variable, content)
+        options = {"ignore_lookup_error": True}
+        partitioner.add_in_order(
+            "DestroyResourceOp", [handle], options, reads=False
+        )
     return outputs
 
 
-def _fill(partitioner: Partitioner, variable: Value) -> None:
-    """Give the handle of a variable in shards the whole, for one operation."""
-    content = partitioner.content_of(variable)
-    handle = required(variable.whole)
-    _write(partitioner, handle, partitioner.assemble(content))
-    # Shards hold the same as before.
-    partitioner.resources.contents[handle] = content
+# The variables that hold the whole of others are numbered.
+_numbers = itertools.count()
 
 
-def _empty(partitioner: Partitioner, variable: Value, is_written: bool) -> None:
-    """Free the whole of a variable in shards, and update its shards."""
-    handle, contents = required(variable.whole), partitioner.resources.contents
-    known = contents.get(handle)
-    dtype, shape = type_of_content(handle)
-    whole = partitioner._read(handle) if is_written else None
-    _write(partitioner, handle, partitioner.constant([], dtype))
-    if whole is not None:
-        sizes = sizes_of(shape)
-        partitioner.assign(variable, Value(REPLICATED, None, whole, sizes))
-    elif known is not None:
-        contents[handle] = known
-
-
-def _write(partitioner: Partitioner, handle: Tensor, value: Tensor) -> None:
-    """Write a variable, once."""
-    partitioner.add(
-        "AssignVariableOp",
-        [handle, value],
-        {"dtype": value.dtype, "validate_shape": False},
-        [],
-        partitioner.resources.record_use(
-            "AssignVariableOp", [handle, value], reads=False
-        ),
-        has_effect=True,
+def _whole_of(partitioner: Partitioner, variable: Value) -> Value:
+    """Return a variable with the whole of one in shards, for one operation."""
+    common = required(variable.whole)
+    dtype, shape = type_of_content(common)
+    name = f"keras_towers_whole_{next(_numbers)}"
+    attributes = {"dtype": dtype, "shape": shape, "shared_name": name}
+    # TensorFlow runs it whenever its output is used.
+    (handle,) = partitioner.add(
+        "VarHandleOp", [], attributes, [(tf.resource, tf.TensorShape(()))]
     )
+    handle.handle = common.handle
+    whole = partitioner.assemble(partitioner.content_of(variable))
+    partitioner.add_in_order(
+        "AssignVariableOp",
+        [handle, whole],
+        {"dtype": dtype, "validate_shape": False},
+        reads=False,
+    )
+    return dataclasses.replace(variable, whole=handle)
 
 
 def _compute_whole(node: Node, inputs: Values) -> Values:

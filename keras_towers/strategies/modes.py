@@ -151,15 +151,19 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook:
 def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and where an update's state is."""
     line = f'mode "{mode.name}": {mode.reason}'
-    if update.name != "sharded":
-        return [line]
-    if update.sums_at_weights:
+    if update.is_traced:
+        line = "gradients are added up on the towers that update their rows"
+    elif update.name == "sharded" and update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
-    held = ", ".join(
-        f"{size:,} bytes on {devices_lib.short_name(device)}"
-        for device, size in zip(config.devices, update.slot_bytes, strict=False)
-    )
-    return [line, f"optimizer state: {held}"] if held else [line]
+    lines = [line]
+    for what, sizes in update.held_bytes.items():
+        names = map(devices_lib.short_name, config.devices)
+        held = ", ".join(
+            f"{size:,} bytes on {name}"
+            for name, size in zip(names, sizes, strict=True)
+        )
+        lines.append(f"{what}: {held}")
+    return lines
 
 
 def describe_rank_options(options: Options) -> list[str]:

@@ -29,6 +29,12 @@ WAYS = {
         updates: functools.partial(kt.TowerStrategy, updates=updates)
         for updates in ("each", "sharded")
     },
+    # The first as towers of one host, the second as towers with memories of
+    # their own, which gather weights again.
+    "weights": functools.partial(kt.TowerStrategy, weights="sharded"),
+    "weights gathered twice": functools.partial(
+        kt.TowerStrategy, weights="sharded", updates="each", gather_bytes=2000
+    ),
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
     "served by all": lambda towers: kt.ParameterServerTowerStrategy(

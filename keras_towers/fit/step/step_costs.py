@@ -20,6 +20,7 @@ from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.step import trace
+from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.program import Program, Tensor
 from keras_towers.partition.sizes import (
@@ -65,6 +66,7 @@ class StepCosts:
         once: by line of code: the fraction of the step's operations that are
             computed once for all towers because of it.
         growing: the lines of these whose operations grow with the batch.
+        gathered: the bytes of gathered weights that a tower has at a time.
     """
 
     exchanges: int
@@ -75,6 +77,7 @@ class StepCosts:
     held: dict[str, int] | None
     once: dict[str, float]
     growing: frozenset[str]
+    gathered: int = 0
 
     @property
     def exchange_summary(self) -> str:
@@ -143,6 +146,11 @@ def describe_steps(config: TowerConfig) -> list[str]:
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
+        if costs.gathered:
+            most = _bytes(costs.gathered)
+            lines.append(
+                f"{name}: at most {most} of gathered weights at a time"
+            )
         held = costs.held_summary
         if config.options.micro_batches != 1 and held:
             lines.append(f"{name}: held for all micro-batches: {held}")
@@ -195,6 +203,7 @@ def costs_of(program: Program, towers: int) -> StepCosts:
         held=_held_bytes(program),
         once=once,
         growing=growing,
+        gathered=max(gathered_bytes(program)),
     )
 
 
@@ -236,6 +245,8 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
     later.update(e.given for e in program.exchanges if e.kind == "gather")
     held: collections.Counter[str] = collections.Counter()
     for tensor in later:
+        if not tensor.of_batch:
+            continue
         if tensor.shape.rank is None:
             return None
         sizes = [size for size in tensor.shape if size is not None]

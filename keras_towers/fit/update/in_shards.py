@@ -7,15 +7,19 @@ rows of its weight, and a gradient is added up where they are.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
+from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable, axis_to_divide
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition.layouts import InShards
@@ -37,33 +41,68 @@ class UpdateInShards(WeightUpdate):
 
     def place(self, variable: keras.Variable) -> bool:
         """Divide a large variable; return whether it moved."""
-        if isinstance(variable._value, ShardedVariable):
+        if layout_of(variable) is not None:
             return False
         value = copy_on_tower(variable._value, 0)
         towers = self.config.num_towers
         axis = axis_to_divide(value.shape, value.dtype.size, towers)
         if axis is None:
             return super().place(variable)
-        self.variables.hold_once(variable)
-        self.variables.divide(variable, axis)
+        self._divide(variable, axis)
+        self._count("weights", variable)
         return True
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build the optimizer, and divide each slot before the next is made."""
+        with contextlib.ExitStack() as stack:
+            for part in optimizers_in(optimizer):
+                divided = {"add_variable_from_reference": self._add_slot}
+                shadows = patches.bind_to(part, divided)
+                stack.enter_context(patches.shadowed(part, shadows))
+            super().make_ready(optimizer, variables)
+
+    def _add_slot(
+        self,
+        optimizer: Any,
+        original: Callable[..., keras.Variable],
+        weight: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> keras.Variable:
+        slot = original(weight, *args, **kwargs)
+        self._divide_slot(slot, weight)
+        return slot
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Give slots the rows of their weights."""
         for part in optimizers_in(optimizer):
             for slot, weight in slots_of(part) if part.built else ():
-                layout = layout_of(weight)
-                if (
-                    layout is None
-                    or layout_of(slot)
-                    or not _are_alike(slot, weight)
-                ):
-                    continue
-                self.variables.hold_once(slot)
-                self.variables.divide(slot, layout.axis, beside=weight)
+                self._divide_slot(slot, weight)
         for variable in optimizer.variables:
             if layout_of(variable) is None:
                 self.variables.place(variable)
+
+    def _divide_slot(self, slot: keras.Variable, weight: Any) -> None:
+        """Divide a slot as its weight, if each entry belongs to one of it."""
+        layout = layout_of(weight)
+        is_like = tuple(slot.shape) == tuple(weight.shape)
+        if layout is not None and is_like and layout_of(slot) is None:
+            self._divide(slot, layout.axis, beside=weight)
+            self._count("optimizer state", slot)
+
+    def _divide(
+        self, variable: keras.Variable, axis: int, beside: Any = None
+    ) -> None:
+        self.variables.hold_once(variable)
+        self.variables.divide(variable, axis, beside)
+
+    def _count(self, what: str, variable: keras.Variable) -> None:
+        """Add the bytes of a variable in shards to those of each tower."""
+        sizes = [byte_size(shard) for shard in variable._value.shards]
+        before = self.held_bytes.get(what, [0] * len(sizes))
+        self.held_bytes[what] = [
+            size + more for size, more in zip(before, sizes, strict=True)
+        ]
 
     def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
         """Trace an update; return how its gradients are laid out.
@@ -95,8 +134,3 @@ def layout_of(variable: Any) -> InShards | None:
     """Return how a variable of Keras or TensorFlow is divided, or None."""
     value = native(variable)
     return value.layout if isinstance(value, ShardedVariable) else None
-
-
-def _are_alike(slot: keras.Variable, weight: Any) -> bool:
-    """Whether each entry of a slot belongs to an entry of a weight."""
-    return tuple(slot.shape) == tuple(weight.shape)

@@ -72,8 +72,6 @@ class UpdateSharded(WeightUpdate):
         if config.transport.size > 1:
             self._shares_here = self._shares
         self.sums_at_weights = reduction is None
-        # The bytes of the slots on each tower, in this or the previous block.
-        self.slot_bytes: list[int] = []
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, with its slots on the right towers."""
@@ -98,7 +96,7 @@ class UpdateSharded(WeightUpdate):
             or self._slots[slot].rank == self.config.transport.rank
         ]
         if here:
-            self.slot_bytes = [
+            self.held_bytes["optimizer state"] = [
                 sum(
                     byte_size(s)
                     for s in here

@@ -75,6 +75,8 @@ class WeightUpdate:
         mirrors: whether each tower has a copy of the weights; None: unless all
             towers are on the host.
         is_traced: whether ``apply`` is traced, and divided with the step.
+        held_bytes: for ``describe()``: the bytes on each tower of what is not
+            the same on all of them, by what it is.
     """
 
     name = "once"
@@ -97,6 +99,7 @@ class WeightUpdate:
         self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
+        self.held_bytes: dict[str, list[int]] = {}
         self._reduction = reduction
         if self.name == WeightUpdate.name and self.variables.mirrors:
             self.description += " and copied to the other towers"

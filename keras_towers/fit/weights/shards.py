@@ -117,22 +117,21 @@ class ShardedVariable(compat.UninitializedVariable):
             return
         axis = self.layout.axis
         self._is_filled = True
-        try:
-            with tf.device(compat.HOST):
+        # A device may be too small for the whole.
+        with tf.device(compat.HOST):
+            try:
                 rows = [shard.read_value() for shard in self.shards]
                 self._overwrite(tf.concat(rows, axis))
-            yield
-            if writes:
-                with tf.device(compat.HOST):
+                yield
+                if writes:
                     whole = self._read_variable_op()
                     rows = tf.split(whole, self._counts, axis)
-                for shard, own in zip(self.shards, rows, strict=True):
-                    with tf.device(shard.device):
-                        shard.assign(own, read_value=False)
-        finally:
-            with tf.device(compat.HOST):
+                    for shard, own in zip(self.shards, rows, strict=True):
+                        with tf.device(shard.device):
+                            shard.assign(own, read_value=False)
+            finally:
                 self._overwrite(tf.zeros([0], self.dtype))
-            self._is_filled = False
+                self._is_filled = False
 
     def _overwrite(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)

@@ -424,6 +424,7 @@ class TowerVariables:
             towers = [towers[0]] * len(towers)
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to
+        self._mirrored.pop(variable, None)
         variable._value = ShardedVariable(value, axis, towers)
         with tf.init_scope():
             overwrite(value, tf.zeros([0], value.dtype))
