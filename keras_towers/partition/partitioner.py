@@ -102,10 +102,12 @@ class Partitioner(Converter):
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
         self.placed: Mapping[str, Sharded] = {}
-        self.resources = Resources(around and around.resources)
+        self.resources: Resources = Resources(
+            None if around is None else around.resources
+        )
         self._around = around
         # Whether functions get the whole of variables in shards.
-        self._gathers_for_functions = (
+        self._gathers_for_functions: bool = (
             around is not None and around._gathers_for_functions
         )
 
@@ -273,8 +275,8 @@ class Partitioner(Converter):
             content = around.content_of(Value(REPLICATED, whole=handle))
             rows = content.sharded
             if rows and rows.of_variables and self._gathers_for_functions:
-                local = around.replicate(content)
-                content = Value(REPLICATED, local, shape=content.shape)
+                whole = around.replicate(content)
+                content = Value(REPLICATED, whole, shape=content.shape)
             return around.captured(content)
         local = self.resources.copies.get(common)
         rows = self.resources.rows.get(common)

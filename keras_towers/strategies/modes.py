@@ -156,7 +156,7 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     elif update.name == "sharded" and update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
     lines = [line]
-    for what, sizes in update.held_bytes.items():
+    for what, sizes in update.held_bytes().items():
         names = map(devices_lib.short_name, config.devices)
         held = ", ".join(
             f"{size:,} bytes on {name}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.fit.weights import shards
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
@@ -64,6 +65,8 @@ def _cases():
         *(("eager", updates, 2) for updates in ("each", "sharded")),
         # Several optimizers, and a scale that all of them read.
         *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
+        ("wide", "weights", 3),
+        *((name, "weights gathered twice", 2) for name in HARDEST),
     ]
     every = [
         *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
@@ -83,12 +86,16 @@ def _cases():
 
 
 @pytest.mark.parametrize("name, way, towers", _cases())
-def test_case(name, way, towers):
+def test_case(name, way, towers, monkeypatch):
+    # The models of cases are small.
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
     parts = 2 if way == "replicas" else 1
     # Compiling takes longer than a step of these.
     xla = way in ("towers", "served")
     strategy = WAYS[way](towers)
     assert_contract(name, strategy, parts, xla)
+    if way.startswith("weights"):
+        assert "weights: " in strategy.describe()
     if way == "sharded":
         assert "its share of the weights" in strategy.describe()
 

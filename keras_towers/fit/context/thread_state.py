@@ -77,6 +77,9 @@ tracing = _tracing.holding
 # it runs none.
 trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 
+# Whether this thread traces functions that are saved, not called.
+exporting: ThreadLocal[bool] = ThreadLocal()
+
 _open: list[tuple[str, threading.Thread]] = []
 
 

@@ -187,6 +187,12 @@ def _create_variable(
         call.share_created(variable)
 
 
+def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Export a model with whole variables."""
+    with thread_state.exporting.holding(True):
+        return original(*args, **kwargs)
+
+
 def _batch_norm(
     original: Callable[..., Any],
     layer: keras.layers.BatchNormalization,
@@ -299,6 +305,8 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # Keras divides losses by the number of replicas, even outside of replicas.
     (compat.loss_module, "scale_loss_for_distribution", _scaled_loss),
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
+    # What is exported knows no towers.
+    (keras.Model, "export", _export),
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", _batch_norm),
 )

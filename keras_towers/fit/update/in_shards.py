@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers.fit.context import patches
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -38,6 +39,9 @@ class UpdateInShards(WeightUpdate):
             # Small weights, and what a tower computes, are on its device.
             self.mirrors = True
         super().__init__(config)
+        # What each variable in shards is.
+        self._divided: IdentityDict[keras.Variable, str] = IdentityDict()
+        self._held_before: dict[str, list[int]] = {}
 
     def place(self, variable: keras.Variable) -> bool:
         """Divide a large variable; return whether it moved."""
@@ -49,7 +53,7 @@ class UpdateInShards(WeightUpdate):
         if axis is None:
             return super().place(variable)
         self._divide(variable, axis)
-        self._count("weights", variable)
+        self._divided[variable] = "weights"
         return True
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -65,12 +69,12 @@ class UpdateInShards(WeightUpdate):
         self,
         optimizer: Any,
         original: Callable[..., keras.Variable],
-        weight: Any,
+        reference_variable: Any,
         *args: Any,
         **kwargs: Any,
     ) -> keras.Variable:
-        slot = original(weight, *args, **kwargs)
-        self._divide_slot(slot, weight)
+        slot = original(reference_variable, *args, **kwargs)
+        self._divide_slot(slot, reference_variable)
         return slot
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -88,7 +92,7 @@ class UpdateInShards(WeightUpdate):
         is_like = tuple(slot.shape) == tuple(weight.shape)
         if layout is not None and is_like and layout_of(slot) is None:
             self._divide(slot, layout.axis, beside=weight)
-            self._count("optimizer state", slot)
+            self._divided[slot] = "optimizer state"
 
     def _divide(
         self, variable: keras.Variable, axis: int, beside: Any = None
@@ -96,13 +100,23 @@ class UpdateInShards(WeightUpdate):
         self.variables.hold_once(variable)
         self.variables.divide(variable, axis, beside)
 
-    def _count(self, what: str, variable: keras.Variable) -> None:
-        """Add the bytes of a variable in shards to those of each tower."""
-        sizes = [byte_size(shard) for shard in variable._value.shards]
-        before = self.held_bytes.get(what, [0] * len(sizes))
-        self.held_bytes[what] = [
-            size + more for size, more in zip(before, sizes, strict=True)
-        ]
+    def release(self) -> None:
+        """Put all variables back that are not restored yet."""
+        self._held_before = self.held_bytes()
+        super().release()
+        for variable in [*self._divided]:
+            del self._divided[variable]
+
+    def held_bytes(self) -> dict[str, list[int]]:
+        """Return the bytes of each tower's rows of weights, and of slots."""
+        sizes: dict[str, list[int]] = {}
+        for variable, what in self._divided.items():
+            if layout_of(variable) is None:
+                continue
+            own = [byte_size(shard) for shard in variable._value.shards]
+            before = sizes.get(what, [0] * len(own))
+            sizes[what] = [a + b for a, b in zip(before, own, strict=True)]
+        return sizes or self._held_before
 
     def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
         """Trace an update; return how its gradients are laid out.

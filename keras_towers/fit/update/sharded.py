@@ -72,6 +72,7 @@ class UpdateSharded(WeightUpdate):
         if config.transport.size > 1:
             self._shares_here = self._shares
         self.sums_at_weights = reduction is None
+        self._slot_bytes: list[int] = []
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, with its slots on the right towers."""
@@ -96,7 +97,7 @@ class UpdateSharded(WeightUpdate):
             or self._slots[slot].rank == self.config.transport.rank
         ]
         if here:
-            self.held_bytes["optimizer state"] = [
+            self._slot_bytes = [
                 sum(
                     byte_size(s)
                     for s in here
@@ -104,6 +105,10 @@ class UpdateSharded(WeightUpdate):
                 )
                 for d in self.config.devices
             ]
+
+    def held_bytes(self) -> dict[str, list[int]]:
+        sizes = self._slot_bytes
+        return {"optimizer state": sizes} if sizes else {}
 
     def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         remote: set[int] = set()

@@ -75,8 +75,6 @@ class WeightUpdate:
         mirrors: whether each tower has a copy of the weights; None: unless all
             towers are on the host.
         is_traced: whether ``apply`` is traced, and divided with the step.
-        held_bytes: for ``describe()``: the bytes on each tower of what is not
-            the same on all of them, by what it is.
     """
 
     name = "once"
@@ -99,7 +97,6 @@ class WeightUpdate:
         self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
-        self.held_bytes: dict[str, list[int]] = {}
         self._reduction = reduction
         if self.name == WeightUpdate.name and self.variables.mirrors:
             self.description += " and copied to the other towers"
@@ -112,6 +109,13 @@ class WeightUpdate:
         """Keep a single copy of an optimizer's slot variables."""
         for variable in optimizer.variables:
             self.variables.hold_once(variable)
+
+    def held_bytes(self) -> dict[str, list[int]]:
+        """Return the bytes on each tower of what towers divide, by its name.
+
+        In this block or, after it, in the previous one.
+        """
+        return {}
 
     def drop_remote_slots(self) -> None:
         """Keep each slot variable on one rank only, before training steps."""

@@ -76,7 +76,8 @@ class ShardedVariable(compat.UninitializedVariable):
     def __init__(
         self, original: tf.Variable, axis: int, devices: Sequence[str]
     ):
-        size, name = original.shape[axis], original.name.split(":")[0]
+        size: int = original.shape.as_list()[axis]
+        name = original.name.split(":")[0]
         self._counts = share_counts(size, len(devices))
         self._is_filled = False
         with tf.init_scope(), compat.single_device_mode():
@@ -112,7 +113,7 @@ class ShardedVariable(compat.UninitializedVariable):
     @contextlib.contextmanager
     def _as_whole(self, writes: bool) -> Iterator[None]:
         """Give its handle the whole in a block; then divide what is written."""
-        if self._is_filled or _is_in_step():
+        if self._is_filled or _stands_for_whole():
             yield
             return
         axis = self.layout.axis
@@ -130,17 +131,23 @@ class ShardedVariable(compat.UninitializedVariable):
                         with tf.device(shard.device):
                             shard.assign(own, read_value=False)
             finally:
-                self._overwrite(tf.zeros([0], self.dtype))
                 self._is_filled = False
+                # A graph keeps the shape of what is assigned.
+                if tf.executing_eagerly():
+                    self._overwrite(tf.zeros([0], self.dtype))
 
     def _overwrite(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
 
-def _is_in_step() -> bool:
-    """Whether a step is being traced."""
-    traced = thread_state.current_step() is not None
-    return traced and not tf.executing_eagerly()
+def _stands_for_whole() -> bool:
+    """Whether a graph uses the handle of a variable in shards for the whole.
+
+    In a step the layout divides it, and in a file it is an ordinary variable.
+    """
+    in_step = thread_state.current_step() is not None
+    in_file = thread_state.exporting.get() or compat.is_saving()
+    return bool(in_step or in_file) and not tf.executing_eagerly()
 
 
 def _method(name: str, writes: bool) -> Callable[..., Any]:

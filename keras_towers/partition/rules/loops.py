@@ -516,7 +516,9 @@ class _RoundPartitioner(Partitioner):
         # All values of a round belong to a single row, so none is sharded, and
         # nothing in it is computed once for all towers.
         no_unit = dataclasses.replace(outer.unit, size=symbol("none"))
-        super().__init__(no_unit, outer.is_first, outer.options, outer)
+        super().__init__(
+            no_unit, outer.is_first, outer.is_first_part, outer.options, outer
+        )
         self.units, self._unit_by_key, self.computed_once = {}, {}, []
         self._row_unit = unit
         self.row_numbers: set[Value] = set()

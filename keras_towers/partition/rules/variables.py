@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    Shape,
     Sharded,
     Value,
     Values,
@@ -97,7 +98,7 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     partitioner = node.partitioner
     require(not node.attr("batch_dims"))
     content = partitioner.content_of(variable)
-    if content.sharded is not None and _is_large(node, content, indices):
+    if _stays_in_shards(node, content, indices):
         return [_look_up_in_shards(node, content, indices)]
     table = partitioner.replicate(content)
     rows = indices.sharded
@@ -114,7 +115,16 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     return [Value(rows, found, shape=_looked_up_shape(node, indices))]
 
 
-def _looked_up_shape(node: Node, indices: Value) -> tuple[object, ...] | None:
+@rule("GatherV2")
+def _look_up_in_value(
+    node: Node, table: Value, indices: Value, axis: Value
+) -> Values:
+    require(axis.number == 0 and not node.attr("batch_dims"))
+    require(_stays_in_shards(node, table, indices))
+    return [_look_up_in_shards(node, table, indices)]
+
+
+def _looked_up_shape(node: Node, indices: Value) -> Shape | None:
     """Return the shape of what is looked up."""
     traced = node.shapes[0]
     if traced.rank is None:
@@ -122,17 +132,23 @@ def _looked_up_shape(node: Node, indices: Value) -> tuple[object, ...] | None:
     return (*indices.sizes, *sizes_of(traced[indices.rank :]))
 
 
-def _is_large(node: Node, table: Value, indices: Value) -> bool:
-    """Whether a table has more rows than are looked up.
+def _stays_in_shards(node: Node, table: Value, indices: Value) -> bool:
+    """Whether the rows that are found are exchanged, not the table.
 
-    Then the rows that are found are exchanged, not the table.
+    They are if there are fewer of them.
     """
-    partitioner = node.partitioner
-    if not partitioner.can_exchange or node.shapes[0].rank is None:
+    rows, partitioner = table.sharded, node.partitioner
+    if (
+        rows is None
+        or not rows.of_variables
+        or rows.rows_per_unit > 1
+        or not partitioner.can_exchange
+        or node.shapes[0].rank is None
+    ):
         return False
     examples = partitioner.options.examples
     sizes = [s if isinstance(s, int) else examples for s in indices.sizes]
-    return table.sizes[0] > math.prod(sizes)
+    return bool(table.sizes[0] > math.prod(sizes))
 
 
 def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
@@ -199,7 +215,7 @@ def _zero_others(
 
 
 def _widened(
-    partitioner: Partitioner, values: Tensor, rows: Sharded, shape: object
+    partitioner: Partitioner, values: Tensor, rows: Sharded, shape: Shape | None
 ) -> Tensor:
     """Return a tensor of all towers' rows that is 0 where others have them."""
     rank = len(required(shape))

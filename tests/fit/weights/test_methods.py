@@ -1,7 +1,7 @@
-"""A variable with copies does what a variable on one device does.
+"""A variable with copies, or in shards, does what one on one device does.
 
 The methods are those that TensorFlow's and Keras's classes have: each has a
-case, which gives the same with copies, or a reason why it needs none.
+case, which gives the same on towers, or a reason why it needs none.
 """
 
 import copy
@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.weights import shards
 
 MATRIX = [[1.0, -2.0], [3.0, 4.0], [5.0, 6.0]]
 ROWS = tf.IndexedSlices([[2.0, 4.0], [8.0, 1.0]], [0, 2], [3, 2])
@@ -266,13 +267,23 @@ MAKERS = {
 }
 
 
+COPIES, SHARDS = {"updates": "each"}, {"weights": "sharded"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "in_function"),
-    [*((kind, False) for kind in MAKERS), ("tf.Variable", True)],
+    ("kind", "options", "in_function"),
+    [
+        *((kind, COPIES, False) for kind in MAKERS),
+        ("tf.Variable", COPIES, True),
+        ("value", SHARDS, False),
+        ("keras.Variable", SHARDS, False),
+        ("value", SHARDS, True),
+    ],
 )
 def test_every_method_does_what_it_does_on_one_device(
-    kind, in_function, tmp_path
+    kind, options, in_function, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
     make = MAKERS[kind]
     cases, refused = _cases(kind, tmp_path)
     if in_function:
@@ -282,6 +293,9 @@ def test_every_method_does_what_it_does_on_one_device(
             for name, case in cases.items()
             if any(word in name for word in writes)
         }
+    if options == SHARDS:
+        # Its handle is that of the shards in a step, and has no memory.
+        cases.pop("handle", None)
     wanted = {
         name: _outcome(case, make(value), in_function)
         for name, (value, case) in cases.items()
@@ -291,10 +305,14 @@ def test_every_method_does_what_it_does_on_one_device(
     }
     assert errors == set(refused) or in_function
     found = {}
-    with kt.TowerStrategy(2, updates="each"):
+    with kt.TowerStrategy(2, **options):
         for name, (value, case) in cases.items():
             variable = make(value)
-            assert len(_copies(variable)) == 2
+            held = getattr(variable, "_value", variable)
+            if options == COPIES:
+                assert len(held.values) == 2
+            elif np.ndim(value):
+                assert len(held.shards) == 2
             try:
                 found[name] = _outcome(case, variable, in_function)
             except AssertionError as error:

@@ -1,0 +1,349 @@
+"""Weights in shards: as one device trains, with 1/n of the bytes on a tower."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.errors import TowerError
+from keras_towers.fit.step import global_step
+from keras_towers.fit.update import in_shards
+from keras_towers.fit.weights import shards
+from keras_towers.partition.gathers import gathered_bytes
+from tests.exactness import models as m
+from tests.kit.compare import assert_exact
+from tests.kit.training import STEPS, adam, classifier, compiled, fit, stacked
+
+layers = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def divides_small_weights(monkeypatch):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+
+
+def sharded(towers=2, **options):
+    return kt.TowerStrategy(towers, weights="sharded", **options)
+
+
+def _held(strategy):
+    """The bytes on each tower of weights and of the optimizer's state."""
+    lines = strategy.describe().splitlines()
+    found = [line for line in lines if " bytes on " in line]
+    return [
+        [
+            int(n.replace(",", ""))
+            for n in re.findall(r"([\d,]+) bytes on", line)
+        ]
+        for line in found
+    ]
+
+
+def _mlp():
+    # 37 rows on 2 and on 3 towers are not the same number on each.
+    return [
+        layers.Dense(37, activation="relu", kernel_regularizer="l2"),
+        layers.BatchNormalization(),
+        layers.Dense(37, use_bias=False, kernel_constraint="max_norm"),
+        layers.Dense(3),
+    ]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("towers", [2, 3])
+def test_a_tower_has_its_part_of_the_bytes(towers):
+    make = stacked(_mlp, optimizer=adam)
+    strategy = sharded(towers)
+    found = assert_exact(make, lambda model: fit(model, epochs=2), strategy)
+    total = sum(w.size * 4 for w in found.model.get_weights() if w.ndim == 2)
+    weights, slots = _held(strategy)
+    largest_row = 4 * 37
+    assert len(weights) == len(slots) == towers
+    for of_weights, of_slots in zip(weights, slots, strict=True):
+        # Vectors are divided, too, and are no more than a row each.
+        assert of_weights <= total / towers + 6 * largest_row
+        assert of_slots <= 2 * (total / towers + 6 * largest_row)
+
+
+_OPTIMIZERS = {
+    "clipped by the norm of all": lambda: adam(global_clipnorm=0.05),
+    "clipped each": lambda: keras.optimizers.Lion(0.01, clipnorm=0.05),
+    "decayed, averaged": lambda: keras.optimizers.AdamW(
+        0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3
+    ),
+    "accumulated": lambda: adam(
+        gradient_accumulation_steps=2, global_clipnorm=0.05
+    ),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        adam(), initial_scale=2.0**10, dynamic_growth_steps=2
+    ),
+    "in rows and columns": lambda: keras.optimizers.Adafactor(0.01),
+    "scheduled": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5),
+        momentum=0.9,
+        nesterov=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_optimizer_sees_what_it_sees_on_one_device(name, parts):
+    # Micro-batches of a tower share what it computes from its shards.
+    strategy = sharded(3, micro_batches=parts, updates="each")
+    assert_exact(
+        stacked(_mlp, optimizer=_OPTIMIZERS[name]),
+        lambda model: fit(model, epochs=2),
+        strategy,
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [48, 50])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        m.momentum,
+        adam,
+        lambda: keras.optimizers.Adagrad(0.05),
+        lambda: keras.optimizers.Ftrl(0.05),
+    ],
+)
+def test_rows_are_looked_up_where_they_are(vocabulary, optimizer):
+    """A table that is divided along its rows, or along its columns."""
+
+    def build():
+        keras.utils.set_random_seed(1)
+        tokens = keras.Input((4,), dtype="int32")
+        embedded = layers.Embedding(vocabulary, 6)(tokens)
+        pooled = layers.GlobalAveragePooling1D()(embedded)
+        return keras.Model(tokens, layers.Dense(3)(pooled))
+
+    tokens = m.TOKENS[:53] * 4 % vocabulary
+    # Fewer tokens than rows: the table stays where it is.
+    assert_exact(
+        compiled(build, optimizer),
+        lambda model: fit(model, x=tokens, batch_size=8),
+        sharded(3 if vocabulary == 48 else 4),
+    )
+
+
+def test_a_large_table_is_not_gathered(monkeypatch):
+    programs = _record_programs(monkeypatch)
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            layers.Embedding(5000, 8),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(m.momentum(), m.cross_entropy())
+    with sharded():
+        fit(model, x=m.TOKENS[:53])
+    table = 5000 * 8 * 4
+    for program in programs:
+        for exchange in program.exchanges:
+            entries = exchange.result.shape.num_elements() or 0
+            assert entries * 4 < table, exchange
+    kinds = [e.kind for program in programs for e in program.exchanges]
+    assert "scatter" in kinds
+
+
+def _record_programs(monkeypatch):
+    programs = []
+    lay_out = global_step.partition_graph
+
+    def recorded(*args, **kwargs):
+        programs.append(lay_out(*args, **kwargs))
+        return programs[-1]
+
+    monkeypatch.setattr(global_step, "partition_graph", recorded)
+    return programs
+
+
+def _deep():
+    return [layers.Dense(32, activation="tanh") for _ in range(8)]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_no_more_is_gathered_than_the_budget(monkeypatch, jit_compile):
+    kernel = 4 * 32 * 32
+    make = stacked(
+        _deep,
+        (32,),
+        jit_compile=jit_compile,
+        loss=keras.losses.MeanSquaredError,
+    )
+    x = np.random.default_rng(1).normal(size=(16, 32)).astype("float32")
+
+    def train(model):
+        return fit(model, x=x, y=x)
+
+    budgets = (0, 4 * kernel, 100 * kernel)
+    most, exchanges = [], []
+    for budget in budgets:
+        programs = _record_programs(monkeypatch)
+        strategy = sharded(2, gather_bytes=budget, updates="each")
+        assert_exact(make, train, strategy)
+        (program,) = programs
+        most.append(max(gathered_bytes(program)))
+        exchanges.append(sum(e.kind == "gather" for e in program.exchanges))
+    # One at a time, and the next one; then what is kept, and two halves.
+    assert most[0] <= 2 * (kernel + 4 * 32)
+    assert most[1] <= 2 * budgets[1] + kernel
+    assert most[2] == 8 * (kernel + 4 * 32)
+    # Those of the backward pass once more.
+    assert exchanges[0] > exchanges[1] > exchanges[2] == 16
+    assert "of gathered weights at a time" in strategy.describe()
+
+
+class _Memory(keras.Model):
+    """Writes weights of its own in ways that have no rule of their own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(6)
+        self.head = layers.Dense(3)
+        self.bank = self.add_weight(
+            shape=(8, 6), trainable=False, name="bank", initializer="ones"
+        )
+        self.rows = self.add_weight(
+            shape=(8, 6), trainable=False, name="rows", initializer="zeros"
+        )
+
+    def call(self, x):
+        found = self.dense(x)
+        mean = tf.reduce_mean(found, 0)
+        self.bank.value[2:4].assign(tf.stack([mean, mean * 2.0]))
+        self.rows.value.scatter_nd_add([[1], [7]], tf.stack([mean, mean]))
+        self.rows.value.scatter_update(tf.IndexedSlices([mean], [3]))
+        near = tf.gather_nd(self.bank.value, [[2], [0]])
+        return self.head(found) + tf.reduce_sum(near) + self.rows[3, 0]
+
+
+def test_operations_without_a_rule_get_whole_variables():
+    def make():
+        keras.utils.set_random_seed(1)
+        model = _Memory()
+        model.build((None, 6))
+        model.compile(m.momentum(), m.cross_entropy())
+        return model
+
+    assert_exact(make, fit, sharded(3))
+
+
+def _recurrent():
+    return [
+        layers.Reshape((3, 2)),
+        layers.Bidirectional(layers.GRU(6, return_sequences=True)),
+        layers.LSTM(8),
+        layers.Dense(3),
+    ]
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_loops_get_whole_weights(unroll):
+    def build():
+        found = _recurrent()
+        for layer in found[1:3]:
+            layer.unroll = unroll
+        return found
+
+    assert_exact(stacked(build, optimizer=adam), fit, sharded())
+
+
+def test_frozen_tied_and_several_optimizers():
+    class TwoSteps(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+                other = tf.reduce_mean(self(x * 2.0) ** 2)
+            first, *rest = self.trainable_variables
+            self.optimizer.apply([tape.gradient(loss, first)], [first])
+            self.other.apply(tape.gradient(other, rest), rest)
+            return {"loss": loss, "other": other}
+
+    def make():
+        keras.utils.set_random_seed(1)
+        tied = layers.Dense(6)
+        base = layers.Dense(6, trainable=False)
+        inputs = keras.Input((6,))
+        x = tied(base(tied(inputs)))
+        model = TwoSteps(inputs, layers.Dense(3)(x))
+        model.other = adam(global_clipnorm=0.1)
+        model.compile(keras.optimizers.RMSprop(0.01), m.cross_entropy())
+        return model
+
+    assert_exact(make, lambda model: fit(model, epochs=2), sharded(3))
+
+
+# ---- where variables are -----------------------------------------------------
+
+
+def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
+    made = []
+    add = in_shards.UpdateInShards._add_slot
+
+    def record(*args, **kwargs):
+        assert all(in_shards.layout_of(slot) for slot in made)
+        slot = add(*args, **kwargs)
+        made.append(slot)
+        return slot
+
+    monkeypatch.setattr(in_shards.UpdateInShards, "_add_slot", record)
+    model = classifier()
+    with sharded():
+        fit(model)
+    assert len(made) == 2 * len(model.trainable_variables)
+
+
+def test_a_weight_of_the_block_is_divided_before_the_next_is_made():
+    with sharded():
+        first = keras.Variable(tf.ones([4, 2]))
+        assert in_shards.layout_of(first)
+        model = classifier()
+        assert all(map(in_shards.layout_of, model.trainable_variables))
+        whole = model.get_weights()
+        fit(model)
+    assert not any(map(in_shards.layout_of, model.variables))
+    assert not np.allclose(whole[0], model.get_weights()[0])
+
+
+def test_weights_are_whole_after_an_error():
+    model = classifier()
+    before = model.get_weights()
+    weights = model.trainable_variables
+    values = [w._value for w in weights]
+    with pytest.raises(ZeroDivisionError), sharded():
+        fit(model)
+        assert all(map(in_shards.layout_of, weights))
+        1 / 0  # noqa: B018
+    assert [w._value for w in weights] == values
+    assert not np.allclose(before[0], model.get_weights()[0])
+    assert fit(model)["loss"]
+    assert model.optimizer.iterations.numpy() == 2 * STEPS
+
+
+def test_one_model_goes_from_shards_to_copies_and_back():
+    one, many = classifier(optimizer=adam), classifier(optimizer=adam)
+    for _ in range(5):
+        fit(one)
+    for options in ({"weights": "sharded"}, {"updates": "each"}) * 2:
+        with kt.TowerStrategy(2, **options):
+            fit(many)
+    fit(many)
+    for a, b in zip(one.get_weights(), many.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_what_contradicts_is_refused():
+    with pytest.raises(TowerError, match='contradicts updates="sharded"'):
+        sharded(updates="sharded")
+    with pytest.raises(TowerError, match="gather_bytes=-1"):
+        sharded(gather_bytes=-1)
+    with pytest.raises(TowerError, match="weights='whole'"):
+        kt.TowerStrategy(2, weights="whole")

@@ -1,0 +1,54 @@
+"""Which axis of a variable is divided, and into which rows."""
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.fit.weights.shards import (
+    SMALLEST_BYTES,
+    ShardedVariable,
+    axis_to_divide,
+    share_counts,
+)
+
+LARGE = SMALLEST_BYTES // 4
+
+
+@pytest.mark.parametrize(
+    "shape, towers, axis",
+    [
+        ((), 2, None),
+        ((LARGE - 1,), 3, None),
+        ((LARGE,), 2, 0),
+        ((LARGE,), 1, None),
+        # The longest axis that divides evenly, else the first.
+        ((256, 512), 2, 1),
+        ((512, 256), 2, 0),
+        ((255, 512), 2, 1),
+        ((1001, 64), 2, 1),
+        ((1001, 333), 2, 0),
+        # Each tower has a row.
+        ((2, LARGE + 1), 3, 1),
+        ((3, 3, 2**10, 2**10), 4, 2),
+        ((1, 2, 2) * 9, 3, None),
+    ],
+)
+def test_axis(shape, towers, axis):
+    assert axis_to_divide(shape, 4, towers) == axis
+
+
+def test_shares_differ_by_one_row():
+    for size in range(3, 20):
+        counts = share_counts(size, 3)
+        assert sum(counts) == size
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_wrong_shape_changes_nothing():
+    original = tf.Variable(tf.reshape(tf.range(6.0), [3, 2]), name="kernel")
+    variable = ShardedVariable(original, 0, ["/device:CPU:0", "/device:CPU:1"])
+    assert [tuple(s.shape) for s in variable.shards] == [(1, 2), (2, 2)]
+    assert variable.name == original.name
+    with pytest.raises(ValueError, match="shape"):
+        variable.assign(tf.ones([2, 2]))
+    assert variable.numpy().tolist() == original.numpy().tolist()
+    assert bool(variable.is_initialized())
