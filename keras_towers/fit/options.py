@@ -158,6 +158,13 @@ class Options:
                 f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
                 "number of bytes, 0 or more."
             )
+        for name in ("mode", "packer"):
+            value = getattr(self, name)
+            if self.weights is not None and value is not None:
+                raise TowerError(
+                    f'weights="sharded" contradicts {name}={value!r}: it adds '
+                    "gradients up where their rows are. Leave one of them out."
+                )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
                 'weights="sharded" contradicts updates="sharded", which keeps '

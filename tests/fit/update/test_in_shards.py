@@ -343,6 +343,8 @@ def test_one_model_goes_from_shards_to_copies_and_back():
 def test_what_contradicts_is_refused():
     with pytest.raises(TowerError, match='contradicts updates="sharded"'):
         sharded(updates="sharded")
+    with pytest.raises(TowerError, match="contradicts mode='cpu'"):
+        sharded(mode="cpu")
     with pytest.raises(TowerError, match="gather_bytes=-1"):
         sharded(gather_bytes=-1)
     with pytest.raises(TowerError, match="weights='whole'"):
