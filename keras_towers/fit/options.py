@@ -158,7 +158,7 @@ class Options:
                 f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
                 "number of bytes, 0 or more."
             )
-        for name in ("mode", "packer"):
+        for name in ("mode", "packer", "compression", "sync_every"):
             value = getattr(self, name)
             if self.weights is not None and value is not None:
                 raise TowerError(

@@ -10,7 +10,6 @@ from typing import Any
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, Options
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
@@ -91,11 +90,6 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     if options.weights == "sharded":
         from keras_towers.fit.update.in_shards import UpdateInShards
 
-        if config.transport.size > 1:
-            raise TowerError(
-                'weights="sharded" works in one process so far: leave it out '
-                "for several ranks, or give one process all devices."
-            )
         return UpdateInShards(config)
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates

@@ -323,8 +323,10 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 def _value(variable: keras.Variable) -> Any:
     held = variables_lib.copy_on_tower(variable._value)
-    # The value may be on another rank only.
-    return held.read_value() if hasattr(held, "read_value") else None
+    # Other ranks may have the value, or parts of it.
+    is_absent = getattr(held, "is_absent", False)
+    has_value = hasattr(held, "read_value") and not is_absent
+    return held.read_value() if has_value else None
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -38,17 +38,20 @@ def exchange_tensors(
         The result of each exchange; a list of results if each tower has its
         own.
     """
+    ranks = transport.size
     results: list[Any] = [
-        _exchange_here(exchange, values, rows, devices) if values else None
+        _exchange_here(exchange, values, rows, devices, ranks)
+        if values
+        else None
         for exchange, values, rows in zip(
             exchanges, values_of_towers, rows_of_towers, strict=True
         )
     ]
-    if transport.size == 1:
+    if ranks == 1:
         return results
     summed: dict[int, Any] = {}
     for k, exchange in enumerate(exchanges):
-        if exchange.kind == "sum":
+        if exchange.kind in ("sum", "scatter"):
             summed[k] = results[k]
         elif exchange.kind == "before":
             here = tf.add_n(list(values_of_towers[k]))
@@ -60,12 +63,17 @@ def exchange_tensors(
         match exchange.kind:
             case "sum":
                 results[k] = totals[k]
+            case "scatter":
+                rows = rows_of_towers[k]
+                results[k] = _scatter([totals[k]], exchange.axis, rows, devices)
             case "before":
                 earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
                 results[k] = [before + earlier for before in results[k]]
             case "gather":
                 axis = exchange.axis
-                results[k] = _gather_over_ranks(results[k], axis, transport)
+                whole = _gather_over_ranks(results[k], axis, transport)
+                of_all = exchange.result.on_towers
+                results[k] = [whole] * len(devices) if of_all else whole
             case "root":
                 results[k] = _from_root(exchange, results[k], transport)
     return results
@@ -76,12 +84,18 @@ def _exchange_here(
     values: Sequence[Any],
     rows: Sequence[Any],
     devices: Sequence[str],
+    ranks: int,
 ) -> Any:
-    """Exchange the tensors of the towers of this process."""
+    """Exchange the tensors of the towers of this process.
+
+    Of several ranks, those that they go on to exchange as one.
+    """
     match exchange.kind:
         case "sum":
             return tf.add_n(list(values))
-        case "gather" if exchange.result.on_towers:
+        case "scatter" if ranks > 1:
+            return tf.add_n(list(values))
+        case "gather" if exchange.result.on_towers and ranks == 1:
             return _gather_on_towers(values, exchange.axis, devices)
         case "gather":
             return tf.concat(list(values), exchange.axis)
@@ -115,7 +129,7 @@ def _scatter(
     """Add up the tensors of towers; return the rows of each taker.
 
     Args:
-        values: the tensors of K towers.
+        values: the tensors of K towers, or one that is summed already.
         axis: the axis of the rows.
         rows: for each tower, or each micro-batch of each tower, the first of
             its rows and their number.
@@ -125,7 +139,7 @@ def _scatter(
     results: list[Any] = []
     for k, (first, count) in enumerate(rows):
         terms: list[Any] = []
-        for value, device in zip(values, devices, strict=True):
+        for value, device in zip(values, devices, strict=False):
             begin: list[Any] = [0] * value.shape.rank
             size: list[Any] = [-1] * value.shape.rank
             begin[axis], size[axis] = first, count

@@ -275,7 +275,8 @@ class GlobalStep:
         traced = self._trace(step, divided, call)
         # The handles of variables that each tower has a copy or a shard of.
         variables = self.update.variables
-        known = variables.on_towers()
+        alone = transport.size < self.update.config.transport.size
+        known = variables.on_towers(alone)
         on_towers = {
             index: known[id(tensor)]
             for index, tensor in enumerate(traced.captures)
@@ -298,7 +299,7 @@ class GlobalStep:
             for k, part in enumerate(parts):
                 handles = on_towers[index - first].handles
                 part[tensor] = _capture(handles[k // self.micro_batches])
-        _add_shares(program.inputs, parts, config.num_towers)
+        _add_shares(program.inputs, parts, config.num_towers, transport)
         ready = TowerProgram(
             program,
             "xla" if call.model.jit_compile else self._call_mode(),
@@ -549,7 +550,10 @@ class GlobalStep:
 
 
 def _add_shares(
-    inputs: Inputs, parts: Sequence[dict[Any, Any]], towers: int
+    inputs: Inputs,
+    parts: Sequence[dict[Any, Any]],
+    towers: int,
+    transport: Transport,
 ) -> None:
     """Add the rows that each tower has of variables in shards."""
     number = len(parts) // towers
@@ -557,9 +561,9 @@ def _add_shares(
         for k, part in enumerate(parts):
             part[inputs.is_first_part] = tf.constant(k % number == 0)
         for size, (count, start) in inputs.shares.items():
-            counts = share_counts(size, towers)
+            counts = share_counts(size, towers * transport.size)
             for k, part in enumerate(parts):
-                tower = k // number
+                tower = towers * transport.rank + k // number
                 part[count] = tf.constant(counts[tower], tf.int64)
                 part[start] = tf.constant(sum(counts[:tower]), tf.int64)
 

@@ -8,12 +8,15 @@ rows of its weight, and a gradient is added up where they are.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
@@ -25,6 +28,8 @@ from keras_towers.fit.weights.shards import ShardedVariable, axis_to_divide
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition.layouts import InShards
 from keras_towers.reduction import scaled
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class UpdateInShards(WeightUpdate):
@@ -45,10 +50,14 @@ class UpdateInShards(WeightUpdate):
 
     def place(self, variable: keras.Variable) -> bool:
         """Divide a large variable; return whether it moved."""
-        if layout_of(variable) is not None:
+        if variable in self._divided:
             return False
+        if layout_of(variable) is not None:
+            # An earlier block has ended with an error.
+            with tf.init_scope(), compat.single_device_mode():
+                variable._value = tf.Variable(variable._value)
         value = copy_on_tower(variable._value, 0)
-        towers = self.config.num_towers
+        towers = self.config.num_towers * self.config.transport.size
         axis = axis_to_divide(value.shape, value.dtype.size, towers)
         if axis is None:
             return super().place(variable)
@@ -100,12 +109,24 @@ class UpdateInShards(WeightUpdate):
         self.variables.hold_once(variable)
         self.variables.divide(variable, axis, beside)
 
+    def restore(self, variable: keras.Variable) -> None:
+        """Put a variable back where it was before."""
+        super().restore(variable)
+        self._divided.pop(variable, None)
+
     def release(self) -> None:
         """Put all variables back that are not restored yet."""
         self._held_before = self.held_bytes()
+        absent = [value for value in self._values() if value.is_absent]
         super().release()
         for variable in [*self._divided]:
             del self._divided[variable]
+        if absent:
+            logger.warning(
+                "training failed while each rank had its part of %d variables, "
+                "which have no value now: load the model from a checkpoint",
+                len(absent),
+            )
 
     def held_bytes(self) -> dict[str, list[int]]:
         """Return the bytes of each tower's rows of weights, and of slots."""
@@ -118,6 +139,31 @@ class UpdateInShards(WeightUpdate):
             sizes[what] = [a + b for a, b in zip(before, own, strict=True)]
         return sizes or self._held_before
 
+    def drop_remote_slots(self) -> None:
+        """Free what each rank holds of other ranks' rows, before steps."""
+        for variable in self._values():
+            variable.drop()
+
+    def gather_slots(self) -> None:
+        """Give all ranks the whole of all variables. Collective."""
+        for variable in self._values():
+            variable.gather(self.config.transport)
+
+    def _values(self) -> list[ShardedVariable]:
+        """The variables in shards, in an order that all ranks have."""
+        values = [variable._value for variable in self._divided]
+        return [value for value in values if isinstance(value, ShardedVariable)]
+
+    def apply_in_replica(self, call: UpdateCall) -> None:
+        """Sum gradients over all towers, and divide the update."""
+        if self.config.transport.size > 1:
+            raise TowerError(
+                'weights="sharded" works over several ranks only with fit() '
+                "and train_on_batch(): leave weights out in a custom training "
+                "loop."
+            )
+        super().apply_in_replica(call)
+
     def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
         """Trace an update; return how its gradients are laid out.
 
@@ -125,6 +171,8 @@ class UpdateInShards(WeightUpdate):
             The layouts, by the names of the operations that return the
             gradients.
         """
+        # The optimizer may have been built in this step.
+        self.drop_remote_slots()
         layouts: dict[str, InShards] = {}
         grads: list[Any] = []
         factor = self.config.gradient_factor

@@ -12,13 +12,15 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.partition.layouts import InShards
+from keras_towers.transport import Transport, next_key
 
 # A smaller variable is whole on every tower: an exchange of its own would cost
 # more than its memory is worth.
@@ -56,6 +58,10 @@ def share_counts(size: int, towers: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
+class OnAnotherRankError(TowerError, AttributeError):
+    """The value of a variable is on another rank."""
+
+
 class ShardedVariable(compat.UninitializedVariable):
     """A variable in shards: to its users, an ordinary one.
 
@@ -63,23 +69,49 @@ class ShardedVariable(compat.UninitializedVariable):
     whole, which the layout then divides. Elsewhere, the whole is put together
     on the host for each use, and what is written is divided again.
 
+    Of several ranks, each has the shards of its own towers. They also hold the
+    whole on the host, from its creation on and whenever they gather it, until
+    they go on with a step that writes it.
+
     Args:
         original: the variable to divide. Its value is not freed.
         axis: the axis to divide.
         devices: the K towers' devices.
+        rank: the rank of this process.
+        ranks: the number of processes, with K towers each.
+        path: the name of the variable in errors.
 
     Attributes:
         layout: how it is divided.
-        shards: each tower's rows: K variables.
+        shards: the rows of this process's towers: K variables.
+        is_lost: whether training has ended without the whole.
     """
 
     def __init__(
-        self, original: tf.Variable, axis: int, devices: Sequence[str]
+        self,
+        original: tf.Variable,
+        axis: int,
+        devices: Sequence[str],
+        rank: int = 0,
+        ranks: int = 1,
+        path: str = "",
     ):
         size: int = original.shape.as_list()[axis]
         name = original.name.split(":")[0]
-        self._counts = share_counts(size, len(devices))
-        self._is_filled = False
+        number = len(devices)
+        counts = share_counts(size, number * ranks)
+        first, last = rank * number, (rank + 1) * number
+        # The rows of earlier ranks, of each tower here, and of later ranks.
+        self._counts = [
+            sum(counts[:first]),
+            *counts[first:last],
+            sum(counts[last:]),
+        ]
+        self._path = path
+        self._is_remote: bool = ranks > 1
+        # Whether its handle has the whole, for the moment or until steps write.
+        self._is_filled = self._has_whole = False
+        self.is_lost: bool = False
         with tf.init_scope(), compat.single_device_mode():
             with tf.device(compat.HOST):
                 super().__init__(
@@ -88,7 +120,11 @@ class ShardedVariable(compat.UninitializedVariable):
                     shape=original.shape,
                     dtype=original.dtype,
                 )
-                rows = tf.split(original.read_value(), self._counts, axis)
+                whole = original.read_value()
+                rows = tf.split(whole, self._counts, axis)[1:-1]
+                if self._is_remote:
+                    self._has_whole = True
+                    self._overwrite(whole)
             self.shards: list[tf.Variable] = []
             for device, own in zip(devices, rows, strict=True):
                 with tf.device(device):
@@ -97,8 +133,8 @@ class ShardedVariable(compat.UninitializedVariable):
                     )
         # Optimizers look up slots by it.
         self._unique_id = original._unique_id
-        is_even = len(set(self._counts)) == 1
-        rows_of_all = self._counts[0] if is_even else None
+        is_even = len(set(counts)) == 1
+        rows_of_all = counts[0] if is_even else None
         self.layout: InShards = InShards(axis, size, rows_of_all)
 
     @property
@@ -106,38 +142,84 @@ class ShardedVariable(compat.UninitializedVariable):
         """The handles of the K shards."""
         return [shard.handle for shard in self.shards]
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether only all ranks together have the value."""
+        return self._is_remote and not self._has_whole
+
     def is_initialized(self, name: str | None = None) -> Any:
         """Return whether it has a value: always."""
         return tf.constant(True, name=name)
 
+    def gather(self, transport: Transport) -> None:
+        """Hold the whole on the host of every rank. Collective."""
+        if not self.is_absent:
+            return
+        axis, rank = self.layout.axis, self.shape.rank
+        order = [axis, *(a for a in range(rank) if a != axis)]
+        with tf.device(compat.HOST):
+            rows = [tf.identity(shard.read_value()) for shard in self.shards]
+            first = tf.transpose(tf.concat(rows, axis), order)
+            whole = transport.all_gather(first, next_key("shards"))
+            back = [order.index(a) for a in range(rank)]
+            self._overwrite(tf.transpose(whole, back))
+        self._has_whole = True
+
+    def drop(self) -> None:
+        """Free the whole before steps that write the shards."""
+        if self._is_remote and self._has_whole:
+            with tf.init_scope(), tf.device(compat.HOST):
+                self._overwrite(tf.zeros([0], self.dtype))
+            self._has_whole = False
+
     @contextlib.contextmanager
-    def _as_whole(self, writes: bool) -> Iterator[None]:
+    def _as_whole(self, writes: bool, reads: bool) -> Iterator[None]:
         """Give its handle the whole in a block; then divide what is written."""
         if self._is_filled or _stands_for_whole():
             yield
             return
-        axis = self.layout.axis
+        if self.is_absent and (reads or not self.is_lost):
+            self._refuse()
+        axis, keeps = self.layout.axis, self._has_whole or self.is_lost
         self._is_filled = True
         # A device may be too small for the whole.
         with tf.device(compat.HOST):
             try:
-                rows = [shard.read_value() for shard in self.shards]
-                self._overwrite(tf.concat(rows, axis))
+                if not keeps:
+                    rows = [shard.read_value() for shard in self.shards]
+                    self._overwrite(tf.concat(rows, axis))
                 yield
+                self._has_whole = keeps
                 if writes:
                     whole = self._read_variable_op()
-                    rows = tf.split(whole, self._counts, axis)
+                    rows = tf.split(whole, self._counts, axis)[1:-1]
                     for shard, own in zip(self.shards, rows, strict=True):
                         with tf.device(shard.device):
                             shard.assign(own, read_value=False)
             finally:
                 self._is_filled = False
                 # A graph keeps the shape of what is assigned.
-                if tf.executing_eagerly():
+                if not keeps and tf.executing_eagerly():
                     self._overwrite(tf.zeros([0], self.dtype))
 
     def _overwrite(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def _refuse(self) -> NoReturn:
+        name = self._path or self.name
+        if self.is_lost:
+            raise OnAnotherRankError(
+                f"variable {name!r} has no value: each rank had its part of it "
+                "when training ended with an error. Load the model from a "
+                "checkpoint."
+            )
+        raise OnAnotherRankError(
+            f"variable {name!r} cannot be read or written between two "
+            "steps: each rank has its part of it. All ranks have it from the "
+            "end of an epoch to the beginning of the next one, after "
+            "evaluate(), and when the strategy's block ends. Save then (for "
+            'Keras\'s callbacks: save_freq="epoch").'
+        )
 
 
 def _stands_for_whole() -> bool:
@@ -156,7 +238,7 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(variable: ShardedVariable, *args: Any, **kwargs: Any) -> Any:
-        with variable._as_whole(writes):
+        with variable._as_whole(writes, reads=name != "assign"):
             result = original(variable, *args, **kwargs)
         # What reads its handle later would find nothing there.
         is_same = getattr(result, "handle", None) is variable.handle

@@ -425,7 +425,10 @@ class TowerVariables:
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to
         self._mirrored.pop(variable, None)
-        variable._value = ShardedVariable(value, axis, towers)
+        transport = self._config.transport
+        variable._value = ShardedVariable(
+            value, axis, towers, transport.rank, transport.size, variable.path
+        )
         with tf.init_scope():
             overwrite(value, tf.zeros([0], value.dtype))
 
@@ -448,10 +451,14 @@ class TowerVariables:
             for values in found
         }
 
-    def on_towers(self) -> dict[int, TowerHandles]:
+    def on_towers(self, alone: bool = False) -> dict[int, TowerHandles]:
         """Return the handles of variables that towers have, or rows of them.
 
         By the id of the handle that stands for all of them in a trace.
+
+        Args:
+            alone: whether this is for a step without other ranks, which takes
+                the wholes that this rank holds.
         """
         found = {
             key: TowerHandles(MIRRORED, handles)
@@ -459,7 +466,7 @@ class TowerVariables:
         }
         for variable in self._moved:
             value = variable._value
-            if isinstance(value, ShardedVariable):
+            if isinstance(value, ShardedVariable) and not alone:
                 found[id(value.handle)] = TowerHandles(
                     value.layout, value.handles
                 )
@@ -481,9 +488,13 @@ class TowerVariables:
         """Put a variable back on its original device, with its new value."""
         if variable in self._moved:
             original, device = self._moved[variable]
-            if original is not variable._value:
-                overwrite(original, variable._value.read_value())
-            variable._value = copy_to_device(original, device)
+            value = variable._value
+            if isinstance(value, ShardedVariable) and value.is_absent:
+                value.is_lost = True
+            else:
+                if original is not value:
+                    overwrite(original, value.read_value())
+                variable._value = copy_to_device(original, device)
         value = variable._value
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
