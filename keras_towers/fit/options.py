@@ -160,7 +160,7 @@ class Options:
             )
         for name in ("mode", "packer", "compression", "sync_every"):
             value = getattr(self, name)
-            if self.weights is not None and value is not None:
+            if self.weights is not None and value not in (None, "none"):
                 raise TowerError(
                     f'weights="sharded" contradicts {name}={value!r}: it adds '
                     "gradients up where their rows are. Leave one of them out."

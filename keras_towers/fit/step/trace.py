@@ -248,6 +248,8 @@ def trace(
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)
+            grads = map(_with_dense_shape, call.grads, call.variables)
+            call = dataclasses.replace(call, grads=list(grads))
             if apply is not None:
                 placed.update(apply(call))
                 return
@@ -275,6 +277,14 @@ def trace(
         )
     captures = [outside for outside, _ in graph.captures]
     return Trace(graph, captures, updates, graph.structured_outputs, placed)
+
+
+def _with_dense_shape(gradient: Any, variable: Any) -> Any:
+    """Return a gradient of rows with the shape of its variable."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.constant(list(variable.shape), tf.int64)
+    return tf.IndexedSlices(gradient.values, gradient.indices, shape)
 
 
 def components_of(gradient: Any) -> list[tf.Tensor]:
