@@ -259,6 +259,11 @@ class TowerFunction:
 class UpdatesWeights(Protocol):
     """Where trained weights and optimizer state live, and who updates them."""
 
+    @property
+    def has_absent_weights(self) -> bool:
+        """Whether no rank has the whole of the weights, until an epoch ends."""
+        ...
+
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables."""
         ...

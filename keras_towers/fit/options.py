@@ -81,8 +81,8 @@ class Options:
             to another, and the reason is logged.
         updates: ``"once"``: tower 0 updates the weights and distributes them;
             ``"each"``: every tower updates its own copy; ``"sharded"``: every
-            tower of all processes updates its share of the weights and holds
-            the optimizer's state for that share only, as in stage 1 of ZeRO.
+            tower of all processes updates its rows of each large weight, and
+            holds the optimizer's state for these only, as in stage 1 of ZeRO.
             None: ``"once"`` if the towers share memory, else ``"each"``.
         weights: ``"sharded"``: every tower has its own rows of each large
             weight and of the optimizer's state for it, for models that do not
@@ -158,20 +158,29 @@ class Options:
                 f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
                 "number of bytes, 0 or more."
             )
-        for name in ("mode", "packer", "compression", "sync_every"):
-            value = getattr(self, name)
-            if self.weights is not None and value not in (None, "none"):
-                raise TowerError(
-                    f'weights="sharded" contradicts {name}={value!r}: it adds '
-                    "gradients up where their rows are. Leave one of them out."
-                )
+        self._check_shards()
+        self._check_local_sgd()
+
+    def _check_shards(self) -> None:
+        """Refuse options that shards contradict."""
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
                 'weights="sharded" contradicts updates="sharded", which keeps '
                 "whole weights on every tower: leave one of them out. The "
                 "optimizer's state is in shards with either."
             )
-        self._check_local_sgd()
+        option = "weights" if self.weights is not None else "updates"
+        if getattr(self, option) != "sharded":
+            return
+        for name in ("mode", "packer", "compression", "sync_every"):
+            value = getattr(self, name)
+            # Some values ask for nothing.
+            if value not in (None, False, "none"):
+                raise TowerError(
+                    f'{option}="sharded" contradicts {name}={value!r}: it adds '
+                    "up each tower's rows of a gradient on that tower, without "
+                    "loss, in every step. Leave one of them out."
+                )
 
     def _check_local_sgd(self) -> None:
         """Refuse options of local SGD that contradict each other."""
@@ -194,12 +203,6 @@ class Options:
                 f"outer_momentum={momentum!r} with outer_learning_rate={rate!r}"
                 " is not allowed: give a momentum of 0 or more and less than "
                 "1, and a learning rate of more than 0."
-            )
-        if self.updates == "sharded":
-            raise TowerError(
-                f'sync_every={steps} contradicts updates="sharded", which lets '
-                "each rank update a share of the weights only: leave one of "
-                "them out."
             )
         if not self.average:
             raise TowerError(

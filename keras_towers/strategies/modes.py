@@ -87,10 +87,6 @@ def choose(devices: Sequence[str], options: Options) -> Mode:
 def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients."""
     options, reduce = config.options, mode.reduce
-    if options.weights == "sharded":
-        from keras_towers.fit.update.in_shards import UpdateInShards
-
-        return UpdateInShards(config)
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
     rounds = None
@@ -111,18 +107,19 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
                 momentum=options.outer_momentum,
                 learning_rate=options.outer_learning_rate,
             )
-    if updates == "sharded" and config.num_replicas == 1:
+    divides_weights = options.weights == "sharded"
+    if divides_weights or updates == "sharded":
+        if config.num_replicas > 1:
+            from keras_towers.fit.update.in_shards import UpdateInShards
+
+            return UpdateInShards(config, divides_weights)
+        name = "weights" if divides_weights else "updates"
         logger.warning(
-            'updates="sharded" is off: there is only one tower, so the update '
-            "cannot be shared"
+            '%s="sharded" is off: there is only one tower, so there is nothing '
+            "to divide",
+            name,
         )
         updates = None
-    if updates == "sharded":
-        from keras_towers.fit.update.sharded import UpdateSharded
-
-        # A requested all-reduce is used, although it transfers more.
-        requested = options.mode or options.packer
-        return UpdateSharded(config, over_ranks, reduce if requested else None)
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
@@ -147,8 +144,6 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     line = f'mode "{mode.name}": {mode.reason}'
     if update.is_traced:
         line = "gradients are added up on the towers that update their rows"
-    elif update.name == "sharded" and update.sums_at_weights:
-        line = "gradients are summed on the tower that updates their weight"
     lines = [line]
     for what, sizes in update.held_bytes().items():
         names = map(devices_lib.short_name, config.devices)

@@ -79,6 +79,11 @@ def why_not_alone(
             "with sync_every, ranks have the same weights only at the end of "
             f"an epoch. Call {kind} there, or on every rank"
         )
+    if adoption.update.has_absent_weights:
+        return (
+            'with weights="sharded" each rank has its part of the weights '
+            f"until the end of an epoch. Call {kind} there, or on every rank"
+        )
     # Otherwise only these ranks would have the variables.
     is_shared = any(part is model for part in state_lib.models_in(outer))
     if is_shared and model_building.needs_build(model, kind):

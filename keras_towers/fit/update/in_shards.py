@@ -1,8 +1,9 @@
-"""Weights in shards: every tower has its rows of each large weight.
+"""Weights, or only their slots, in shards: every tower has its rows of them.
 
-Ports the third stage of ZeRO, or FSDP, and is no update of its own: Keras's
-``apply`` is traced with the step, and the layout divides it. A slot has the
-rows of its weight, and a gradient is added up where they are.
+Ports the first stage of ZeRO, and the third, which is also FSDP (Rajbhandari et
+al., "ZeRO: memory optimizations toward training trillion parameter models", SC
+2020). Keras's ``apply`` is traced with the step, and the layout divides it. A
+slot has the rows of its weight, and a gradient is added up where they are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.placement import byte_size
-from keras_towers.fit.weights.shards import ShardedVariable, axis_to_divide
+from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition.layouts import InShards
 from keras_towers.reduction import scaled
@@ -33,37 +34,64 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class UpdateInShards(WeightUpdate):
-    """Every tower updates its own rows of weights, and of their slots."""
+    """Every tower updates its own rows of weights, and of their slots.
 
-    name = "in_shards"
-    description = "every tower has its rows of large weights, and updates them"
+    Without ``divides_weights`` only slots are in shards, as in stage 1 of ZeRO:
+    each tower computes its rows of a new weight, and all towers gather them.
+    """
+
+    name = "sharded"
+    description = "every tower updates its share of the weights"
     is_traced = True
 
-    def __init__(self, config: TowerConfig):
+    def __init__(self, config: TowerConfig, divides_weights: bool):
         if config.options.updates == "each":
             # Small weights, and what a tower computes, are on its device.
             self.mirrors = True
         super().__init__(config)
+        self._divides_weights = divides_weights
+        if divides_weights:
+            self.description += ", and has only its rows of large ones"
         # What each variable in shards is.
         self._divided: IdentityDict[keras.Variable, str] = IdentityDict()
         self._held_before: dict[str, list[int]] = {}
+
+    @property
+    def _option(self) -> str:
+        return f'{"weights" if self._divides_weights else "updates"}="sharded"'
+
+    @property
+    def has_absent_weights(self) -> bool:
+        """Whether no rank has the whole of the weights, until an epoch ends."""
+        return self._divides_weights and any(
+            value.is_absent for value in self._values()
+        )
 
     def place(self, variable: keras.Variable) -> bool:
         """Divide a large variable; return whether it moved."""
         if variable in self._divided:
             return False
-        if layout_of(variable) is not None:
-            # An earlier block has ended with an error.
-            with tf.init_scope(), compat.single_device_mode():
-                variable._value = tf.Variable(variable._value)
-        value = copy_on_tower(variable._value, 0)
-        towers = self.config.num_towers * self.config.transport.size
-        axis = axis_to_divide(value.shape, value.dtype.size, towers)
-        if axis is None:
+        self._take_over(variable)
+        layout = self._layout_of(variable)
+        if layout is None or not self._divides_weights:
             return super().place(variable)
-        self._divide(variable, axis)
+        self.variables.divide(variable, layout)
         self._divided[variable] = "weights"
         return True
+
+    def _take_over(self, variable: keras.Variable) -> None:
+        """Make a variable that an error has left in shards an ordinary one."""
+        if isinstance(variable._value, ShardedVariable):
+            with tf.init_scope(), compat.single_device_mode():
+                variable._value = tf.Variable(variable._value)
+
+    def _layout_of(self, variable: Any) -> InShards | None:
+        """Return how a weight and its slots are divided; None: they are not."""
+        value = copy_on_tower(native(variable))
+        if isinstance(value, ShardedVariable):
+            return value.layout
+        towers = self.config.num_towers * self.config.transport.size
+        return choose_layout(value.shape.as_list(), value.dtype.size, towers)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, and divide each slot before the next is made."""
@@ -92,22 +120,18 @@ class UpdateInShards(WeightUpdate):
             for slot, weight in slots_of(part) if part.built else ():
                 self._divide_slot(slot, weight)
         for variable in optimizer.variables:
-            if layout_of(variable) is None:
+            if variable not in self._divided:
                 self.variables.place(variable)
 
     def _divide_slot(self, slot: keras.Variable, weight: Any) -> None:
         """Divide a slot as its weight, if each entry belongs to one of it."""
-        layout = layout_of(weight)
+        layout = self._layout_of(weight)
         is_like = tuple(slot.shape) == tuple(weight.shape)
-        if layout is not None and is_like and layout_of(slot) is None:
-            self._divide(slot, layout.axis, beside=weight)
-            self._divided[slot] = "optimizer state"
-
-    def _divide(
-        self, variable: keras.Variable, axis: int, beside: Any = None
-    ) -> None:
-        self.variables.hold_once(variable)
-        self.variables.divide(variable, axis, beside)
+        if layout is None or not is_like or slot in self._divided:
+            return
+        self._take_over(slot)
+        self.variables.divide(slot, layout, self.variables.home_of(weight))
+        self._divided[slot] = "optimizer state"
 
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back where it was before."""
@@ -132,7 +156,7 @@ class UpdateInShards(WeightUpdate):
         """Return the bytes of each tower's rows of weights, and of slots."""
         sizes: dict[str, list[int]] = {}
         for variable, what in self._divided.items():
-            if layout_of(variable) is None:
+            if not isinstance(variable._value, ShardedVariable):
                 continue
             own = [byte_size(shard) for shard in variable._value.shards]
             before = sizes.get(what, [0] * len(own))
@@ -158,9 +182,9 @@ class UpdateInShards(WeightUpdate):
         """Sum gradients over all towers, and divide the update."""
         if self.config.transport.size > 1:
             raise TowerError(
-                'weights="sharded" works over several ranks only with fit() '
-                "and train_on_batch(): leave weights out in a custom training "
-                "loop."
+                f"{self._option} works over several ranks only with fit() "
+                f"and train_on_batch(): leave {self._option.partition('=')[0]} "
+                "out in a custom training loop."
             )
         super().apply_in_replica(call)
 
@@ -179,20 +203,14 @@ class UpdateInShards(WeightUpdate):
         for gradient, weight in zip(
             scaled(call.grads, factor), call.variables, strict=True
         ):
-            layout = layout_of(weight)
+            layout = self._layout_of(weight)
             if layout is not None and isinstance(gradient, tf.Tensor):
                 (gradient,) = tf.raw_ops.IdentityN(
                     input=[gradient], name="gradient"
                 )
                 layouts[gradient.op.name] = layout
             grads.append(gradient)
-        with as_one_device(call.optimizer, call.variables, 0):
-            variables = [copy_on_tower(v, 0) for v in call.variables]
+        with as_one_device(call.optimizer, call.variables):
+            variables = [copy_on_tower(v) for v in call.variables]
             call.original(grads, variables)
         return layouts
-
-
-def layout_of(variable: Any) -> InShards | None:
-    """Return how a variable of Keras or TensorFlow is divided, or None."""
-    value = native(variable)
-    return value.layout if isinstance(value, ShardedVariable) else None

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -43,9 +43,6 @@ from keras_towers.fit.weights.tower_variables import (
     is_copied,
     native,
 )
-
-if TYPE_CHECKING:
-    from keras_towers.fit.update.sharded import UpdateShares
 
 _updating: ThreadLocal[bool] = ThreadLocal()
 
@@ -139,14 +136,11 @@ class _InPlaceStrategy:
     the update runs on the device of the variable.
     """
 
-    def __init__(self, default: Strategy, only: UpdateShares | None):
+    def __init__(self, default: Strategy):
         self._default = default
-        self._only = only
         self.extended = self
 
     def colocate_vars_with(self, variable: Any) -> Any:
-        if self._only is not None:
-            return tf.device(self._only.slot_device(variable))
         return self._default.extended.colocate_vars_with(variable)
 
     def update(
@@ -165,8 +159,7 @@ class _InPlaceStrategy:
 def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
-    tower: int | None = None,
-    only: UpdateShares | None = None,
+    tower: int = 0,
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
@@ -178,8 +171,7 @@ def as_one_device(
     Args:
         optimizer: the optimizer.
         trainable_variables: the weights that it updates.
-        tower: the tower; None: for each weight the tower that updates it.
-        only: the weights that this rank updates; None: all.
+        tower: the tower.
     """
     weights = [*trainable_variables, *trained_by(optimizer)]
     variables = [
@@ -190,19 +182,15 @@ def as_one_device(
     device = None
     if trainable_variables:
         first = trainable_variables[0]
-        device = copy_on_tower(native(first), tower or 0).device
+        device = copy_on_tower(native(first), tower).device
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.single_device_mode())
         stack.enter_context(_updating.holding(True))
-        default = _InPlaceStrategy(tf.distribute.get_strategy(), only)
+        default = _InPlaceStrategy(tf.distribute.get_strategy())
         for part in optimizers_in(optimizer):
             replaced = patches.bind_to(part, _fewer_operations(part))
             replaced["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, replaced))
-            if only is not None:
-                # They call those above.
-                replaced = patches.bind_to(part, only.shadows())
-                stack.enter_context(patches.shadowed(part, replaced))
         values = ((v, copy_on_tower(v._value, tower)) for v in variables)
         stack.enter_context(variables_lib.with_values(values))
         stack.enter_context(tf.device(device))

@@ -56,7 +56,6 @@ from keras_towers.reduction import (
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
-    from keras_towers.fit.update.sharded import UpdateShares
 
 
 class WeightUpdate:
@@ -81,8 +80,6 @@ class WeightUpdate:
     description: str = "weights are updated on tower 0"
     mirrors: bool | None = None
     is_traced = False
-    # The weights that this rank alone updates; None: every rank updates all.
-    _shares_here: UpdateShares | None = None
 
     def __init__(
         self,
@@ -109,6 +106,11 @@ class WeightUpdate:
         """Keep a single copy of an optimizer's slot variables."""
         for variable in optimizer.variables:
             self.variables.hold_once(variable)
+
+    @property
+    def has_absent_weights(self) -> bool:
+        """Whether no rank has the whole of the weights, until an epoch ends."""
+        return False
 
     def held_bytes(self) -> dict[str, list[int]]:
         """Return the bytes on each tower of what towers divide, by its name.
@@ -208,9 +210,7 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with as_one_device(
-                    optimizer, variables, only=self._shares_here
-                ):
+                with as_one_device(optimizer, variables):
                     build_optimizer(optimizer, variables)
             self.place_optimizer(optimizer)
 
@@ -219,27 +219,23 @@ class WeightUpdate:
         sums = self._sums(call, tower_grads)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._apply_on_tower(call, sums, only=self._shares_here)
+            self._apply_on_tower(call, sums)
             # The optimizer may overwrite all its weights by moving averages.
             copy_to_towers(trained_by(call.optimizer))
 
     def _apply_on_tower(
-        self,
-        call: UpdateCall,
-        sums: list[Any],
-        tower: int | None = None,
-        only: UpdateShares | None = None,
+        self, call: UpdateCall, sums: list[Any], tower: int = 0
     ) -> None:
-        """Apply sums on a tower, as on one device; None: on each weight's."""
+        """Apply sums on a tower, as on one device."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
 
         def apply(grads: list[Any]) -> None:
-            with as_one_device(call.optimizer, call.variables, tower, only):
+            with as_one_device(call.optimizer, call.variables, tower):
                 call.original(grads, variables)
 
         first, *_ = self.config.devices
         is_here = all(same_device(native(v).device, first) for v in variables)
-        if call.is_compiled and only is None and is_here:
+        if call.is_compiled and is_here:
             apply_compiled(apply, [sums], {}, [first], self.order)
         else:
             apply(sums)

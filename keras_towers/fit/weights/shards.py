@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -27,29 +28,28 @@ from keras_towers.transport import Transport, next_key
 SMALLEST_BYTES = 2**16
 
 
-def axis_to_divide(
+def choose_layout(
     shape: Sequence[int], item_bytes: int, towers: int
-) -> int | None:
-    """Return the axis along which a variable is divided; None: it is whole.
+) -> InShards | None:
+    """Return how a variable is divided; None: it is whole on every tower.
 
-    It is the longest of the axes that divide evenly; without one, the first
-    that has a row for every tower.
+    Along the longest of the axes that divide evenly; without one, along the
+    first that has a row for every tower.
 
     Args:
         shape: the shape of the variable.
         item_bytes: the bytes of an entry.
-        towers: the number of towers.
+        towers: the number of towers of all processes.
     """
-    size = item_bytes
-    for length in shape:
-        size *= length
+    size = item_bytes * math.prod(shape)
     if towers == 1 or size < SMALLEST_BYTES:
         return None
     long = [a for a, length in enumerate(shape) if length >= towers]
     even = [a for a in long if not shape[a] % towers]
     if even:
-        return max(even, key=lambda axis: shape[axis])
-    return long[0] if long else None
+        axis = max(even, key=lambda axis: shape[axis])
+        return InShards(axis, shape[axis], shape[axis] // towers)
+    return InShards(long[0], shape[long[0]]) if long else None
 
 
 def share_counts(size: int, towers: int) -> list[int]:
@@ -75,7 +75,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     Args:
         original: the variable to divide. Its value is not freed.
-        axis: the axis to divide.
+        layout: how it is divided.
         devices: the K towers' devices.
         rank: the rank of this process.
         ranks: the number of processes, with K towers each.
@@ -90,16 +90,15 @@ class ShardedVariable(compat.UninitializedVariable):
     def __init__(
         self,
         original: tf.Variable,
-        axis: int,
+        layout: InShards,
         devices: Sequence[str],
         rank: int = 0,
         ranks: int = 1,
         path: str = "",
     ):
-        size: int = original.shape.as_list()[axis]
         name = original.name.split(":")[0]
         number = len(devices)
-        counts = share_counts(size, number * ranks)
+        counts = share_counts(layout.size, number * ranks)
         first, last = rank * number, (rank + 1) * number
         # The rows of earlier ranks, of each tower here, and of later ranks.
         self._counts = [
@@ -121,7 +120,7 @@ class ShardedVariable(compat.UninitializedVariable):
                     dtype=original.dtype,
                 )
                 whole = original.read_value()
-                rows = tf.split(whole, self._counts, axis)[1:-1]
+                rows = tf.split(whole, self._counts, layout.axis)[1:-1]
                 if self._is_remote:
                     self._has_whole = True
                     self._overwrite(whole)
@@ -133,9 +132,7 @@ class ShardedVariable(compat.UninitializedVariable):
                     )
         # Optimizers look up slots by it.
         self._unique_id = original._unique_id
-        is_even = len(set(counts)) == 1
-        rows_of_all = counts[0] if is_even else None
-        self.layout: InShards = InShards(axis, size, rows_of_all)
+        self.layout: InShards = layout
 
     @property
     def handles(self) -> list[Any]:

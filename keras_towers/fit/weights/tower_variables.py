@@ -26,7 +26,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.shards import ShardedVariable
-from keras_towers.partition.layouts import MIRRORED, InputLayout
+from keras_towers.partition.layouts import MIRRORED, InputLayout, InShards
 
 _SUM = tf.VariableAggregation.SUM
 _OPTIONS = ("dtype", "shape", "trainable", "constraint")
@@ -229,10 +229,6 @@ def with_values(
             variable._value = value
 
 
-# The attribute for the tower whose copy an update writes, if not tower 0.
-_UPDATED_ON = "keras_towers_updated_on"
-
-
 def native(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a Keras variable; others as they are."""
     return getattr(variable, "_value", variable)
@@ -243,18 +239,9 @@ def is_copied(variable: Any) -> bool:
     return isinstance(variable, compat.DistributedVariable)
 
 
-def update_on(variable: Any, tower: int) -> None:
-    """Choose the tower on which updates first write a variable's copy."""
-    vars(variable)[_UPDATED_ON] = tower
-
-
-def copy_on_tower(variable: Any, tower: int | None = None) -> Any:
-    """Return one copy of a ``tf.Variable``; None: the one that is updated."""
-    if not is_copied(variable):
-        return variable
-    if tower is None:
-        tower = vars(variable).get(_UPDATED_ON, 0)
-    return variable.values[tower]
+def copy_on_tower(variable: Any, tower: int = 0) -> Any:
+    """Return a tower's copy of a ``tf.Variable``."""
+    return variable.values[tower] if is_copied(variable) else variable
 
 
 def copies_of(variable: Any) -> list[Any]:
@@ -263,8 +250,8 @@ def copies_of(variable: Any) -> list[Any]:
     return list(value.values) if is_copied(value) else [value]
 
 
-def copy_to_towers(variables: Sequence[Any], tower: int | None = None) -> None:
-    """Copy a tower's copy of variables to the others; None: the updated one."""
+def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:
+    """Copy a tower's copy of variables to the others."""
     for variable in variables:
         value = native(variable)
         if not is_copied(value):
@@ -380,25 +367,13 @@ class TowerVariables:
         self,
         variable: keras.Variable,
         device: str,
-        back_to: str | None = None,
-        empties: bool = False,
     ) -> None:
-        """Move a variable that has a single copy.
-
-        Args:
-            variable: the variable.
-            device: the new device.
-            back_to: the device to restore it to; None: the current one.
-            empties: whether to free the memory of the original.
-        """
+        """Move a variable that has a single copy to a device."""
         value = variable._value
-        is_first = variable not in self._moved
-        if is_first:
+        if variable not in self._moved:
             # Recorded first, so that a Ctrl-C in between is undone too.
-            self._moved[variable] = value, back_to or value.device
+            self._moved[variable] = value, value.device
         variable._value = copy_to_device(value, device)
-        if is_first and empties and variable._value is not value:
-            overwrite(value, tf.zeros([0], value.dtype))
 
     @property
     def moved(self) -> Collection[keras.Variable]:
@@ -406,36 +381,39 @@ class TowerVariables:
         return self._moved.keys()
 
     def divide(
-        self, variable: keras.Variable, axis: int, beside: Any = None
+        self,
+        variable: keras.Variable,
+        layout: InShards,
+        back_to: str | None = None,
     ) -> None:
-        """Divide a variable that has a single copy, and free the original.
+        """Divide a variable, and free the original.
 
         Args:
             variable: the variable.
-            axis: the axis to divide.
-            beside: a variable in shards, beside which it is put back.
+            layout: how it is divided.
+            back_to: the device to restore it to; None: the current one.
         """
+        self.hold_once(variable)
         value, towers = variable._value, self._config.devices
-        back_to = value.device
-        if beside is not None:
-            _, back_to = self._moved[beside]
         if devices.all_on_host(towers) and not self.mirrors:
             # They share the memory of the host.
             towers = [towers[0]] * len(towers)
         # Recorded first, so that a Ctrl-C in between is undone too.
-        self._moved[variable] = value, back_to
+        self._moved[variable] = value, back_to or value.device
         self._mirrored.pop(variable, None)
         transport = self._config.transport
         variable._value = ShardedVariable(
-            value, axis, towers, transport.rank, transport.size, variable.path
+            value, layout, towers, transport.rank, transport.size, variable.path
         )
         with tf.init_scope():
             overwrite(value, tf.zeros([0], value.dtype))
 
-    def pop_original(self, variable: keras.Variable) -> tf.Variable:
-        """Forget a moved variable without restoring it; return the original."""
-        original, _ = self._moved.pop(variable)
-        return original
+    def home_of(self, variable: Any) -> str:
+        """Return the device that a variable of Keras is restored to."""
+        if variable in self._moved:
+            _, device = self._moved[variable]
+            return device
+        return str(copy_on_tower(native(variable), 0).device)
 
     def first_copies(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""

@@ -42,6 +42,10 @@ def _held(strategy):
     ]
 
 
+def _layout_of(variable):
+    return getattr(variable._value, "layout", None)
+
+
 def _mlp():
     # 37 rows on 2 and on 3 towers are not the same number on each.
     return [
@@ -289,7 +293,7 @@ def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
     add = in_shards.UpdateInShards._add_slot
 
     def record(*args, **kwargs):
-        assert all(in_shards.layout_of(slot) for slot in made)
+        assert all(_layout_of(slot) for slot in made)
         slot = add(*args, **kwargs)
         made.append(slot)
         return slot
@@ -304,12 +308,12 @@ def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
 def test_a_weight_of_the_block_is_divided_before_the_next_is_made():
     with sharded():
         first = keras.Variable(tf.ones([4, 2]))
-        assert in_shards.layout_of(first)
+        assert _layout_of(first)
         model = classifier()
-        assert all(map(in_shards.layout_of, model.trainable_variables))
+        assert all(map(_layout_of, model.trainable_variables))
         whole = model.get_weights()
         fit(model)
-    assert not any(map(in_shards.layout_of, model.variables))
+    assert not any(map(_layout_of, model.variables))
     assert not np.allclose(whole[0], model.get_weights()[0])
 
 
@@ -320,7 +324,7 @@ def test_weights_are_whole_after_an_error():
     values = [w._value for w in weights]
     with pytest.raises(ZeroDivisionError), sharded():
         fit(model)
-        assert all(map(in_shards.layout_of, weights))
+        assert all(map(_layout_of, weights))
         1 / 0  # noqa: B018
     assert [w._value for w in weights] == values
     assert not np.allclose(before[0], model.get_weights()[0])
@@ -343,7 +347,7 @@ def test_one_model_goes_from_shards_to_copies_and_back():
 def test_what_contradicts_is_refused():
     with pytest.raises(TowerError, match='contradicts updates="sharded"'):
         sharded(updates="sharded")
-    with pytest.raises(TowerError, match="contradicts mode='cpu'"):
+    with pytest.raises(TowerError, match="weights=.*contradicts mode='cpu'"):
         sharded(mode="cpu")
     with pytest.raises(TowerError, match="gather_bytes=-1"):
         sharded(gather_bytes=-1)

@@ -6,9 +6,10 @@ import tensorflow as tf
 from keras_towers.fit.weights.shards import (
     SMALLEST_BYTES,
     ShardedVariable,
-    axis_to_divide,
+    choose_layout,
     share_counts,
 )
+from keras_towers.partition.layouts import InShards
 
 LARGE = SMALLEST_BYTES // 4
 
@@ -33,7 +34,11 @@ LARGE = SMALLEST_BYTES // 4
     ],
 )
 def test_axis(shape, towers, axis):
-    assert axis_to_divide(shape, 4, towers) == axis
+    layout = choose_layout(shape, 4, towers)
+    assert axis == (None if layout is None else layout.axis)
+    if layout is not None:
+        counts = share_counts(layout.size, towers)
+        assert counts == [layout.rows] * towers or layout.rows is None
 
 
 def test_shares_differ_by_one_row():
@@ -45,7 +50,9 @@ def test_shares_differ_by_one_row():
 
 def test_a_wrong_shape_changes_nothing():
     original = tf.Variable(tf.reshape(tf.range(6.0), [3, 2]), name="kernel")
-    variable = ShardedVariable(original, 0, ["/device:CPU:0", "/device:CPU:1"])
+    variable = ShardedVariable(
+        original, InShards(0, 3), ["/device:CPU:0", "/device:CPU:1"]
+    )
     assert [tuple(s.shape) for s in variable.shards] == [(1, 2), (2, 2)]
     assert variable.name == original.name
     with pytest.raises(ValueError, match="shape"):
