@@ -158,6 +158,7 @@ UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 
 # TensorFlow: this process, and calls of functions.
 eager_context = _tf("eager.context:context")
+anonymous_name = _tf("eager.context:anonymous_name")
 _tf(
     "eager.context:Context",
     "config configure_collective_ops enable_collective_ops "

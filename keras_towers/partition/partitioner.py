@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -479,32 +478,31 @@ def _compute_once(node: Node, inputs: Values) -> Values:
     # Functions get what variables hold, not their handles.
     require(partitioner.can_exchange)
     wholes = {id(v): _whole_of(partitioner, v) for v in in_shards}
-    outputs = _compute_whole(node, [wholes.get(id(v), v) for v in inputs])
-    changed = {id(inputs[k]) for k in written(node.operation)}
-    for variable in in_shards:
-        handle = required(wholes[id(variable)].whole)
-        if id(variable) in changed:
-            content = Value(REPLICATED, whole=partitioner.read(handle))
-            content.shape = sizes_of(required(content.whole).shape)
-            partitioner.assign(variable, content)
-        options = {"ignore_lookup_error": True}
-        partitioner.add_in_order(
-            "DestroyResourceOp", [handle], options, reads=False
-        )
+    outputs = list(_compute_whole(node, [wholes.get(id(v), v) for v in inputs]))
+    if node.type in _LOOPS:
+        # They return the handles that they take.
+        for index, variable in enumerate(inputs):
+            if id(variable) in wholes:
+                outputs[index] = variable
+    for index in written(node.operation):
+        variable = inputs[index]
+        if id(variable) in wholes:
+            whole = partitioner.read(required(wholes[id(variable)].whole))
+            sizes = sizes_of(whole.shape)
+            partitioner.assign(variable, Value(REPLICATED, None, whole, sizes))
     return outputs
-
-
-# The variables that hold the whole of others are numbered.
-_numbers = itertools.count()
 
 
 def _whole_of(partitioner: Partitioner, variable: Value) -> Value:
     """Return a variable with the whole of one in shards, for one operation."""
     common = required(variable.whole)
     dtype, shape = type_of_content(common)
-    name = f"keras_towers_whole_{next(_numbers)}"
-    attributes = {"dtype": dtype, "shape": shape, "shared_name": name}
-    # TensorFlow runs it whenever its output is used.
+    # It exists as long as its handle, as variables do eagerly.
+    attributes = {
+        "dtype": dtype,
+        "shape": shape,
+        "shared_name": compat.anonymous_name(),
+    }
     (handle,) = partitioner.add(
         "VarHandleOp", [], attributes, [(tf.resource, tf.TensorShape(()))]
     )
