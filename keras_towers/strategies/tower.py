@@ -46,6 +46,10 @@ class TowerStrategy(BaseStrategy):
         updates: ``"once"``: one tower updates the weights; ``"each"``: every
             tower its copy; ``"sharded"``: every tower its share; None to
             choose.
+        weights: ``"sharded"``: every tower has its rows of each large weight,
+            for models that do not fit on one device; None: whole weights.
+        gather_bytes: with ``weights="sharded"``: how many bytes of weights are
+            gathered at a time.
         packer: packs gradients into a few buffers before they are summed: a
             ``GradientPacker``, True, False, or None to choose.
         **options: described in more detail by ``Options``.

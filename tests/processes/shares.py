@@ -1,4 +1,4 @@
-"""Checks of a worker: the update shared between ranks of one tower each."""
+"""Checks of a worker: slots, or weights, in shards on ranks of one tower."""
 
 import contextlib
 import pathlib
@@ -10,15 +10,18 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.weights import shards
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
+# The models are small.
+shards.SMALLEST_BYTES = 1
 
 
 def sharded(**options):
-    return s.Strategy(towers=1, updates="sharded", **options)
+    return s.Strategy(**{"towers": 1, "updates": "sharded", **options})
 
 
 def adam():
@@ -64,14 +67,15 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     def look(mine):
         held.append(0)
         for slot in mine.optimizer._momentums:
-            try:
-                held[-1] += slot.numpy().nbytes
-            except kt.TowerError as error:
-                errors.append(str(error))
-                with s.refused("cannot be read or written between two steps"):
-                    slot.assign(np.zeros(slot.shape))
-                with s.refused("cannot be read or written between two steps"):
-                    tf.convert_to_tensor(slot._value)
+            for shard in slot._value.shards:
+                held[-1] += shard.numpy().nbytes
+            with pytest.raises(kt.TowerError) as caught:
+                slot.numpy()
+            errors.append(str(caught.value))
+            with s.refused("cannot be read or written between two steps"):
+                slot.assign(np.zeros(slot.shape))
+            with s.refused("cannot be read or written between two steps"):
+                tf.convert_to_tensor(slot._value)
 
     def looked_at(mine, *callbacks):
         found = []
@@ -93,7 +97,7 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     assert sum(s.gather(held[-1])) == weights
     assert 0 < held[-1] < 0.75 * weights
     assert "cannot be read or written between two steps" in errors[0]
-    assert "has it" in errors[0]
+    assert "each rank has its part of it" in errors[0]
     assert f"optimizer state: {2 * held[-1]:,} bytes" in description
     for slot in mine.optimizer.variables:
         assert isinstance(slot._value, tf.Variable), slot.path
@@ -182,7 +186,7 @@ def an_error_between_steps_of_shares():
     mine, again = compiled(), compiled()
     with s.Messages() as messages, contextlib.suppress(s.Boom), sharded():
         train(mine, callbacks=[kt.Backup(folder, every=2), s.breaks_behind(3)])
-    assert messages.have("of the optimizer's variables, which have no value")
+    assert messages.have("variables, which have no value now")
     if s.RANK == 0:
         reference = alone({"epochs": 1, "steps_per_epoch": 3})
         assert_all_close(mine.get_weights(), reference.get_weights(), 1e-5)
@@ -210,12 +214,56 @@ class Counting(keras.optimizers.SGD):
         super().build(variables)
         self.updates = self.add_variable((), name="updates")
 
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        self.assign_add(self.updates, 1.0)
+
+
+@check
+def weights_are_in_shards_too():
+    """With an optimizer that is not Keras's, and a callback of rank 0 alone."""
+    found = []
+
+    def alone_at_the_end(mine):
+        if s.RANK == 0:
+            found.append(mine.evaluate(s.X, s.Y, verbose=0))
+
+    def alone_in_the_middle(mine):
+        if s.RANK == 0:
+            mine.predict(s.X, verbose=0)
+
+    mine, reference = compiled(Counting), compiled(Counting, run_eagerly=True)
+    path = str(FOLDER / "weights-in-shards.keras")
+    with sharded(updates=None, weights="sharded") as strategy:
+        look = s.Does(on_epoch_end=alone_at_the_end)
+        train(mine, callbacks=[look], validation_data=(s.X, s.Y))
+        mine.save(path)
+        shards_here = [w._value.shards for w in mine.trainable_variables]
+        held = sum(s.numpy().nbytes for of_one in shards_here for s in of_one)
+        predicted = mine.predict(s.X, verbose=0)
+        description = strategy.describe()
+    total = sum(w.nbytes for w in mine.get_weights())
+    assert held < 0.75 * total
+    assert f"weights: {held:,} bytes" in description
+    if s.RANK == 0:
+        train(reference, validation_data=(s.X, s.Y))
+        assert_all_close(predicted, reference.predict(s.X, verbose=0), 1e-5)
+        assert_all_close(found[-1], reference.evaluate(s.X, s.Y, verbose=0))
+    assert_same_state(mine, reference)
+    assert_same_state(keras.models.load_model(path, custom_objects=OWN), mine)
+    look = s.Does(on_train_batch_end=alone_in_the_middle)
+    with (
+        s.refused("until the end of an epoch"),
+        sharded(updates=None, weights="sharded"),
+    ):
+        train(compiled(), callbacks=[look])
+
+
+OWN = {"Counting": Counting}
+
 
 @check
 def what_cannot_be_shared_is_refused():
-    mine = compiled(Counting)
-    with s.refused("Counting", "updates", "lists with one variable"), sharded():
-        train(mine)
     mine = compiled()
     strategy = sharded()
     with s.refused("fit() and train_on_batch()", "leave updates out"), strategy:

@@ -163,6 +163,12 @@ class UpdateInShards(WeightUpdate):
             sizes[what] = [a + b for a, b in zip(before, own, strict=True)]
         return sizes or self._held_before
 
+    def mark_common(self, variables: Sequence[Any]) -> None:
+        """Record that all ranks have the same values of variables."""
+        for value in map(native, variables):
+            if isinstance(value, ShardedVariable):
+                value.is_common = True
+
     def drop_remote_slots(self) -> None:
         """Free what each rank holds of other ranks' rows, before steps."""
         for variable in self._values():
@@ -196,6 +202,7 @@ class UpdateInShards(WeightUpdate):
             gradients.
         """
         # The optimizer may have been built in this step.
+        self.mark_common([*call.variables, *call.optimizer.variables])
         self.drop_remote_slots()
         layouts: dict[str, InShards] = {}
         grads: list[Any] = []

@@ -119,6 +119,9 @@ class WeightUpdate:
         """
         return {}
 
+    def mark_common(self, variables: Sequence[Any]) -> None:
+        """Record that all ranks have the same values of variables."""
+
     def drop_remote_slots(self) -> None:
         """Keep each slot variable on one rank only, before training steps."""
 

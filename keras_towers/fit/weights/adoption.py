@@ -205,6 +205,7 @@ class Adoption:
             peers, variables, sends, build_error
         ):
             self._broadcast(variables)
+        self.update.mark_common(variables)
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""

@@ -84,6 +84,8 @@ class ShardedVariable(compat.UninitializedVariable):
     Attributes:
         layout: how it is divided.
         shards: the rows of this process's towers: K variables.
+        is_common: whether the ranks have agreed on its value. Until then the
+            whole that a rank holds is its own.
         is_lost: whether training has ended without the whole.
     """
 
@@ -110,6 +112,7 @@ class ShardedVariable(compat.UninitializedVariable):
         self._is_remote: bool = ranks > 1
         # Whether its handle has the whole, for the moment or until steps write.
         self._is_filled = self._has_whole = False
+        self.is_common: bool = False
         self.is_lost: bool = False
         with tf.init_scope(), compat.single_device_mode():
             with tf.device(compat.HOST):
@@ -164,7 +167,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def drop(self) -> None:
         """Free the whole before steps that write the shards."""
-        if self._is_remote and self._has_whole:
+        if self._is_remote and self._has_whole and self.is_common:
             with tf.init_scope(), tf.device(compat.HOST):
                 self._overwrite(tf.zeros([0], self.dtype))
             self._has_whole = False
