@@ -110,10 +110,15 @@ class Partitioner(Converter):
             around is not None and around._gathers_for_functions
         )
 
-    def for_function(self) -> Partitioner:
-        """Return a partitioner for a function that towers call."""
+    def for_function(self, **options: Any) -> Partitioner:
+        """Return a partitioner for a function that towers call.
+
+        Args:
+            **options: the options that differ.
+        """
+        options_ = dataclasses.replace(self.options, **options)
         return Partitioner(
-            self.unit, self.is_first, self.is_first_part, self.options, self
+            self.unit, self.is_first, self.is_first_part, options_, self
         )
 
     def lay_out_graph(self, graph: Any, inputs: Values) -> dict[str, Value]:
@@ -191,7 +196,7 @@ class Partitioner(Converter):
         try:
             return self.apply_rules(node, inputs)
         except NotDivided:
-            if node.type not in _BRANCHES:
+            if node.type not in _BRANCHES and not node.must_be_compiled:
                 raise
         return self._apply_to_wholes(node, inputs)
 

@@ -67,6 +67,15 @@ class Node:
         """The traced shapes of the outputs."""
         return [tensor.shape for tensor in self.operation.outputs]
 
+    @property
+    def must_be_compiled(self) -> bool:
+        """Whether it calls a function that XLA compiles apart from the rest."""
+        if not self.type.endswith("PartitionedCall"):
+            return False
+        with_rest = self.partitioner.options.xla
+        attributes = self.operation.node_def.attr
+        return not with_rest and attributes["_XlaMustCompile"].b
+
     def attr(self, name: str) -> Any:
         """Return an attribute."""
         return self.operation.get_attr(name)

@@ -115,8 +115,13 @@ def _own_mean(node: Node, *inputs: Value) -> Values:
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
-def _inline_call(node: Node, *inputs: Value) -> Values:
-    outputs = node.partitioner.lay_out_function(_function_of(node), inputs)
+def _call(node: Node, *inputs: Value) -> Values:
+    graph = _function_of(node)
+    if node.must_be_compiled:
+        # Without XLA, some operations have no kernel, and draws differ.
+        lay_out = functools.partial(_lay_out_functions, node, [graph], xla=True)
+        return try_with_partial_sums(node, inputs, lay_out)
+    outputs = node.partitioner.lay_out_function(graph, inputs)
     # A gradient may have added outputs to the graph after this call.
     return outputs[: node.num_outputs]
 
@@ -177,18 +182,25 @@ def add_call(
     """
     partitioner = node.partitioner
     same = (
+        "Tcond",
+        "config_proto",
+        "executor_type",
         "parallel_iterations",
         "_lower_using_switch_merge",
         "_xla_propagate_compile_time_consts",
+        "_XlaMustCompile",
     )
     traced = node.operation.node_def.attr
+    has_shapes = "output_shapes" in traced
     return partitioner.add(
         node.type,
         inputs,
         {
             **attributes,
             **{key: traced[key] for key in same if key in traced},
-            "output_shapes": [shape for _, shape in outputs],
+            "output_shapes" if has_shapes else "_output_shapes": [
+                shape for _, shape in outputs
+            ],
         },
         outputs,
         functions=functions,
@@ -253,6 +265,108 @@ def try_with_partial_sums(
             partitioner.assemble(value)
 
 
+def _lay_out_functions(
+    node: Node,
+    graphs: Sequence[Any],
+    inputs: Values,
+    first: Sequence[Tensor] = (),
+    **options: Any,
+) -> Values:
+    """Lay out functions, of which an operation calls one.
+
+    Args:
+        node: the operation.
+        graphs: the functions.
+        inputs: their inputs.
+        first: the first inputs of the operation, which they do not take.
+        **options: the options of their layout that differ.
+
+    Raises:
+        NotDivided: the call has to be computed once.
+    """
+    partitioner = node.partitioner
+    insides = [partitioner.for_function(**options) for _ in graphs]
+    ends = []
+    for inside, graph in zip(insides, graphs, strict=True):
+        given = [partitioner.captured(value) for value in inputs]
+        outputs = inside.lay_out_function(graph, given)
+        # A gradient may have added outputs to the graph after this call.
+        ends.append([*outputs[: node.num_outputs]])
+    # A function that does not write a variable returns what it holds.
+    written = list(
+        dict.fromkeys(h for i in insides for h in i.resources.contents)
+    )
+    variables = [Value(REPLICATED, whole=handle) for handle in written]
+    for inside, values in zip(insides, ends, strict=True):
+        values += map(inside.content_of, variables)
+    results = [
+        functools.reduce(join_values, values, values[0])
+        for values in zip(*ends, strict=True)
+    ]
+    for variable, content in zip(
+        variables, results[node.num_outputs :], strict=True
+    ):
+        rows = partitioner.rows_of(variable)
+        require(content.is_replicated or content.layout == rows)
+    # In a function, what is computed once could not be exchanged.
+    if partitioner.can_exchange and not uses_variables(inputs):
+        require_towers_differ(results)
+    _require_known_units(partitioner, results)
+    functions = []
+    for inside, values in zip(insides, ends, strict=True):
+        tensors = [
+            inside.to_layout(value, result.layout)
+            for value, result in zip(values, results, strict=True)
+        ]
+        functions.append(Function((), tensors, inside.operations))
+    bound, captures = bind_captures(functions)
+    traced = [(t.dtype, t.shape) for t in node.operation.outputs]
+    traced += map(type_of_content, written)
+    specs = [
+        (dtype, local_shape(shape, result.layout))
+        for (dtype, shape), result in zip(traced, results, strict=True)
+    ]
+    attributes = {
+        "Tin": [tensor.dtype for tensor in captures],
+        "Tout": [dtype for dtype, _ in traced],
+    }
+    by_name = _by_attribute(node, bound)
+    operands = [*first, *captures]
+    tensors = add_call(node, operands, attributes, specs, by_name)
+    results = [
+        replicated(tensor, result)
+        if result.layout == REPLICATED
+        else dataclasses.replace(result, local=tensor)
+        for result, tensor in zip(results, tensors, strict=True)
+    ]
+    contents = results[node.num_outputs :]
+    for variable, content in zip(variables, contents, strict=True):
+        partitioner.assign(variable, content)
+    return results[: node.num_outputs]
+
+
+def _by_attribute(
+    node: Node, functions: Sequence[Function]
+) -> Mapping[str, Function | Sequence[Function]]:
+    """Return functions by the attributes of an operation that name them."""
+    if node.type.endswith("Case"):
+        return {"branches": functions}
+    if node.type.endswith("PartitionedCall"):
+        return {"f": functions[0]}
+    names = ("else_branch", "then_branch")
+    return dict(zip(names, functions, strict=True))
+
+
+def _require_known_units(partitioner: Partitioner, values: Values) -> None:
+    """Refuse rows of a unit that only a function knows."""
+    for value in values:
+        layout = value.layout
+        while isinstance(layout, ListOf):
+            layout = layout.element
+        if isinstance(layout, Sharded):
+            require(partitioner.has_unit(layout.unit))
+
+
 # ---- branches ----------------------------------------------------------------
 
 
@@ -269,7 +383,9 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
         ]
     if not uses_variables(inputs):
         require_towers_differ([index, *inputs])
-    lay_out = functools.partial(_lay_out_branches, node, graphs, index)
+    # All towers take the same branch.
+    first = [partitioner.replicate(index)]
+    lay_out = functools.partial(_lay_out_functions, node, graphs, first=first)
     return try_with_partial_sums(node, inputs, lay_out)
 
 
@@ -277,81 +393,3 @@ def _branch_names(node: Node) -> list[str]:
     if node.type.endswith("Case"):
         return [branch.name for branch in node.attr("branches")]
     return [node.attr(f"{name}_branch").name for name in ("else", "then")]
-
-
-def _lay_out_branches(
-    node: Node, graphs: Sequence[Any], index: Value, inputs: Values
-) -> Values:
-    partitioner = node.partitioner
-    # All towers take the same branch.
-    local_index = partitioner.replicate(index)
-    branches = [partitioner.for_function() for _ in graphs]
-    outputs_of_branches = []
-    for branch, graph in zip(branches, graphs, strict=True):
-        given = [partitioner.captured(value) for value in inputs]
-        outputs = branch.lay_out_function(graph, given)
-        outputs_of_branches.append([*outputs[: node.num_outputs]])
-    # A branch that does not write a variable returns what it holds.
-    written = list(
-        dict.fromkeys(h for b in branches for h in b.resources.contents)
-    )
-    variables = [Value(REPLICATED, whole=handle) for handle in written]
-    for branch, values in zip(branches, outputs_of_branches, strict=True):
-        values += map(branch.content_of, variables)
-    results = [
-        functools.reduce(join_values, values, values[0])
-        for values in zip(*outputs_of_branches, strict=True)
-    ]
-    for variable, content in zip(
-        variables, results[node.num_outputs :], strict=True
-    ):
-        rows = partitioner.rows_of(variable)
-        require(content.is_replicated or content.layout == rows)
-    # In a function, what is computed once could not be exchanged.
-    if partitioner.can_exchange and not uses_variables(inputs):
-        require_towers_differ(results)
-    _require_known_units(partitioner, results)
-    functions = []
-    for branch, values in zip(branches, outputs_of_branches, strict=True):
-        tensors = [
-            branch.to_layout(value, result.layout)
-            for value, result in zip(values, results, strict=True)
-        ]
-        functions.append(Function((), tensors, branch.operations))
-    bound, captures = bind_captures(functions)
-    traced = [(t.dtype, t.shape) for t in node.operation.outputs]
-    traced += map(type_of_content, written)
-    attributes: dict[str, Any] = {
-        "Tin": [tensor.dtype for tensor in captures],
-        "Tout": [dtype for dtype, _ in traced],
-    }
-    by_name: dict[str, Any] = {"branches": bound}
-    if not node.type.endswith("Case"):
-        by_name = dict(zip(("else_branch", "then_branch"), bound, strict=True))
-        attributes["Tcond"] = local_index.dtype
-    specs = [
-        (dtype, local_shape(shape, result.layout))
-        for (dtype, shape), result in zip(traced, results, strict=True)
-    ]
-    operands = [local_index, *captures]
-    tensors = add_call(node, operands, attributes, specs, by_name)
-    results = [
-        replicated(tensor, result)
-        if result.layout == REPLICATED
-        else dataclasses.replace(result, local=tensor)
-        for result, tensor in zip(results, tensors, strict=True)
-    ]
-    contents = results[node.num_outputs :]
-    for variable, content in zip(variables, contents, strict=True):
-        partitioner.assign(variable, content)
-    return results[: node.num_outputs]
-
-
-def _require_known_units(partitioner: Partitioner, values: Values) -> None:
-    """Refuse rows of a unit that only a function knows."""
-    for value in values:
-        layout = value.layout
-        while isinstance(layout, ListOf):
-            layout = layout.element
-        if isinstance(layout, Sharded):
-            require(partitioner.has_unit(layout.unit))
