@@ -419,7 +419,12 @@ def convert_call(function: Any) -> Any:
 
 
 def traced_by(function: Any) -> Any:
-    """Return the function that a ``tf.function`` traces; else the function."""
+    """Return the function that a ``tf.function`` traces; else the function.
+
+    One that XLA must compile stays a ``tf.function``.
+    """
+    if getattr(function, "_jit_compile", None):
+        return function
     inner = getattr(function, "python_function", function)
     rewrites = getattr(function, "_autograph", False)
     return _convert(inner, _conversion()) if rewrites else inner

@@ -96,6 +96,77 @@ def test_rows_of_a_variable_outside_of_the_towers():
     assert_exact(compiled(), act, kt.TowerStrategy(2))
 
 
+def _grouped(layer, size):
+    def layers():
+        shape = keras.layers.Reshape((*size, 4))
+        return [shape, layer(6, 2, groups=2), keras.layers.Flatten(), Dense(3)]
+
+    return layers
+
+
+class Compiled(keras.layers.Layer):
+    """Has a function of its own that XLA compiles."""
+
+    def build(self, shape):
+        self.seeds = keras.random.SeedGenerator(7)
+        self.calls = tf.Variable(0.0, trainable=False)
+        self.hidden = Dense(6, "tanh")
+        self.hidden.build(shape)
+
+    @tf.function(jit_compile=True)
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        kept = keras.random.dropout(self.hidden(x), 0.4, seed=self.seeds)
+        # XLA draws other numbers than TensorFlow.
+        shape = tf.shape(kept)
+        noise = keras.random.truncated_normal(shape, seed=self.seeds)
+        return kept + 0.1 * noise / self.calls
+
+
+class Normalized(Compiled):
+    """Has a function that needs all rows."""
+
+    @tf.function(jit_compile=True)
+    def call(self, x):
+        hidden = self.hidden(x)
+        shape = tf.shape(hidden)
+        noise = keras.random.truncated_normal(shape, seed=self.seeds)
+        return hidden - tf.reduce_mean(hidden, 0) + noise
+
+
+COMPILED = {
+    "Conv1D": _grouped(keras.layers.Conv1D, (3,)),
+    "Conv2D": _grouped(keras.layers.Conv2D, (3, 2)),
+    "draws": lambda: [Compiled(), Dense(3)],
+    "computed once": lambda: [Normalized(), Dense(3)],
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_functions_that_xla_compiles_in_a_step(name):
+    size = 12 if name == "Conv1D" else 24
+    x = tf.tile(X, [1, 4])[:, :size].numpy()
+    make = stacked(COMPILED[name], (size,))
+
+    def act(model):
+        # Towers get 2, 1 and 1 examples, of the last batch 1, 0 and 0.
+        logs = trained(model, x=x, batch_size=4)
+        return logs, model.predict(x, 4, verbose=0)
+
+    assert_exact(make, act, kt.TowerStrategy(3), in_graph=True)
+
+
+def test_a_step_that_xla_compiles_draws_what_one_device_draws():
+    make_layers = stacked(COMPILED["draws"])
+
+    def make():
+        model = make_layers()
+        model.train_step = tf.function(model.train_step, jit_compile=True)
+        return model
+
+    assert_exact(make, trained, kt.TowerStrategy(2), in_graph=True)
+
+
 def test_values_captured_at_call_time_are_refused():
     def step(model, data):
         later = tf.compat.v1.get_default_graph().capture_call_time_value(

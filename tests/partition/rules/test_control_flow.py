@@ -1,4 +1,4 @@
-"""Branches on towers, and effects in functions, against one device."""
+"""Branches, compiled functions and effects on towers, against one device."""
 
 import functools
 
@@ -111,6 +111,103 @@ def test_a_branch_that_is_known_takes_the_place_of_the_choice():
 
     program = _check(choose, sharded(-1, 3))
     assert not any("If" in o.type for o in program.operations)
+
+
+# ---- functions that XLA compiles ---------------------------------------------
+
+_compiled = tf.function(jit_compile=True)
+_IMAGES = sharded(-1, 4, 4, 4)
+
+
+@_compiled
+def _grouped(x, w):
+    # Without XLA it has no gradient on a CPU.
+    return tf.nn.convolution(x, w, padding="SAME")
+
+
+@_compiled
+def _drawn(x):
+    # XLA draws other numbers than TensorFlow.
+    shape = (tf.shape(x)[0], 3)
+    return x + tf.random.stateless_truncated_normal(shape, (5, 6))
+
+
+def _loop(x, w):
+    def each(k, y):
+        return k + 1, tf.ensure_shape(_grouped(y, w), x.shape)
+
+    return tf.while_loop(lambda k, y: k < 2, each, (0, x))[1]
+
+
+def _branch(x, w):
+    is_large = tf.reduce_sum(w) > 0
+    return tf.cond(is_large, lambda: _grouped(x, w), lambda: x)
+
+
+# A function, its inputs, and its exchanges.
+_FUNCTIONS = {
+    "forward and backward": (
+        with_gradients(_grouped),
+        (_IMAGES, replicated(3, 3, 1, 4)),
+        {"gather": 2, "sum": 1},
+    ),
+    "in another function": (
+        with_gradients(tf.function(lambda x, w: 2 * _grouped(x, w))),
+        (_IMAGES, replicated(3, 3, 1, 4)),
+        {"gather": 2, "sum": 1},
+    ),
+    "around another one": (
+        with_gradients(_compiled(lambda x, w: _grouped(tf.exp(x), w))),
+        (_IMAGES, replicated(3, 3, 1, 4)),
+        {"gather": 2, "sum": 1},
+    ),
+    "in a loop": (
+        with_gradients(_loop),
+        (_IMAGES, replicated(3, 3, 1, 4)),
+        {"gather": 2, "sum": 1},
+    ),
+    "in a branch": (
+        with_gradients(_branch),
+        (_IMAGES, replicated(3, 3, 1, 4)),
+        {"gather": 2, "sum": 1},
+    ),
+    "draws": (_drawn, (sharded(-1, 3),), {"gather": 1}),
+    "a sum": (
+        _compiled(lambda x: tf.reduce_sum(tf.exp(x), 0)),
+        (sharded(-1, 3),),
+        {"sum": 1},
+    ),
+    "a sum of which the whole is needed": (
+        _compiled(lambda x, y: x * tf.exp(y)),
+        (sharded(-1, 3), partial_sum(3)),
+        {"sum": 1, "gather": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_a_compiled_function_is_divided_and_compiled(name):
+    function, given, exchanges = _FUNCTIONS[name]
+    program = _check(function, *given)
+    assert exchange_counts(program) == exchanges
+
+
+def test_a_compiled_function_with_an_exchange_is_computed_once():
+    @_compiled
+    def centered(x):
+        return x - tf.reduce_mean(x, 0)
+
+    program = check_on_towers(centered, sharded(-1, 3), towers=FEW)
+    assert computed_once(program) == {"PartitionedCall": 1}
+
+
+def test_what_xla_compiles_with_the_rest_is_inlined():
+    @_compiled
+    def centered(x):
+        return x - tf.reduce_mean(x, 0)
+
+    program = _check(centered, sharded(-1, 3), xla=True)
+    assert exchange_counts(program) == {"sum": 1, "gather": 1}
 
 
 # ---- effects -----------------------------------------------------------------
