@@ -187,7 +187,7 @@ _conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 # TensorFlow: functions, their graphs, and how these are optimized.
 Function = _tf(
     "eager.polymorphic_function.polymorphic_function:Function",
-    "__call__ python_function _autograph",
+    "__call__ python_function _autograph _jit_compile",
 )
 function_module = _tf(
     "eager.polymorphic_function.atomic_function", "from_func_graph"

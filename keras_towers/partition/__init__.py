@@ -54,8 +54,8 @@ The terms of the code, in the order in which a reader needs them:
   rows. Rules look up axes and sizes in it; ``folding.py`` computes it. Integers
   that are known completely are emitted as constants, or as products of sizes.
 * **can_exchange**: whether exchanges are possible. They are not in the body of
-  a loop or in a branch: if one is needed there, the whole loop or branch is
-  computed once.
+  a loop, in a branch, or in a function that XLA compiles apart from the rest:
+  if one is needed there, the whole loop, branch or call is computed once.
 
 The objects that most functions take:
 

@@ -34,8 +34,8 @@ class Builder:
     """Adds operations and exchanges to a program, or operations to a function.
 
     Args:
-        can_exchange: whether towers may exchange values; False inside loops and
-            branches.
+        can_exchange: whether towers may exchange values; False inside loops,
+            branches and compiled functions.
 
     Attributes:
         operations: the operations, in order.

@@ -116,9 +116,12 @@ class Partitioner(Converter):
         Args:
             **options: the options that differ.
         """
-        options_ = dataclasses.replace(self.options, **options)
         return Partitioner(
-            self.unit, self.is_first, self.is_first_part, options_, self
+            self.unit,
+            self.is_first,
+            self.is_first_part,
+            dataclasses.replace(self.options, **options),
+            self,
         )
 
     def lay_out_graph(self, graph: Any, inputs: Values) -> dict[str, Value]:

@@ -157,7 +157,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """The body of a loop, its condition, or a branch.
+    """The body of a loop, its condition, a branch, or a compiled function.
 
     Attributes:
         inputs: its N inputs.

@@ -1,7 +1,8 @@
 """Calls of functions, and branches.
 
-The functions take the values of the surrounding program as inputs. No exchange
-is possible inside of them.
+A called function is inlined, unless XLA compiles it apart from the rest. Such
+functions, and those of branches, take the values of the surrounding program as
+inputs. No exchange is possible inside of them.
 """
 
 from __future__ import annotations
