@@ -324,6 +324,7 @@ BaseOptimizer = _keras(
     "gradient_accumulation_steps _accumulated_gradients "
     "_model_variables_moving_average",
 )
+_keras("models.model:Model", "export")
 TFOptimizer = _keras(
     "backend.tensorflow.optimizer:TFOptimizer",
     "__init__ _all_reduce_sum_gradients assign_add assign_sub "
