@@ -73,14 +73,11 @@ def test_a_layout_that_contradicts_tensorflow_is_refused(devices, where):
         traced(program, devices)
 
 
-def exchange_of(kind, dtype, rank, axis=0):
-    tensors = [
-        Tensor(
-            tf.as_dtype(dtype), tf.TensorShape([None] * rank), on_towers=True
-        )
-        for _ in range(2)
-    ]
-    return Exchange(kind, *tensors, axis)
+def exchange_of(kind, dtype, rank, axis=0, on_towers=False):
+    dtype, shape = tf.as_dtype(dtype), tf.TensorShape([None] * rank)
+    each_has_its_own = on_towers or kind in ("before", "scatter")
+    given = Tensor(dtype, shape, on_towers=True)
+    return Exchange(kind, given, Tensor(dtype, shape, each_has_its_own), axis)
 
 
 EXCHANGES = [
@@ -90,6 +87,8 @@ EXCHANGES = [
     exchange_of("sum", "float32", 2),
     exchange_of("before", "int64", 0),
     exchange_of("first", "float32", 0),
+    exchange_of("scatter", "float32", 2, axis=1),
+    exchange_of("gather", "float32", 2, on_towers=True),
 ]
 
 
@@ -102,6 +101,8 @@ def tensors_of_tower(k):
         tf.eye(2) * k,
         tf.constant(k, tf.int64),
         tf.constant(5.0),
+        tf.fill([2, 36], float(k)) * tf.range(36.0),
+        tf.fill([k, 2], float(k)),
     ]
 
 
@@ -114,13 +115,17 @@ def test_exchanges_over_towers_and_ranks(towers, ranks):
         first = transport.rank * towers
         own = [tensors_of_tower(k) for k in range(first, first + towers)]
         every = [list(column) for column in zip(*own, strict=True)]
-        return exchange_tensors(EXCHANGES, every, transport)
+        # Tower k gets k rows, after those of all earlier towers.
+        shares = [(sum(range(k)), k) for k in range(first, first + towers)]
+        rows = [shares for _ in EXCHANGES]
+        devices = ["/device:CPU:0"] * towers
+        return exchange_tensors(EXCHANGES, every, rows, devices, transport)
 
     results, _ = on_ranks(ranks, run)
     numbers = np.arange(total)
     rows = np.repeat(numbers, numbers)
     for rank, found in enumerate(results):
-        pair, gathered, columns, matrix, before, first = found
+        pair, gathered, columns, matrix, before, first, parts, wholes = found
         np.testing.assert_array_equal(pair, [total, numbers.sum()])
         np.testing.assert_array_equal(gathered, np.stack([rows, rows], 1))
         np.testing.assert_array_equal(columns, np.stack([rows, rows]))
@@ -130,3 +135,9 @@ def test_exchanges_over_towers_and_ranks(towers, ranks):
         ]
         assert [int(b) for b in before] == wanted
         assert float(first) == 5
+        for k, part in enumerate(parts, rank * towers):
+            begin = sum(range(k))
+            row = numbers.sum() * np.arange(36)[begin : begin + k]
+            np.testing.assert_array_equal(part, np.stack([row, row]))
+        for whole in wholes:
+            np.testing.assert_array_equal(whole, gathered)
