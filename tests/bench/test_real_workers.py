@@ -85,7 +85,7 @@ def test_rows_train_the_same(path, command, arguments, rows):
     ("row", "timeout_s", "begin", "end"),
     [
         ("plain", 0.05, "no result after 0.05 seconds", "seconds"),
-        ("tower:a=1", 120, "exit code 1\n", "updates, packer."),
+        ("tower:a=1", 120, "exit code 1\n", "gather_bytes, packer."),
     ],
 )
 def test_worker_that_fails_leaves_its_last_words(

@@ -62,7 +62,8 @@ def compared(parts, make, scope):
     keras.utils.set_random_seed(5)
     group = make(parts)
     wanted = group.trained()
-    return differences(group.trained(scope), wanted)
+    # One bias has the rounded gradients of a whole group.
+    return differences(group.trained(scope), wanted, tolerance=5e-5)
 
 
 def of_recipes(recipes):
