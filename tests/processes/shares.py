@@ -219,7 +219,7 @@ class Counting(keras.optimizers.SGD):
         self.assign_add(self.updates, 1.0)
 
 
-@check
+@rare_check
 def weights_are_in_shards_too():
     """With an optimizer that is not Keras's, and a callback of rank 0 alone."""
     found = []
