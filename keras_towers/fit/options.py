@@ -163,6 +163,11 @@ class Options:
 
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
+        if self.weights is None and self.gather_bytes != Options.gather_bytes:
+            raise TowerError(
+                'gather_bytes only applies with weights="sharded": set it, or '
+                "leave gather_bytes out."
+            )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
                 'weights="sharded" contradicts updates="sharded", which keeps '

@@ -537,7 +537,7 @@ def _compute_whole(node: Node, inputs: Values) -> Values:
     require(partitioner.can_exchange or not _uses_handles(node))
     if not _should_run_on_towers(node, inputs):
         operands = [partitioner.assemble(value) for value in inputs]
-        outputs = _add_in_order(
+        outputs = _copy_in_order(
             node, operands, repeats=_is_constant(node, inputs)
         )
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
@@ -547,11 +547,11 @@ def _compute_whole(node: Node, inputs: Values) -> Values:
     ]
     whole_is_ready = len(whole_operands) == len(local_operands)
     results = [
-        Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
+        Value(REPLICATED, t) for t in _copy_in_order(node, local_operands)
     ]
     if whole_is_ready:
         # Operations that are computed once may use it, too.
-        outputs = _add_in_order(node, whole_operands)
+        outputs = _copy_in_order(node, whole_operands)
         for value, whole in zip(results, outputs, strict=True):
             value.whole = whole
     return results
@@ -570,11 +570,11 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     if effect is Effect.PER_PROCESS and is_write and mirrored == variables:
         # Each tower writes to its copies.
         local_operands = [partitioner.replicate(value) for value in inputs]
-        outputs = _add_in_order(node, local_operands, reads=False)
+        outputs = _copy_in_order(node, local_operands, reads=False)
         return [Value(REPLICATED, local) for local in outputs]
     at_root = partitioner.options.ranks and effect is Effect.EXTERNAL
     whole_operands = [partitioner.assemble(value) for value in inputs]
-    results = _add_in_order(node, whole_operands, reads=False, at_root=at_root)
+    results = _copy_in_order(node, whole_operands, reads=False, at_root=at_root)
     if at_root:
         results = [
             _broadcast_from_root(partitioner, whole) for whole in results
@@ -587,7 +587,7 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     return [Value(REPLICATED, whole=whole) for whole in results]
 
 
-def _add_in_order(
+def _copy_in_order(
     node: Node,
     operands: Sequence[Tensor],
     reads: bool = True,

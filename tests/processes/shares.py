@@ -247,8 +247,10 @@ def weights_are_in_shards_too():
     assert f"weights: {held:,} bytes" in description
     if s.RANK == 0:
         train(reference, validation_data=(s.X, s.Y))
-        assert_all_close(predicted, reference.predict(s.X, verbose=0), 1e-5)
-        assert_all_close(found[-1], reference.evaluate(s.X, s.Y, verbose=0))
+        wanted = reference.predict(s.X, verbose=0)
+        assert_all_close([predicted], [wanted], 1e-5)
+        loss = reference.evaluate(s.X, s.Y, verbose=0)
+        assert_all_close([found[-1]], [loss], 1e-5)
     assert_same_state(mine, reference)
     assert_same_state(keras.models.load_model(path, custom_objects=OWN), mine)
     look = s.Does(on_train_batch_end=alone_in_the_middle)
@@ -260,6 +262,29 @@ def weights_are_in_shards_too():
 
 
 OWN = {"Counting": Counting}
+
+
+class Remembers(keras.Model):
+    """Writes a weight in ``evaluate``, too."""
+
+    def build(self, shape):
+        self.bank = self.add_weight(shape=(8, 6), trainable=False)
+        self.dense = keras.layers.Dense(3)
+        self.dense.build(shape)
+
+    def call(self, x):
+        self.bank.assign_add(self.bank * 0.5)
+        return self.dense(x)
+
+
+@rare_check
+def writes_of_evaluate_are_refused():
+    mine = Remembers()
+    mine.build((None, s.X.shape[1]))
+    mine.compile("sgd", "mse")
+    strategy = sharded(updates=None, weights="sharded")
+    with s.refused("evaluate of model", "only steps that train"), strategy:
+        mine.evaluate(s.X, s.Y, verbose=0)
 
 
 @check

@@ -39,6 +39,7 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
@@ -323,10 +324,9 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 def _value(variable: keras.Variable) -> Any:
     held = variables_lib.copy_on_tower(variable._value)
-    # Other ranks may have the value, or parts of it.
-    is_absent = getattr(held, "is_absent", False)
-    has_value = hasattr(held, "read_value") and not is_absent
-    return held.read_value() if has_value else None
+    # Each rank may have a part of the value.
+    is_absent = isinstance(held, ShardedVariable) and held.is_absent
+    return None if is_absent else held.read_value()
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
@@ -37,7 +38,7 @@ from keras_towers.fit.weights.adoption import eager_cause
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.layouts import REPLICATED, InShards
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
@@ -282,6 +283,8 @@ class GlobalStep:
             for index, tensor in enumerate(traced.captures)
             if id(tensor) in known
         }
+        if transport.size > 1 and not call.trains:
+            _refuse_writes_to_shards(traced, known, call)
         program, local_step = self._lay_out(traced, divided, on_towers, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)
@@ -417,7 +420,10 @@ class GlobalStep:
             for e in program.exchanges
         ]
         outside = traced.variables_outside(model)
-        variables = [_describe_variable(_capture(t)) for t in outside]
+        variables = [
+            f"outside of the model: {_describe_variable(_capture(t))}"
+            for t in outside
+        ]
         compared = ComparedStep(
             [*exchanges, *traced.describe_gradients(), *variables],
             constants_of(traced),
@@ -549,6 +555,21 @@ class GlobalStep:
         return of_all, of_all._replace(total=here, start=0)
 
 
+def _refuse_writes_to_shards(
+    traced: Trace, known: Mapping[int, TowerHandles], call: KerasCall
+) -> None:
+    """Refuse a step that would leave the wholes that ranks hold behind."""
+    for tensor in traced.written:
+        found = known.get(id(tensor))
+        if found is not None and isinstance(found.layout, InShards):
+            raise TowerError(
+                f"{call.kind} of model {call.model.name!r} writes "
+                f"{_describe_variable(tensor)}, which is in shards on several "
+                "ranks, and only steps that train may write it there. Write it "
+                'in the training step, or leave weights="sharded" out.'
+            )
+
+
 def _add_shares(
     inputs: Inputs,
     parts: Sequence[dict[Any, Any]],
@@ -583,10 +604,10 @@ def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
 
 
 def _describe_variable(handle: Any) -> str:
-    """Describe a variable that the model does not have, given its handle."""
+    """Describe a variable, given its handle."""
     found = compat.get_resource_handle_data(handle).shape_and_type[0]
     shape, dtype = tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
-    return f"a variable outside of the model {shape} {dtype.name}"
+    return f"a variable {shape} {dtype.name}"
 
 
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:

@@ -79,6 +79,22 @@ class UpdateInShards(WeightUpdate):
         self._divided[variable] = "weights"
         return True
 
+    def place_created(self, variable: keras.Variable) -> None:
+        """Divide a weight, unless ranks have yet to agree on its value."""
+        if self.config.transport.size == 1 or self._layout_of(variable) is None:
+            self.place(variable)
+
+    def divides(self, variable: keras.Variable) -> bool:
+        """Whether to divide a weight that is about to be created."""
+        shape, dtype = variable._shape, tf.as_dtype(variable.dtype)
+        if shape is None or not variable.trainable or not self._divides_weights:
+            return False
+        return choose_layout(shape, dtype.size, self._all_towers) is not None
+
+    @property
+    def _all_towers(self) -> int:
+        return self.config.num_towers * self.config.transport.size
+
     def _take_over(self, variable: keras.Variable) -> None:
         """Make a variable that an error has left in shards an ordinary one."""
         if isinstance(variable._value, ShardedVariable):
@@ -90,8 +106,8 @@ class UpdateInShards(WeightUpdate):
         value = copy_on_tower(native(variable))
         if isinstance(value, ShardedVariable):
             return value.layout
-        towers = self.config.num_towers * self.config.transport.size
-        return choose_layout(value.shape.as_list(), value.dtype.size, towers)
+        shape, item_bytes = value.shape.as_list(), value.dtype.size
+        return choose_layout(shape, item_bytes, self._all_towers)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, and divide each slot before the next is made."""

@@ -102,6 +102,14 @@ class WeightUpdate:
         """Place a weight as the update requires; return whether it moved."""
         return self.variables.place(variable)
 
+    def place_created(self, variable: keras.Variable) -> None:
+        """Place a weight that was created in the block, maybe of no model."""
+        self.variables.place(variable)
+
+    def divides(self, variable: keras.Variable) -> bool:
+        """Whether to divide a weight that is about to be created."""
+        return False
+
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Keep a single copy of an optimizer's slot variables."""
         for variable in optimizer.variables:

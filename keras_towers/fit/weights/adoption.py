@@ -112,18 +112,17 @@ class Adoption:
         once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         creates = compat.parts_of_sums(variable)
-        # A device may be too small for the whole of a variable.
-        is_divided = once and self.update.is_traced
+        is_divided = once and self.update.divides(variable)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 compat.single_device_mode() if once else creates
             )
             if is_divided:
+                # A device may be too small for the whole.
                 stack.enter_context(tf.device(compat.HOST))
             yield
         if once and variable.trainable:
-            owner = self.update if is_divided else self.update.variables
-            owner.place(variable)
+            self.update.place_created(variable)
         if self.in_block:
             self._made_variables[variable] = None
 

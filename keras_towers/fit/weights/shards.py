@@ -185,7 +185,9 @@ class ShardedVariable(compat.UninitializedVariable):
         # A device may be too small for the whole.
         with tf.device(compat.HOST):
             try:
-                if not keeps:
+                if self.is_lost and self.is_absent:
+                    self._overwrite(tf.zeros(self.shape, self.dtype))
+                elif not keeps:
                     rows = [shard.read_value() for shard in self.shards]
                     self._overwrite(tf.concat(rows, axis))
                 yield
