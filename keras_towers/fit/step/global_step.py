@@ -564,7 +564,7 @@ def _refuse_writes_to_shards(
         if found is not None and isinstance(found.layout, InShards):
             raise TowerError(
                 f"{call.kind} of model {call.model.name!r} writes "
-                f"{_describe_variable(tensor)}, which is in shards on several "
+                f"{_describe_variable(_capture(tensor))}, in shards on several "
                 "ranks, and only steps that train may write it there. Write it "
                 'in the training step, or leave weights="sharded" out.'
             )
