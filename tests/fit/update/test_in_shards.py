@@ -199,7 +199,7 @@ def test_no_more_is_gathered_than_the_budget(monkeypatch, jit_compile):
     assert "of gathered weights at a time" in strategy.describe()
 
 
-class _Memory(keras.Model):
+class Memory(keras.Model):
     """Writes weights of its own in ways that have no rule of their own."""
 
     def __init__(self, **kwargs):
@@ -226,7 +226,7 @@ class _Memory(keras.Model):
 def test_operations_without_a_rule_get_whole_variables():
     def make():
         keras.utils.set_random_seed(1)
-        model = _Memory()
+        model = Memory()
         model.build((None, 6))
         model.compile(m.momentum(), m.cross_entropy())
         return model
