@@ -153,6 +153,7 @@ class Builder:
         rows: tuple[Tensor, Tensor] | None = None,
         on_towers: bool = False,
         local_size: int | None = None,
+        units: int | None = None,
     ) -> Tensor:
         """Add an exchange; return its result.
 
@@ -165,6 +166,7 @@ class Builder:
             on_towers: whether the result of a ``gather`` is made on every
                 tower.
             local_size: the number of rows of every tower, if it is known.
+            units: as in ``Exchange``.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -192,7 +194,9 @@ class Builder:
             tensor.level + 1,
             of_batch=of_batch,
         )
-        self.exchanges.append(Exchange(kind, tensor, result, axis, sizes, rows))
+        self.exchanges.append(
+            Exchange(kind, tensor, result, axis, sizes, rows, units)
+        )
         return result
 
     def add(

@@ -289,18 +289,20 @@ class Converter(Builder):
         on_towers: bool = False,
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
+        gather = functools.partial(
+            self.exchange,
+            "gather",
+            on_towers=on_towers,
+            units=unit.size if layout.of_variables else None,
+        )
         if layout.blocks == 1:
-            return self.exchange(
-                "gather", local, axis, shape, on_towers=on_towers
-            )
+            return gather(local, axis, shape)
         # Every block has rows of all towers.
         shape = shape or ()
         split = self._split_blocks(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
         sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
-        gathered = self.exchange(
-            "gather", split, axis + 1, sizes, on_towers=on_towers
-        )
+        gathered = gather(split, axis + 1, sizes)
         return self._merge_blocks(gathered, layout, unit.total, shape)
 
     def _split_blocks(
@@ -411,6 +413,7 @@ class Converter(Builder):
             value.shape,
             (first, count),
             local_size=local_shape(local.shape, layout)[layout.axis],
+            units=unit.size,
         )
 
     def once_per_tower(self, part: Tensor) -> Tensor:

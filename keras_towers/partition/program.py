@@ -140,6 +140,8 @@ class Exchange:
             None: every tower contributes a tensor of the same shape.
         rows: of ``scatter``: for each tower, the first of its rows and their
             number.
+        units: the size of the axis of variables in shards that the towers have
+            these rows of; None: their rows are others.
     """
 
     kind: ExchangeKind
@@ -148,6 +150,7 @@ class Exchange:
     axis: int = 0
     sizes: Sequence[Any] | None = None
     rows: tuple[Tensor, Tensor] | None = None
+    units: int | None = None
 
     @property
     def used(self) -> list[Tensor]:

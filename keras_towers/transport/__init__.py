@@ -47,10 +47,30 @@ class Transport(Peers, Protocol):
         """Sum each of N dense tensors over the ranks as soon as it is ready."""
         ...
 
-    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def reduce_scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        """Sum a dense tensor over the ranks; return this rank's rows.
+
+        Args:
+            tensor: ``sum(counts)`` rows, in the order of the ranks.
+            counts: the number of rows of each rank, possibly 0.
+            key: as for all collectives.
+        """
+        ...
+
+    def all_gather(
+        self, tensor: tf.Tensor, key: str, counts: Sequence[int] | None = None
+    ) -> tf.Tensor:
         """Concatenate the ranks' tensors, in rank order, on the first axis.
 
         The first dimensions may differ. Strings can be gathered, too.
+
+        Args:
+            tensor: this rank's rows.
+            key: as for all collectives.
+            counts: the number of rows of each rank, if all ranks know it: an
+                engine may send less then.
         """
         ...
 
@@ -87,7 +107,14 @@ class SingleProcess:
     ) -> list[tf.Tensor]:
         return list(tensors)
 
-    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def reduce_scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        return tensor
+
+    def all_gather(
+        self, tensor: tf.Tensor, key: str, counts: Sequence[int] | None = None
+    ) -> tf.Tensor:
         return tensor
 
     def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:

@@ -65,6 +65,27 @@ class EngineTransport(Transport):
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         """Concatenate the rows of all ranks."""
 
+    def _gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        """Concatenate the rows of all ranks, which know how many each has."""
+        return self._gather(tensor, key)
+
+    def _scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        """Sum this rank's rows; by default, those that the ranks send it."""
+        parts = [
+            messages.with_rows(part, max(counts))
+            for part in tf.split(tensor, counts)
+        ]
+        received = self._exchange(tf.concat(parts, 0), key)
+        own = [
+            messages.summable(part[: counts[self.rank]])
+            for part in tf.split(received, self.size)
+        ]
+        return messages.summed(tf.add_n(own), tensor.dtype)
+
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         """Send part r of the rows to rank r; by default, by a gather."""
         everything = self._gather(tensor, key)
@@ -100,10 +121,33 @@ class EngineTransport(Transport):
 
         return self._run(f"all_reduce.{key}", total, tensors)
 
-    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def reduce_scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        tensor, own = tf.convert_to_tensor(tensor), counts[self.rank]
+        # An engine may reject empty messages.
+        if tensor.shape.num_elements() == 0:
+            return tensor[:own]
+        return self._run(
+            f"reduce_scatter.{key}.{list(counts)}",
+            lambda tensors: [self._scatter(tensors[0], counts, key)],
+            [tensor],
+            own,
+        )[0]
+
+    def all_gather(
+        self, tensor: tf.Tensor, key: str, counts: Sequence[int] | None = None
+    ) -> tf.Tensor:
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype == tf.string:
             return _gather_strings(self, tensor, key)
+        if counts is not None:
+            return self._run(
+                f"all_gather.{key}.{list(counts)}",
+                lambda tensors: [self._gather_known(tensors[0], counts, key)],
+                [tensor],
+                sum(counts),
+            )[0]
         return self._run(
             f"all_gather.{key}",
             lambda tensors: [self._gather(tensors[0], key)],
@@ -172,12 +216,16 @@ class EngineTransport(Transport):
         what: str,
         collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
         tensors: Sequence[tf.Tensor],
+        rows: int | None = None,
         any_rows: bool = False,
     ) -> list[tf.Tensor]:
         """Run a collective, eagerly too, as one traced function.
 
         Args:
             what: identifies the collective.
+            collective: the collective.
+            tensors: what this rank contributes.
+            rows: the first dimension of the results; None: that of the tensors.
             any_rows: whether the first dimensions differ between calls and
                 ranks.
         """
@@ -193,10 +241,11 @@ class EngineTransport(Transport):
 
         def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             results = collective([self._hidden(tensor) for tensor in tensors])
-            return [
-                tf.ensure_shape(result, spec.shape)
-                for result, spec in zip(results, specs, strict=True)
+            shapes = [
+                spec.shape if rows is None else [rows, *spec.shape[1:]]
+                for spec in specs
             ]
+            return list(map(tf.ensure_shape, results, shapes))
 
         if not tf.executing_eagerly() or self._runs_eagerly(tensors):
             return run(tensors)

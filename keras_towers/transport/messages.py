@@ -59,6 +59,15 @@ def words_of(tensor: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.reshape(octets, [-1, WORD.size]), WORD)
 
 
+def with_rows(tensor: tf.Tensor, number: int) -> tf.Tensor:
+    """Return a tensor with a number of rows: its own, and then zeros."""
+    missing = number - tf.shape(tensor)[0]
+    before = [0] * tensor.shape.rank
+    after = [missing, *before[1:]]
+    padded = tf.pad(tensor, tf.stack([before, after], 1))
+    return tf.ensure_shape(padded, [number, *tensor.shape[1:]])
+
+
 def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
     """Return how many words ``words_of`` returns for a shape [..., rank]."""
     sizes = tf.reduce_prod(tf.cast(shape, tf.int64), -1) * dtype.size
@@ -172,7 +181,7 @@ def unpack(
 
 
 def buckets(
-    tensors: Sequence[tf.Tensor], limit: int = MESSAGE_BYTES
+    tensors: Sequence[tf.Tensor | tf.TensorSpec], limit: int = MESSAGE_BYTES
 ) -> list[list[int]]:
     """Group the non-empty tensors by message.
 

@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 
+from keras_towers.fit.weights import shards
 from tests.exactness.cases import CASES
 from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_same, use_model
 from tests.kit.ranks import CHECKS
 from tests.processes.small import Strategy
 
+# The models are small.
+shards.SMALLEST_BYTES = 1
 # Workers of parameter servers count for themselves, and know what they have
 # computed; they validate all together.
 SERVED = Strategy.__name__ not in (
@@ -68,6 +71,8 @@ for case in CASES:
         (" on two towers", 2, {}),
         (" in shares", 1, {"updates": "sharded"}),
         (" in shares of two towers", 2, {"updates": "sharded"}),
+        (" with weights in shards", 1, {"weights": "sharded"}),
+        (" with weights in shards of two towers", 2, {"weights": "sharded"}),
     ):
         CHECKS[f"{case}{name}"] = functools.partial(
             trains_as_one_device, case, towers, **options

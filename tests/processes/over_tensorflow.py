@@ -48,6 +48,35 @@ def dtypes_of_collectives():
 
 
 @check
+def rows_that_all_ranks_know_are_scattered_and_gathered():
+    """Evenly, and so that the first rank has none, or the last."""
+    over = transport()
+    ranks = range(over.size)
+    shares = [2] * over.size, [2 * r for r in ranks], [*ranks][::-1]
+
+    def both(counts, mine, own):
+        key = "-".join(map(str, counts))
+        part = over.reduce_scatter(mine, counts, f"part.{key}")
+        return part, over.all_gather(own, f"whole.{key}", counts)
+
+    for dtype in SENT:
+        for counts in shares:
+            numbers = tf.range(2 * sum(counts)) % 2
+            given = tf.cast(tf.reshape(numbers, [-1, 2]), dtype)
+            mine = given if RANK else tf.zeros_like(given)
+            own = tf.split(given, counts)[RANK]
+            wanted = tf.split(
+                numbers * (over.size - 1), [2 * n for n in counts]
+            )[RANK]
+            for run in (both, tf.function(both)):
+                part, whole = run(counts, mine, own)
+                assert_is(part, tf.reshape(wanted, [-1, 2]), dtype)
+                assert_is(whole, given, dtype)
+    nothing = over.reduce_scatter(tf.zeros([0, 3]), [0] * over.size, "nothing")
+    assert nothing.shape == (0, 3)
+
+
+@check
 def strings_are_gathered_only():
     over = transport()
     found = over.all_gather(tf.constant([["a", ""], ["ü", "bc"]]), "strings")

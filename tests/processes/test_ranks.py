@@ -14,13 +14,14 @@ MODULES = [
         *("steps", "rounds", "shares"),
     )
 ]
+KNOWN_ROWS = "rows_that_all_ranks_know_are_scattered_and_gathered"
 # One of each kind of reduction: of values that are infinite on one rank, that
 # depend on the whole batch, that are sparse, and of rows instead of gradients.
 # Of those that have weights, batch normalization, there is a case over
 # TensorFlow.
 EXACT = [
     *("loss-scale-overflow", "contrastive", "wide"),
-    "embedding-clipped in shares",
+    "embedding-clipped with weights in shards",
 ]
 ON_TOWERS = [
     "last-batch-of-one on two towers",
@@ -29,8 +30,10 @@ ON_TOWERS = [
 REST = [
     *(name for name in CASES if name not in EXACT),
     *ON_TOWERS,
-    "lazy in shares",
+    *("lazy in shares", "embedding-clipped in shares"),
     "loss-scale-overflow in shares of two towers",
+    "mixed-float16 with weights in shards",
+    "accumulation-clipped with weights in shards of two towers",
     "sync-batch-norm on two towers",
     "contrastive on two towers",
     "micro-batches on two towers",
@@ -38,6 +41,8 @@ REST = [
 THREE = [
     *("last-batch-of-one", "loss-scale-overflow", "sync-batch-norm"),
     *("contrastive", "embedding-clipped in shares"),
+    "embedding-clipped with weights in shards",
+    KNOWN_ROWS,
 ]
 # What depends on the transport most, and several towers of a rank.
 TENSORFLOW = [
@@ -45,6 +50,7 @@ TENSORFLOW = [
     "other_versions_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",
+    "embedding-clipped with weights in shards of two towers",
     # Its pieces need the shapes of one another.
     "sync-batch-norm on two towers",
 ]
@@ -63,6 +69,7 @@ TENSORFLOW_REST = [
     "rounds_with_an_outer_step_on_two_towers",
     "state_is_shared_in_steps_and_whole_between_epochs",
     "accumulation in shares",
+    "weights_are_in_shards_too",
 ]
 ON_TWO_TOWERS = {"VIRTUAL_TOWERS": "2"}
 OVER_TENSORFLOW = {
@@ -80,7 +87,7 @@ def job(wanted, **options):
 (LAST,) = names("tests.processes.ended")
 DRAWN, OTHERS = draw(names(*MODULES), 3)
 JOBS = {
-    "Horovod": job((*DRAWN, *EXACT, LAST)),
+    "Horovod": job((*DRAWN, *EXACT, KNOWN_ROWS, LAST)),
     "TensorFlow": job((*TENSORFLOW, LAST), **OVER_TENSORFLOW),
 }
 LONG = {

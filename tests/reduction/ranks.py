@@ -34,7 +34,11 @@ class ThreadTransport:
         rows = self.gather_objects(list(tensors), key)
         return [tf.add_n(list(column)) for column in zip(*rows, strict=True)]
 
-    def all_gather(self, tensor, key):
+    def reduce_scatter(self, tensor, counts, key):
+        (total,) = self.all_reduce([tensor], key)
+        return tf.split(total, counts)[self.rank]
+
+    def all_gather(self, tensor, key, counts=None):
         return tf.concat(self.gather_objects(tensor, key), axis=0)
 
     def broadcast(self, tensors, key, root=0):

@@ -229,6 +229,14 @@ class BytePSTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
+    def _scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        # Servers send every worker the whole sum; a gather would send more.
+        (total,) = self._sum([messages.summable(tensor)], key)
+        rows = tf.split(total, counts)[self.rank]
+        return messages.summed(rows, tensor.dtype)
+
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return messages.send_packed(
             tensors, lambda vectors: self._sum_each(vectors, key)

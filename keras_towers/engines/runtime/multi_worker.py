@@ -174,6 +174,21 @@ class CollectiveTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
+    def _gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        inner = tensor.shape[1:]
+        if not inner.is_fully_defined():
+            return self._gather(tensor, key)
+        padded = messages.with_rows(tensor, max(counts))
+        instance = instance_key(key, "rows", _signature(padded))
+        rows = self._gather_rows(messages.words_of(padded), instance)
+        gathered = [
+            messages.from_words(rows[rank], tensor.dtype, [count, *inner])
+            for rank, count in enumerate(counts)
+        ]
+        return tf.concat(gathered, 0)
+
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             return super()._exchange(tensor, key)

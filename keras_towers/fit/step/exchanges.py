@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.step.step_order import row_of_rank
-from keras_towers.partition.program import Exchange
+from keras_towers.fit.weights.shards import share_counts
+from keras_towers.partition.program import Exchange, ExchangeKind
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport, messages, next_key
 
 
 def exchange_tensors(
@@ -49,9 +52,14 @@ def exchange_tensors(
     ]
     if ranks == 1:
         return results
+    rows_of_ranks = [_RowsOfRanks.of(e, len(devices), ranks) for e in exchanges]
+    _scatter_over_ranks(exchanges, rows_of_ranks, results, devices, transport)
+    _gather_over_ranks(exchanges, rows_of_ranks, results, transport)
     summed: dict[int, Any] = {}
     for k, exchange in enumerate(exchanges):
-        if exchange.kind in ("sum", "scatter"):
+        if exchange.kind == "sum" or (
+            exchange.kind == "scatter" and rows_of_ranks[k] is None
+        ):
             summed[k] = results[k]
         elif exchange.kind == "before":
             here = tf.add_n(list(values_of_towers[k]))
@@ -63,17 +71,19 @@ def exchange_tensors(
         match exchange.kind:
             case "sum":
                 results[k] = totals[k]
-            case "scatter":
+            case "scatter" if k in totals:
                 rows = rows_of_towers[k]
                 results[k] = _scatter([totals[k]], exchange.axis, rows, devices)
             case "before":
                 earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
                 results[k] = [before + earlier for before in results[k]]
             case "gather":
-                axis = exchange.axis
-                whole = _gather_over_ranks(results[k], axis, transport)
-                of_all = exchange.result.on_towers
-                results[k] = [whole] * len(devices) if of_all else whole
+                if rows_of_ranks[k] is None:
+                    results[k] = _gather_any_rows(
+                        results[k], exchange.axis, transport
+                    )
+                if exchange.result.on_towers:
+                    results[k] = [results[k]] * len(devices)
             case "root":
                 results[k] = _from_root(exchange, results[k], transport)
     return results
@@ -150,7 +160,125 @@ def _scatter(
     return results
 
 
-def _gather_over_ranks(tensor: Any, axis: int, transport: Transport) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _RowsOfRanks:
+    """The rows of an axis that each rank has of a tensor.
+
+    Attributes:
+        dtype: the dtype of the tensor.
+        shape: the shape that it has on all ranks together.
+        axis: the axis.
+        counts: for each rank the numbers of rows of its towers.
+    """
+
+    dtype: tf.DType
+    shape: Sequence[int]
+    axis: int
+    counts: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(
+        cls, exchange: Exchange, towers: int, ranks: int
+    ) -> _RowsOfRanks | None:
+        """Return the rows of an exchange; None: not all ranks know them."""
+        axis, units, sizes = exchange.axis, exchange.units, exchange.sizes or ()
+        shape = [size for size in sizes if isinstance(size, int)]
+        if units is None or not shape or len(shape) < len(sizes):
+            return None
+        rows = shape[axis] // units
+        counts = [rows * n for n in share_counts(units, towers * ranks)]
+        of_ranks = [counts[k * towers :][:towers] for k in range(ranks)]
+        return cls(exchange.given.dtype, shape, axis, of_ranks)
+
+    def shape_of(self, rank: int) -> list[int]:
+        """Return the shape of a rank's rows."""
+        shape = list(self.shape)
+        shape[self.axis] = sum(self.counts[rank])
+        return shape
+
+
+def _messages(
+    kind: ExchangeKind,
+    exchanges: Sequence[Exchange],
+    rows_of_ranks: Sequence[_RowsOfRanks | None],
+) -> Iterator[dict[int, _RowsOfRanks]]:
+    """Yield the exchanges of a kind that share a message, by their index."""
+    known = [
+        (k, rows)
+        for k, rows in enumerate(rows_of_ranks)
+        if rows is not None and exchanges[k].kind == kind
+    ]
+    # Of their own rows, ranks would have groups of other sizes.
+    wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in known]
+    for group in messages.buckets(wholes):
+        yield dict(known[i] for i in group)
+
+
+def _pack(parts: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Return the entries of several tensors of a dtype as one vector."""
+    return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+
+
+def _unpack(vector: tf.Tensor, shapes: Sequence[list[int]]) -> list[tf.Tensor]:
+    """Return tensors of some shapes from their entries."""
+    parts = tf.split(vector, list(map(math.prod, shapes)))
+    return list(map(tf.reshape, parts, shapes))
+
+
+def _scatter_over_ranks(
+    exchanges: Sequence[Exchange],
+    rows_of_ranks: Sequence[_RowsOfRanks | None],
+    results: list[Any],
+    devices: Sequence[str],
+    transport: Transport,
+) -> None:
+    """Replace the sums of this rank's towers by the rows that each takes."""
+    for group in _messages("scatter", exchanges, rows_of_ranks):
+        parts = [
+            tf.split(results[k], list(map(sum, rows.counts)), rows.axis)
+            for k, rows in group.items()
+        ]
+        vectors = list(map(_pack, zip(*parts, strict=True)))
+        sizes = [vector.shape.num_elements() for vector in vectors]
+        key = next_key("scatter")
+        own = transport.reduce_scatter(tf.concat(vectors, 0), sizes, key)
+        shapes = [rows.shape_of(transport.rank) for rows in group.values()]
+        for (k, rows), part in zip(
+            group.items(), _unpack(own, shapes), strict=True
+        ):
+            counts = rows.counts[transport.rank]
+            results[k] = []
+            for device, of_tower in zip(
+                devices, tf.split(part, counts, rows.axis), strict=True
+            ):
+                with tf.device(device):
+                    results[k].append(tf.identity(of_tower))
+
+
+def _gather_over_ranks(
+    exchanges: Sequence[Exchange],
+    rows_of_ranks: Sequence[_RowsOfRanks | None],
+    results: list[Any],
+    transport: Transport,
+) -> None:
+    """Replace the rows of this rank by those of all ranks."""
+    for group in _messages("gather", exchanges, rows_of_ranks):
+        shapes = [
+            [rows.shape_of(rank) for rows in group.values()]
+            for rank in range(transport.size)
+        ]
+        sizes = [sum(map(math.prod, of_rank)) for of_rank in shapes]
+        whole = transport.all_gather(
+            _pack(results[k] for k in group), next_key("rows"), sizes
+        )
+        parts = map(_unpack, tf.split(whole, sizes), shapes)
+        for (k, rows), of_ranks in zip(
+            group.items(), zip(*parts, strict=True), strict=True
+        ):
+            results[k] = tf.concat(of_ranks, rows.axis)
+
+
+def _gather_any_rows(tensor: Any, axis: int, transport: Transport) -> Any:
     """Join the tensors of all ranks along an axis."""
     if axis == 0:
         return transport.all_gather(tensor, next_key("rows"))

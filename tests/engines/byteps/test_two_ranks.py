@@ -13,12 +13,13 @@ DRAWN, OTHERS = draw(
         "a_large_sum_and_many_small_ones",
         "shapes_that_differ_between_calls_and_ranks",
         "strings_are_gathered_only",
+        "rows_that_all_ranks_know_are_scattered_and_gathered",
     ]
 )
 # It can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
 MORE = (
-    "embedding-clipped in shares",
+    *("embedding-clipped in shares", "lazy with weights in shards"),
     *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),
     "other_gradients_are_refused",
     "calls_in_callbacks_of_some_ranks_run_there_alone",

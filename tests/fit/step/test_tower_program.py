@@ -73,11 +73,12 @@ def test_a_layout_that_contradicts_tensorflow_is_refused(devices, where):
         traced(program, devices)
 
 
-def exchange_of(kind, dtype, rank, axis=0, on_towers=False):
+def exchange_of(kind, dtype, rank, axis=0, on_towers=False, **known):
     dtype, shape = tf.as_dtype(dtype), tf.TensorShape([None] * rank)
     each_has_its_own = on_towers or kind in ("before", "scatter")
     given = Tensor(dtype, shape, on_towers=True)
-    return Exchange(kind, given, Tensor(dtype, shape, each_has_its_own), axis)
+    result = Tensor(dtype, shape, each_has_its_own)
+    return Exchange(kind, given, result, axis, **known)
 
 
 EXCHANGES = [
@@ -106,22 +107,37 @@ def tensors_of_tower(k):
     ]
 
 
+def over(towers, ranks, exchanges, tensors_of, rows_of):
+    """The results of each rank, and the keys of what it has sent.
+
+    Args:
+        towers: how many towers each of so many ranks has.
+        ranks: how many.
+        exchanges: N exchanges.
+        tensors_of: returns the N tensors of a tower.
+        rows_of: returns the rows that a tower gets.
+    """
+
+    def run(transport):
+        first = transport.rank * towers
+        mine = range(first, first + towers)
+        every = [*map(list, zip(*map(tensors_of, mine), strict=True))]
+        rows = [[rows_of(k) for k in mine]] * len(exchanges)
+        devices = ["/device:CPU:0"] * towers
+        return exchange_tensors(exchanges, every, rows, devices, transport)
+
+    return on_ranks(ranks, run)
+
+
 @pytest.mark.parametrize("towers", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_exchanges_over_towers_and_ranks(towers, ranks):
     total = towers * ranks
-
-    def run(transport):
-        first = transport.rank * towers
-        own = [tensors_of_tower(k) for k in range(first, first + towers)]
-        every = [list(column) for column in zip(*own, strict=True)]
-        # Tower k gets k rows, after those of all earlier towers.
-        shares = [(sum(range(k)), k) for k in range(first, first + towers)]
-        rows = [shares for _ in EXCHANGES]
-        devices = ["/device:CPU:0"] * towers
-        return exchange_tensors(EXCHANGES, every, rows, devices, transport)
-
-    results, _ = on_ranks(ranks, run)
+    # Tower k gets k rows, after those of all earlier towers.
+    results, _ = over(
+        *(towers, ranks, EXCHANGES, tensors_of_tower),
+        lambda k: (sum(range(k)), k),
+    )
     numbers = np.arange(total)
     rows = np.repeat(numbers, numbers)
     for rank, found in enumerate(results):
@@ -141,3 +157,51 @@ def test_exchanges_over_towers_and_ranks(towers, ranks):
             np.testing.assert_array_equal(part, np.stack([row, row]))
         for whole in wholes:
             np.testing.assert_array_equal(whole, gathered)
+
+
+# Of a variable's axis in shards: some towers have less of it, or nothing. A row
+# of it may be two of the tensor.
+UNITS, SIZES = 5, ([5, 2], [3, 10], [5])
+DTYPES = ("float32", "float32", "int32")
+OF_VARIABLES = [
+    exchange_of(kind, dtype, len(sizes), axis, sizes=sizes, units=UNITS, **more)
+    for kind, more in (("scatter", {}), ("gather", {"on_towers": True}))
+    for sizes, dtype, axis in zip(SIZES, DTYPES, (0, 1, 0), strict=True)
+]
+
+
+@pytest.mark.parametrize("towers, ranks", [(1, 2), (2, 3)])
+def test_rows_of_variables_share_a_message_for_each_dtype(towers, ranks):
+    total = towers * ranks
+    ends = [UNITS * k // total for k in range(total + 1)]
+    wholes = [
+        np.arange(np.prod(sizes)).reshape(sizes).astype(dtype)
+        for sizes, dtype in zip(SIZES, DTYPES, strict=True)
+    ]
+
+    def own(k):
+        first, second, third = wholes
+        rows = slice(ends[k], ends[k + 1])
+        pairs = slice(2 * ends[k], 2 * ends[k + 1])
+        return [first[rows], second[:, pairs], third[rows]]
+
+    def tensors_of(k):
+        return [tf.constant(a) for a in (*(w * k for w in wholes), *own(k))]
+
+    results, keys = over(
+        *(towers, ranks, OF_VARIABLES, tensors_of), lambda k: None
+    )
+    assert keys == 2 * ["kt.scatter.eager"] + 2 * ["kt.rows.eager"]
+    for rank, found in enumerate(results):
+        for scattered, gathered, whole in zip(
+            found[:3], found[3:], wholes, strict=True
+        ):
+            assert len(scattered) == len(gathered) == towers
+            for of_tower in gathered:
+                np.testing.assert_array_equal(of_tower, whole)
+        for k in range(towers):
+            for part, rows in zip(
+                found[:3], own(rank * towers + k), strict=True
+            ):
+                wanted = rows * sum(range(total))
+                np.testing.assert_array_equal(part[k], wanted)
