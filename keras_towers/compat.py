@@ -155,6 +155,8 @@ BaseResourceVariable = _tf(
     "_restore_from_tensors",
 )
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
+# What creates every variable in the end.
+variables_module = _tf("ops.variables", "default_variable_creator_v2")
 
 # TensorFlow: this process, and calls of functions.
 eager_context = _tf("eager.context:context")

@@ -19,6 +19,7 @@ from keras_towers.bench.models import call_named
 from keras_towers.building.build import build_wheel, install_wheel
 from keras_towers.building.recipe import InstallError
 from keras_towers.cli.bench import bench
+from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
 from keras_towers.doctor import doctor
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
@@ -64,6 +65,7 @@ app: typer.Typer = typer.Typer(
 )
 app.command(cls=Command)(bench)
 app.command(cls=Command)(doctor)
+app.command(cls=Command)(plan)
 # All options after the script belong to the script.
 app.command(cls=Command, context_settings={"allow_interspersed_args": False})(
     run

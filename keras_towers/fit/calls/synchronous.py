@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -18,8 +19,10 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.partition import Program
 from keras_towers.rendezvous import rank_checks, watch
 
 
@@ -124,6 +127,28 @@ class TowerCalls:
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
         return TowerCall(self._step, self.adoption, keras_call, prepared, start)
+
+    def plan(
+        self, model: keras.Model, batch: Any, examples: int
+    ) -> tuple[Trace, Program]:
+        """Trace and lay out a step of ``fit``, which never runs.
+
+        In a graph, in which variables have no memory.
+
+        Args:
+            model: a compiled model.
+            batch: placeholders of a global batch, as ``fit`` gets it.
+            examples: the number of examples of a batch.
+        """
+        keras_call = KerasCall("fit", type(model).fit, model, {})
+        with self._config.strategy.scope():
+            self.adoption.claim(model)
+            call = self.make_call(keras_call, False, None)
+            with call.installed():
+                call.build(data_batch=batch)
+                call.prepare()
+                self._step.examples = examples
+                return self._step.plan(model.train_step, batch, keras_call)
 
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call

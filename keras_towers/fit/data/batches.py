@@ -117,7 +117,7 @@ class Batch:
             if leaf is None:
                 return None
             spec = tf.type_spec_from_value(leaf)
-            return _of_any_size(spec) if any_size and has_rows(leaf) else spec
+            return of_any_size(spec) if any_size and has_rows(leaf) else spec
 
         return self.with_structure(
             tf.nest.map_structure(spec_of, self.structure)
@@ -241,7 +241,7 @@ class TowerBatch(NamedTuple):
         return self._replace(pieces=tuple(pieces))
 
 
-def _of_any_size(spec: Any) -> Any:
+def of_any_size(spec: Any) -> Any:
     """Return the spec of a tensor that may have any number of rows."""
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):

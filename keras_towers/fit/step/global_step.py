@@ -278,11 +278,7 @@ class GlobalStep:
         variables = self.update.variables
         alone = transport.size < self.update.config.transport.size
         known = variables.on_towers(alone)
-        on_towers = {
-            index: known[id(tensor)]
-            for index, tensor in enumerate(traced.captures)
-            if id(tensor) in known
-        }
+        on_towers = _captures_in(known, traced)
         if transport.size > 1 and not call.trains:
             _refuse_writes_to_shards(traced, known, call)
         program, local_step = self._lay_out(traced, divided, on_towers, call)
@@ -324,6 +320,22 @@ class GlobalStep:
         for copied in filter(None, map(variables.all_handles, others)):
             copy_first(copied, config.devices)
         return traced.output_with(results)
+
+    def plan(
+        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
+    ) -> tuple[Trace, Program]:
+        """Trace a step and lay it out, without adding it to a graph.
+
+        Args:
+            step: a function of a batch, which one device would call.
+            batch: a global batch, of placeholders.
+            call: the call of Keras's method that the step belongs to.
+        """
+        divided = self._divide(batch, call.kind)
+        traced = self._trace(step, divided, call)
+        on_towers = _captures_in(self.update.variables.on_towers(), traced)
+        program, _ = self._lay_out(traced, divided, on_towers, call)
+        return traced, program
 
     def _trace(
         self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
@@ -553,6 +565,17 @@ class GlobalStep:
         if local_sgd is not None and kind in TRAINING:
             local_sgd.begin_step(share_of(here, of_all.total))
         return of_all, of_all._replace(total=here, start=0)
+
+
+def _captures_in(
+    known: Mapping[int, TowerHandles], traced: Trace
+) -> dict[int, TowerHandles]:
+    """Return the handles that a trace captures, by the capture's index."""
+    return {
+        index: known[id(tensor)]
+        for index, tensor in enumerate(traced.captures)
+        if id(tensor) in known
+    }
 
 
 def _refuse_writes_to_shards(

@@ -67,6 +67,9 @@ class StepCosts:
             computed once for all towers because of it.
         growing: the lines of these whose operations grow with the batch.
         gathered: the bytes of gathered weights that a tower has at a time.
+        sent: the bytes that each tower sends, and receives, if exchanges move
+            as few as they can: rings do. By what they are a multiple of, as in
+            ``per_unit``; "": of nothing.
     """
 
     exchanges: int
@@ -78,6 +81,7 @@ class StepCosts:
     once: dict[str, float]
     growing: frozenset[str]
     gathered: int = 0
+    sent: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def exchange_summary(self) -> str:
@@ -85,9 +89,22 @@ class StepCosts:
         exchanges = _count(self.exchanges, "exchange")
         sizes = _terms(self.per_unit) + [_UNKNOWN_BYTES] * self.has_unknown
         if self.fixed or not sizes:
-            sizes.insert(0, _bytes(self.fixed))
+            sizes.insert(0, format_bytes(self.fixed))
         rounds = _count(self.rounds, "round")
         return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
+
+    def sent_for(self, examples: int) -> int | None:
+        """Return the bytes that each tower sends for a number of examples.
+
+        None: they also depend on the data.
+        """
+        total = 0
+        for unit, number in self.sent.items():
+            factors = unit.split(" x ") if unit else []
+            if set(factors) - {"N"}:
+                return None
+            total += number * examples ** len(factors)
+        return None if self.has_unknown else total
 
     @property
     def held_summary(self) -> str:
@@ -147,7 +164,7 @@ def describe_steps(config: TowerConfig) -> list[str]:
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
         if costs.gathered:
-            most = _bytes(costs.gathered)
+            most = format_bytes(costs.gathered)
             lines.append(
                 f"{name}: at most {most} of gathered weights at a time"
             )
@@ -160,8 +177,9 @@ def describe_steps(config: TowerConfig) -> list[str]:
 
 def costs_of(program: Program, towers: int) -> StepCosts:
     """Return the costs of a program on a number of towers."""
-    # Level, tensor, and shape of what all towers contribute.
-    exchanged: list[tuple[int, Tensor, Sequence[Any]]] = []
+    # Level, tensor, and shape of what all towers contribute, and whether it is
+    # a sum for all of them, which is scattered and then gathered.
+    exchanged: list[tuple[int, Tensor, Sequence[Any], bool]] = []
     for exchange in program.exchanges:
         tensor, sizes = exchange.given, exchange.sizes
         if sizes is None:
@@ -174,26 +192,32 @@ def costs_of(program: Program, towers: int) -> StepCosts:
                 for axis, size in enumerate(sizes)
             ]
         if exchange.kind != "first":
-            exchanged.append((tensor.level, tensor, sizes))
+            is_sum = exchange.kind == "sum"
+            exchanged.append((tensor.level, tensor, sizes, is_sum))
     for update in program.updates:
         for part in update.given:
             if part in update.rows:
                 sizes = [update.rows[part], *_sizes(part)[1:]]
-                exchanged.append((update.level, part, sizes))
+                exchanged.append((update.level, part, sizes, False))
             elif part.on_towers:
-                exchanged.append((update.level, part, _sizes(part)))
-    fixed, has_unknown = 0, False
+                exchanged.append((update.level, part, _sizes(part), True))
+    has_unknown = False
     per_unit: collections.Counter[str] = collections.Counter()
-    for _, tensor, sizes in exchanged:
+    sent: collections.Counter[str] = collections.Counter()
+    for _, tensor, sizes, is_sum in exchanged:
         size: Any = math.prod(sizes, start=tensor.dtype.size)
-        if isinstance(size, Size) and not is_data_dependent(size):
-            per_unit[_unit(size)] += size.number
-        elif isinstance(size, int):
-            fixed += size
+        if isinstance(size, int):
+            unit, number = "", size
+        elif isinstance(size, Size) and not is_data_dependent(size):
+            unit, number = _unit(size), size.number
         else:
             has_unknown = True
+            continue
+        per_unit[unit] += number
+        sent[unit] += (2 if is_sum else 1) * number * (towers - 1) // towers
     once, growing = _once(program)
-    rounds = len({level for level, _, _ in exchanged})
+    rounds = len({level for level, _, _, _ in exchanged})
+    fixed = per_unit.pop("", 0)
     return StepCosts(
         exchanges=len(exchanged),
         rounds=rounds,
@@ -204,6 +228,7 @@ def costs_of(program: Program, towers: int) -> StepCosts:
         once=once,
         growing=growing,
         gathered=max(gathered_bytes(program)),
+        sent=dict(sorted(sent.items())),
     )
 
 
@@ -334,12 +359,13 @@ def _count(number: int, noun: str) -> str:
 def _terms(numbers: Mapping[str, int]) -> list[str]:
     """Describe numbers of bytes for each of some units; "": of no unit."""
     return [
-        f"{_bytes(number)}{unit and f' x {unit}'}"
+        f"{format_bytes(number)}{unit and f' x {unit}'}"
         for unit, number in numbers.items()
     ]
 
 
-def _bytes(number: int) -> str:
+def format_bytes(number: int) -> str:
+    """Return a number of bytes with three digits, such as 1.07 GB."""
     for unit, least in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if number >= least:
             return f"{number / least:.3g} {unit}"

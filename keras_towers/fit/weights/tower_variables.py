@@ -406,7 +406,9 @@ class TowerVariables:
             value, layout, towers, transport.rank, transport.size, variable.path
         )
         with tf.init_scope():
-            overwrite(value, tf.zeros([0], value.dtype))
+            # A graph keeps the shape of what is assigned.
+            if tf.executing_eagerly():
+                overwrite(value, tf.zeros([0], value.dtype))
 
     def home_of(self, variable: Any) -> str:
         """Return the device that a variable of Keras is restored to."""

@@ -1,0 +1,177 @@
+"""``keras-towers plan``: what a model needs on several devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from keras_towers.bench.models import call_named
+from keras_towers.errors import TowerError
+
+if TYPE_CHECKING:
+    from keras_towers.planning import Plan
+
+# How many names of weights are printed.
+_SHOWN = 3
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Return a number of bytes, given one like 24GiB, 24 GB or 1000."""
+    found = re.fullmatch(
+        r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", text.strip().lower()
+    )
+    if found is None:
+        raise TowerError(
+            f"{option} {text} is not allowed: give a number of bytes, such as "
+            "24GiB, 80GB or 500MB"
+        )
+    number, unit, is_binary = found.groups()
+    factor = (1024 if is_binary else 1000) ** _UNITS[unit or ""]
+    return round(float(number) * factor)
+
+
+def plan(
+    target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION")],
+    towers: Annotated[int, typer.Option(metavar="N")],
+    batch_size: Annotated[int, typer.Option(metavar="N")] = 32,
+    device_memory: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
+    gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "256MiB",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Print the bytes that a model needs on N devices, without training it.
+
+    One column for each way to put it there: a copy on every device, with the
+    optimizer's state in shards (updates="sharded"), and with the weights in
+    shards, too (weights="sharded"). The devices need not exist, and the weights
+    take no memory: the step is traced, divided as for training, and added up.
+
+    Args:
+        target: A function without arguments that returns a compiled model,
+            alone or with data as for fit: (model, x, y) or (model, dataset). Of
+            the data only shapes and dtypes are used.
+        towers: Number of devices.
+        batch_size: Examples in a global batch.
+        device_memory: Memory of a device, such as 24GiB: says what fits.
+        gather_bytes: The option of weights="sharded": how many bytes of weights
+            are gathered at a time.
+        as_json: Print JSON, with all numbers in bytes.
+    """
+    memory = device_memory and parse_bytes("--device-memory", device_memory)
+    gathered = parse_bytes("--gather-bytes", gather_bytes)
+    for option, number in (("--towers", towers), ("--batch-size", batch_size)):
+        if number < 1:
+            raise TowerError(
+                f"{option} {number} is not allowed: give 1 or more"
+            )
+    # TensorFlow reports what it lacks; a plan needs no device.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        from keras_towers import planning
+
+        planning.hide_gpus()
+        devices = [f"/device:GPU:{index}" for index in range(towers)]
+        setting = planning.Setting(devices, batch_size, gathered)
+        plans = planning.plan(lambda: call_named(target), setting)
+    except TowerError as error:
+        reason = str(error)
+        if not reason.startswith(target):
+            reason = f"{target}: {reason}"
+        raise TowerError(reason) from error
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TowerError(f"{target} cannot be planned: {what}") from error
+    if as_json:
+        document = {
+            "model": plans[0].model,
+            "parameters": plans[0].parameters,
+            "towers": towers,
+            "batch_size": batch_size,
+            "device_memory": memory,
+            "choices": [_as_json(one, memory) for one in plans],
+        }
+        typer.echo(json.dumps(document, indent=1))
+        return
+    title = (
+        f"{plans[0].model}: {plans[0].parameters:,} parameters on "
+        f"{towers} device{'' if towers == 1 else 's'}, {batch_size} examples "
+        "per step"
+    )
+    console = Console(highlight=False)
+    console.print(title, soft_wrap=True)
+    console.print(_table(plans, memory, device_memory))
+    for line in _notes(plans):
+        console.print(line, style="dim", soft_wrap=True)
+
+
+def _as_json(plan: Plan, memory: int | None) -> dict[str, Any]:
+    """Return a plan in bytes, for other programs."""
+    costs = plan.costs
+    return {
+        "choice": plan.choice,
+        "weights": plan.weights,
+        "optimizer": plan.optimizer,
+        "step": plan.step,
+        "gradients": plan.gradients,
+        "gathered": costs.gathered,
+        "total": plan.total,
+        "fits": plan.fits(memory),
+        "sent": plan.sent,
+        "exchanges": costs.exchanges,
+        "rounds": costs.rounds,
+        "whole": plan.whole,
+    }
+
+
+def _table(
+    plans: Sequence[Plan], memory: int | None, device_memory: str | None
+) -> Table:
+    """Return a table with a column for each choice."""
+    from keras_towers.fit.step.step_costs import format_bytes
+
+    def size(number: int | None) -> str:
+        return "unknown" if number is None else format_bytes(number)
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("on each device")
+    for one in plans:
+        table.add_column(one.choice, justify="right", no_wrap=True)
+
+    def row(name: str, cell: Callable[[Plan], str]) -> None:
+        table.add_row(name, *map(cell, plans))
+
+    row("weights", lambda p: size(max(p.weights)))
+    row("optimizer state", lambda p: size(max(p.optimizer)))
+    row("step, at its peak", lambda p: size(p.step))
+    row("  its gradients", lambda p: size(p.gradients))
+    row("  gathered weights", lambda p: size(p.costs.gathered))
+    row("in all", lambda p: size(p.total))
+    if memory is not None:
+        answer = {True: "yes", False: "no", None: "unknown"}
+        row(f"fits {device_memory}", lambda p: answer[p.fits(memory)])
+    row("sent, and received", lambda p: size(p.sent))
+    row(
+        "exchanges (rounds)",
+        lambda p: f"{p.costs.exchanges} ({p.costs.rounds})",
+    )
+    return table
+
+
+def _notes(plans: Sequence[Plan]) -> Iterator[str]:
+    """Explain what the table leaves open."""
+    yield (
+        "The step is an estimate: the batch, activations, gradients and "
+        "gathered weights that exist at a time. Kernels need workspaces, too."
+    )
+    for reason, paths in plans[0].whole.items():
+        names = ", ".join(paths[:_SHOWN])
+        more = ", ..." if len(paths) > _SHOWN else ""
+        yield f"Whole on every device, {reason}: {len(paths)} ({names}{more})"

@@ -1,0 +1,441 @@
+"""What a model needs on several devices, from a step that never runs.
+
+A step is traced and laid out by the code that trains, in a TensorFlow graph
+that has no session: variables have shapes there, and devices names, and neither
+needs to exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.bench.models import random_examples
+from keras_towers.errors import TowerError
+from keras_towers.fit.context import patches
+from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.data.batches import has_rows, of_any_size
+from keras_towers.fit.options import Options
+from keras_towers.fit.step.step_costs import StepCosts, costs_of
+from keras_towers.fit.step.trace import (
+    Trace,
+    components_of,
+    with_components,
+)
+from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.adoption import eager_cause, runs_eagerly
+from keras_towers.fit.weights.model_state import collect
+from keras_towers.fit.weights.placement import byte_size
+from keras_towers.fit.weights.shards import (
+    SMALLEST_BYTES,
+    ShardedVariable,
+    choose_layout,
+)
+from keras_towers.fit.weights.tower_variables import (
+    copies_of,
+    copy_on_tower,
+    with_values,
+)
+from keras_towers.partition import Program, partition_graph
+from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.program import Tensor
+from keras_towers.strategies.base import BaseStrategy
+
+_SEEDS = "global_seed_generator"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is planned for.
+
+    Attributes:
+        devices: the names of the devices, which need not exist.
+        batch_size: the number of examples of a global batch.
+        gather_bytes: of choices that gather weights.
+    """
+
+    devices: Sequence[str]
+    batch_size: int = 32
+    gather_bytes: int = Options.gather_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A way to train a model on several devices.
+
+    Attributes:
+        name: how a user chooses it.
+        strategy: makes its strategy.
+    """
+
+    name: str
+    strategy: Callable[[Setting], BaseStrategy]
+
+
+class _Planned(BaseStrategy):
+    """``TowerStrategy`` on devices that need not exist."""
+
+    def __init__(self, setting: Setting, **options: Any):
+        super().__init__(setting.devices, Options(**options))
+        self._compose()
+
+
+CHOICES: Sequence[Choice] = (
+    Choice("copies", _Planned),
+    Choice(
+        'updates="sharded"',
+        lambda setting: _Planned(setting, updates="sharded"),
+    ),
+    Choice(
+        'weights="sharded"',
+        lambda setting: _Planned(
+            setting, weights="sharded", gather_bytes=setting.gather_bytes
+        ),
+    ),
+)
+"""What is compared; the first one is all that one device can do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a choice needs.
+
+    Attributes:
+        choice: its name.
+        model: the name of the model.
+        parameters: the number of its parameters.
+        weights: the bytes of the model's weights on each of K devices.
+        optimizer: the bytes of the optimizer's variables on each of them.
+        step: the bytes that a device has at a time while a step runs, besides
+            these variables: an estimate, as ``Lifetimes`` says; None: unknown.
+        gradients: the bytes of the gradients that a device updates with.
+        sent: the bytes that each device sends, and receives, in a step; None:
+            they depend on the data.
+        costs: what the step exchanges.
+        whole: the paths of weights that are never in shards, by the reason.
+    """
+
+    choice: str
+    model: str
+    parameters: int
+    weights: list[int]
+    optimizer: list[int]
+    gradients: int | None
+    step: int | None
+    sent: int | None
+    costs: StepCosts
+    whole: dict[str, list[str]]
+
+    @property
+    def total(self) -> int | None:
+        """The bytes on the device that has most; None: unknown."""
+        if self.step is None:
+            return None
+        held = zip(self.weights, self.optimizer, strict=True)
+        return max(map(sum, held)) + self.step
+
+    def fits(self, memory: int | None) -> bool | None:
+        """Whether it fits into the memory of a device; None: unknown."""
+        if self.total is None or memory is None:
+            return None
+        return self.total <= memory
+
+
+def hide_gpus() -> None:
+    """Leave the GPUs of this machine to others, if TensorFlow has none yet."""
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+
+
+def plan(build: Callable[[], Any], setting: Setting) -> list[Plan]:
+    """Plan each choice for a model.
+
+    Args:
+        build: returns a compiled model, alone or with data, as for ``fit``. It
+            is called for each choice, and large variables that it creates have
+            no memory: they read as zeros, and keep nothing.
+        setting: the devices and the batch.
+
+    Raises:
+        TowerError: it returns anything else, or a step cannot be divided.
+    """
+    choices = CHOICES if len(setting.devices) > 1 else CHOICES[:1]
+    return [_plan(choice, build, setting) for choice in choices]
+
+
+def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
+    devices, size = setting.devices, setting.batch_size
+    with contextlib.ExitStack() as stack:
+        # The step may create the one of the graph.
+        before = compat.get_global_attribute(_SEEDS)
+        keep = compat.global_state.set_global_attribute
+        stack.callback(keep, _SEEDS, before)
+        with without_memory():
+            model, batch = _model_and_batch(build(), size)
+        stack.enter_context(_graph_without_memory())
+        variables = collect(model).everything()
+        stack.enter_context(with_values((v, _like(v)) for v in variables))
+        strategy = choice.strategy(setting)
+        noted = stack.enter_context(_noting_gradients(strategy._update))
+        inputs = tf.nest.map_structure(_placeholder, batch)
+        traced, program = strategy._calls.plan(model, inputs, size)
+        rows = -(-size // len(devices))
+        step = gradients = None
+        # The step may not fit the sizes that the trace leaves open.
+        with contextlib.suppress(ValueError):
+            lifetimes = Lifetimes(program, len(devices), rows)
+            applied = [t for update in program.updates for t in update.given]
+            applied += _gradients_in_trace(traced, program, noted)
+            gradients = lifetimes.bytes_of(applied)
+            calls = traced.updates.items()
+            step = lifetimes.most_bytes(
+                {name: _update_bytes(call, size) for name, call in calls}
+            )
+        costs = costs_of(program, len(devices))
+        state = collect(model)
+        return Plan(
+            choice=choice.name,
+            model=model.name,
+            parameters=model.count_params(),
+            weights=_bytes_on(devices, state.weights),
+            optimizer=_bytes_on(devices, state.optimizer_variables),
+            gradients=gradients,
+            step=step,
+            sent=costs.sent_for(size),
+            costs=costs,
+            whole=_whole(state.weights, len(devices)),
+        )
+
+
+def _model_and_batch(built: Any, examples: int) -> tuple[keras.Model, Any]:
+    """Return a model, and the specs of a batch of a number of examples."""
+    model, *data = built if isinstance(built, tuple) else (built,)
+    if not isinstance(model, keras.Model) or len(data) > 3:
+        raise TowerError(
+            "it has to return a compiled keras.Model, alone or as (model, x), "
+            "(model, x, y), (model, x, y, sample_weight) or (model, dataset), "
+            f"but returned {built!r:.80}"
+        )
+    if not model.compiled:
+        raise TowerError(
+            f"it returned model {model.name!r}, which is not compiled: call "
+            "model.compile(optimizer, loss) in it, since the optimizer's "
+            "variables and the gradients take memory, too"
+        )
+    if runs_eagerly(model):
+        raise TowerError(
+            f"it returned model {model.name!r}, which runs eagerly, so that "
+            f"its steps are not divided: leave out {eager_cause(model)}"
+        )
+    if len(data) == 1 and isinstance(data[0], tf.data.Dataset):
+        specs = data[0].element_spec
+    else:
+        arrays = data or random_examples(model, "it", 1)
+        specs = keras.tree.map_structure(_spec, tuple(arrays))
+    return model, tf.nest.map_structure(
+        lambda spec: _with_rows(spec, examples), specs
+    )
+
+
+def _spec(leaf: Any) -> Any:
+    """Return the spec of a part of a batch: an array, a tensor or a spec."""
+    if leaf is None:
+        return None
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        leaf = np.asarray(leaf)
+    if tf.TensorShape(leaf.shape).rank in (None, 0):
+        raise TowerError(
+            "it has to return arrays, tensors or specs of examples, or one "
+            f"tf.data.Dataset, but among them is {leaf!r:.80}"
+        )
+    dtype = tf.as_dtype(leaf.dtype)
+    # Keras passes arrays in its own precision.
+    if isinstance(leaf, np.ndarray) and dtype.is_floating:
+        dtype = keras.config.floatx()
+    return tf.TensorSpec(leaf.shape, dtype)
+
+
+def _with_rows(spec: Any, examples: int) -> Any:
+    """Return the spec of a part of a batch for a number of examples."""
+    if isinstance(spec, tf.TensorSpec) and has_rows(spec):
+        return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
+    # Of ragged and sparse tensors only the graph knows the number.
+    return of_any_size(spec) if has_rows(spec) else spec
+
+
+def _placeholder(spec: Any) -> Any:
+    leaves = tf.nest.flatten(spec, expand_composites=True)
+    inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
+    return tf.nest.pack_sequence_as(spec, inputs, expand_composites=True)
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Create large variables of Keras without memory in this block."""
+
+    def initialize(original: Callable[..., None], variable: Any, value: Any):
+        shape = variable._shape
+        if callable(value) and shape is not None:
+            dtype = tf.as_dtype(variable._dtype)
+            if math.prod(shape) * dtype.size >= SMALLEST_BYTES:
+                value = WithoutMemory(
+                    trainable=variable.trainable,
+                    name=variable.name,
+                    shape=shape,
+                    dtype=dtype,
+                )
+        original(variable, value)
+
+    with patches.replaced((compat.KerasVariable, "_initialize", initialize)):
+        yield
+
+
+class WithoutMemory(compat.UninitializedVariable):
+    """A variable that reads as zeros, and keeps nothing that is written.
+
+    In a graph it is an ordinary one.
+    """
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if tf.executing_eagerly():
+            return tf.zeros(self.shape, self.dtype)
+        return super()._read_variable_op(*args, **kwargs)
+
+
+def _writing(name: str) -> Callable[..., Any]:
+    original = getattr(compat.UninitializedVariable, name)
+
+    def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return variable
+        return original(variable, *args, **kwargs)
+
+    return method
+
+
+for _name in ("assign", "assign_add", "assign_sub"):
+    setattr(WithoutMemory, _name, _writing(_name))
+
+
+@contextlib.contextmanager
+def _graph_without_memory() -> Iterator[None]:
+    """Create variables without a value in a graph that never runs."""
+
+    def create(_: Any, next_creator: Any = None, **given: Any) -> Any:
+        value = given.pop("initial_value")
+        value = value() if callable(value) else value
+        if not isinstance(value, tf.Tensor):
+            value = tf.convert_to_tensor(value, given.get("dtype"))
+        given["shape"] = given.get("shape") or value.shape
+        return compat.UninitializedVariable(**{**given, "dtype": value.dtype})
+
+    creator = (compat.variables_module, "default_variable_creator_v2", create)
+    with tf.Graph().as_default(), patches.replaced(creator):
+        yield
+
+
+def _like(variable: keras.Variable) -> Any:
+    """Return a variable of the current graph like another one."""
+    return compat.UninitializedVariable(
+        trainable=variable.trainable,
+        name=variable.name,
+        shape=variable.shape,
+        dtype=variable.dtype,
+    )
+
+
+@contextlib.contextmanager
+def _noting_gradients(update: Any) -> Iterator[list[UpdateCall]]:
+    """Note the updates that are traced with the step."""
+    noted: list[UpdateCall] = []
+
+    def note(_: Any, original: Callable[..., Any], call: UpdateCall) -> Any:
+        noted.append(call)
+        return original(call)
+
+    methods = patches.bind_to(update, {"apply_in_trace": note})
+    with patches.shadowed(update, methods):
+        yield noted
+
+
+def _gradients_in_trace(
+    traced: Trace, program: Program, calls: Iterable[UpdateCall]
+) -> list[Tensor]:
+    """Return what towers have of gradients whose update is in the program."""
+    operations = map(traced.graph.get_operation_by_name, traced.placed)
+    # Before they are added up where their rows are, and after it.
+    placed = {o.inputs[0].name: o.outputs[0].name for o in operations}
+    parts = [t for c in calls for g in c.grads for t in components_of(g)]
+    names = [placed.get(part.name, part.name) for part in parts]
+    values = [program.values[name] for name in names]
+    found = [value.local or value.whole for value in values]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _update_bytes(call: UpdateCall, examples: int) -> int:
+    """Return the bytes that a tower needs for an update, sums included.
+
+    Args:
+        call: the update, which is not in the program.
+        examples: the number of rows of a gradient with rows of examples.
+    """
+    specs = []
+    for gradient, weight in zip(call.grads, call.variables, strict=True):
+        is_dense = isinstance(gradient, tf.Tensor)
+        for part in components_of(gradient):
+            shape = weight.shape if is_dense else part.shape
+            specs.append(tf.TensorSpec(shape, part.dtype))
+
+    def run(*tensors: tf.Tensor) -> None:
+        grads = with_components(call.grads, tensors)
+        with as_one_device(call.optimizer, call.variables):
+            call.original(grads, list(map(copy_on_tower, call.variables)))
+
+    graph = compat.func_graph_from_py_func("update", run, specs, {})
+    program = partition_graph(graph, [REPLICATED for _ in graph.inputs], [])
+    return Lifetimes(program, 1, examples).most_bytes({})
+
+
+def _bytes_on(
+    devices: Sequence[str], variables: Iterable[keras.Variable]
+) -> list[int]:
+    """Return the bytes of variables on each device.
+
+    What exists once is on the first one.
+    """
+    held = [0 for _ in devices]
+    for variable in variables:
+        value = variable._value
+        is_sharded = isinstance(value, ShardedVariable)
+        parts = value.shards if is_sharded else copies_of(value)
+        for k, part in enumerate(parts):
+            held[k] += byte_size(part)
+    return held
+
+
+def _whole(
+    weights: Iterable[keras.Variable], towers: int
+) -> dict[str, list[str]]:
+    """Return the paths of weights that are not divided, by the reason."""
+    whole: dict[str, list[str]] = {}
+    for weight in weights if towers > 1 else ():
+        item_bytes = tf.as_dtype(weight.dtype).size
+        if choose_layout(weight.shape, item_bytes, towers) is not None:
+            continue
+        is_small = byte_size(weight) < SMALLEST_BYTES
+        reason = (
+            f"smaller than {SMALLEST_BYTES // 1024} KiB"
+            if is_small
+            else "without an axis that has a row for every device"
+        )
+        whole.setdefault(reason, []).append(weight.path)
+    return whole

@@ -1,0 +1,165 @@
+"""``planning``: what a plan says is what a step on devices has, and sends."""
+
+import collections
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers import planning
+from keras_towers.errors import TowerError
+from keras_towers.fit.step.step_costs import format_bytes
+from keras_towers.fit.weights.model_state import collect
+from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.tower_variables import copies_of
+
+TOWERS = 3
+RANDOM = np.random.default_rng(1)
+# With them each tower has its copy of what is not in shards, as on GPUs.
+OPTIONS = {
+    "copies": {},
+    'updates="sharded"': {"updates": "sharded"},
+    'weights="sharded"': {"weights": "sharded", "gather_bytes": 2**17},
+}
+
+
+def perceptron():
+    # Of 256 rows towers have different numbers, and of 129 axes one even share.
+    layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(129)]
+    model = keras.Sequential([keras.Input((200,)), *layers], name="perceptron")
+    model.compile("adam", "mse", jit_compile=False)
+    x, y = RANDOM.random((12, 200)), RANDOM.random((12, 129))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+def images():
+    layers = [
+        keras.layers.Conv2D(96, 3, use_bias=False),
+        keras.layers.BatchNormalization(),
+        keras.layers.Conv2D(96, 3),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3, "softmax"),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers], name="images")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0)
+    model.compile(
+        optimizer,
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
+    x = RANDOM.random((12, 8, 8, 3)).astype("float32")
+    return model, x, np.arange(12) % 3
+
+
+def texts():
+    layers = [
+        keras.layers.Embedding(3000, 16),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential(
+        [keras.Input((7,), dtype="int32"), *layers], name="texts"
+    )
+    model.compile("adam", "mse", jit_compile=False)
+    x = RANDOM.integers(3000, size=(12, 7), dtype="int32")
+    return model, x, RANDOM.random((12, 1)).astype("float32")
+
+
+def half_precision():
+    layers = [
+        keras.layers.Dense(255, "relu", dtype="mixed_float16"),
+        keras.layers.Dense(96, dtype="mixed_float16"),
+    ]
+    model = keras.Sequential([keras.Input((128,)), *layers], name="half")
+    adam = keras.optimizers.Adam()
+    scaled = keras.optimizers.LossScaleOptimizer(adam)
+    model.compile(scaled, "mse", jit_compile=False)
+    x, y = RANDOM.random((12, 128)), RANDOM.random((12, 96))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+MODELS = [perceptron, images, texts, half_precision]
+
+
+def plans_of(build, kind, towers=TOWERS):
+    devices = [f"/device:{kind}:{index}" for index in range(towers)]
+    setting = planning.Setting(devices, 12, gather_bytes=2**17)
+    return {one.choice: one for one in planning.plan(build, setting)}
+
+
+def held(variables):
+    """The bytes of variables on each device, as they are."""
+    found = collections.Counter()
+    for variable in variables:
+        value = variable._value
+        sharded = isinstance(value, ShardedVariable)
+        for part in value.shards if sharded else copies_of(value):
+            array = part.numpy()
+            found[part.device.rpartition("/")[2]] += array.nbytes
+    return [found[f"device:CPU:{index}"] for index in range(TOWERS)]
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_a_plan_is_what_a_step_has_and_sends(build):
+    by_host = plans_of(build, "CPU")
+    for choice, options in OPTIONS.items():
+        model, x, y = build()
+        with kt.TowerStrategy(TOWERS, **options) as strategy:
+            model.fit(x, y, batch_size=12, verbose=0)
+            said = strategy.describe()
+        costs = by_host[choice].costs
+        assert f"{model.name!r}: {costs.exchange_summary}" in said
+        gathers = f"at most {format_bytes(costs.gathered)} of gathered"
+        assert (gathers in said) == bool(costs.gathered)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_a_plan_for_gpus_has_what_devices_of_their_own_memory_have(build):
+    planned = plans_of(build, "GPU")
+    for choice, options in OPTIONS.items():
+        if options.get("updates") == "sharded":
+            # Its weights are not copied where towers share memory.
+            continue
+        model, x, y = build()
+        with kt.TowerStrategy(TOWERS, updates="each", **options) as strategy:
+            model.fit(x, y, batch_size=12, verbose=0)
+            state, found = collect(model), planned[choice]
+            assert found.weights == held(state.weights)
+            assert found.optimizer == held(state.optimizer_variables)
+            said = strategy.describe()
+        if choice != "copies":
+            # Where copies share memory, rows may be gathered instead of sums.
+            assert found.costs.exchange_summary in said
+        assert found.total == (
+            max(map(sum, zip(found.weights, found.optimizer, strict=True)))
+            + found.step
+        )
+
+
+def test_slots_of_a_plan_are_those_that_towers_divide():
+    model, x, y = perceptron()
+    plan = plans_of(perceptron, "GPU")['updates="sharded"']
+    with kt.TowerStrategy(TOWERS, updates="sharded") as strategy:
+        model.fit(x, y, batch_size=12, verbose=0)
+        (divided,) = strategy._update.held_bytes().values()
+        in_shards = sum(divided)
+        whole = sum(held(collect(model).optimizer_variables)) - in_shards
+    assert plan.optimizer == [own + whole for own in divided]
+
+
+def test_large_variables_take_no_memory_and_keep_nothing():
+    with planning.without_memory():
+        large = keras.Variable("ones", shape=(400, 100), trainable=False)
+        small = keras.Variable(lambda shape, dtype: tf.ones(shape, dtype), (3,))
+    large.assign(large + 1)
+    assert isinstance(large._value, planning.WithoutMemory)
+    assert not large.numpy().any()
+    assert small.numpy().all()
+    found = tf.raw_ops.ReadVariableOp(
+        resource=large._value.handle, dtype=tf.float32
+    )
+    assert not tf.size(found)
