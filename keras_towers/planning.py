@@ -118,8 +118,6 @@ class Plan:
         step: the bytes that a device has at a time while a step runs, besides
             these variables: an estimate, as ``Lifetimes`` says; None: unknown.
         gradients: the bytes of the gradients that a device updates with.
-        sent: the bytes that each device sends, and receives, in a step; None:
-            they depend on the data.
         costs: what the step exchanges.
         whole: the paths of weights that are never in shards, by the reason.
     """
@@ -131,7 +129,6 @@ class Plan:
     optimizer: list[int]
     gradients: int | None
     step: int | None
-    sent: int | None
     costs: StepCosts
     whole: dict[str, list[str]]
 
@@ -187,7 +184,8 @@ def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
         strategy = choice.strategy(setting)
         noted = stack.enter_context(_noting_gradients(strategy._update))
         inputs = tf.nest.map_structure(_placeholder, batch)
-        traced, program = strategy._calls.plan(model, inputs, size)
+        calls: Any = strategy._calls
+        traced, program = calls.plan(model, inputs, size)
         rows = -(-size // len(devices))
         step = gradients = None
         # The step may not fit the sizes that the trace leaves open.
@@ -196,11 +194,14 @@ def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
             applied = [t for update in program.updates for t in update.given]
             applied += _gradients_in_trace(traced, program, noted)
             gradients = lifetimes.bytes_of(applied)
-            calls = traced.updates.items()
+            updates = traced.updates.items()
             step = lifetimes.most_bytes(
-                {name: _update_bytes(call, size) for name, call in calls}
+                {name: _update_bytes(call, size) for name, call in updates}
             )
         costs = costs_of(program, len(devices))
+        if len(devices) == 1:
+            # It has no one to exchange with.
+            costs = dataclasses.replace(costs, exchanges=0, rounds=0)
         state = collect(model)
         return Plan(
             choice=choice.name,
@@ -210,7 +211,6 @@ def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
             optimizer=_bytes_on(devices, state.optimizer_variables),
             gradients=gradients,
             step=step,
-            sent=costs.sent_for(size),
             costs=costs,
             whole=_whole(state.weights, len(devices)),
         )
@@ -250,12 +250,13 @@ def _spec(leaf: Any) -> Any:
     """Return the spec of a part of a batch: an array, a tensor or a spec."""
     if leaf is None:
         return None
+    given = leaf
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         leaf = np.asarray(leaf)
-    if tf.TensorShape(leaf.shape).rank in (None, 0):
+    if not has_rows(leaf):
         raise TowerError(
             "it has to return arrays, tensors or specs of examples, or one "
-            f"tf.data.Dataset, but among them is {leaf!r:.80}"
+            f"tf.data.Dataset, but among them is {given!r:.80}"
         )
     dtype = tf.as_dtype(leaf.dtype)
     # Keras passes arrays in its own precision.

@@ -1,7 +1,6 @@
 """``planning``: what a plan says is what a step on devices has, and sends."""
 
 import collections
-import dataclasses
 
 import keras
 import numpy as np
@@ -10,7 +9,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import planning
-from keras_towers.errors import TowerError
 from keras_towers.fit.step.step_costs import format_bytes
 from keras_towers.fit.weights.model_state import collect
 from keras_towers.fit.weights.shards import ShardedVariable

@@ -65,7 +65,9 @@ def plan(
             are gathered at a time.
         as_json: Print JSON, with all numbers in bytes.
     """
-    memory = device_memory and parse_bytes("--device-memory", device_memory)
+    memory = None
+    if device_memory is not None:
+        memory = parse_bytes("--device-memory", device_memory)
     gathered = parse_bytes("--gather-bytes", gather_bytes)
     for option, number in (("--towers", towers), ("--batch-size", batch_size)):
         if number < 1:
@@ -124,7 +126,9 @@ def _as_json(plan: Plan, memory: int | None) -> dict[str, Any]:
         "gathered": costs.gathered,
         "total": plan.total,
         "fits": plan.fits(memory),
-        "sent": plan.sent,
+        "sent": costs.sent.get("", 0),
+        "sent_per_unit": {u: n for u, n in costs.sent.items() if u},
+        "sent_is_known": not costs.has_unknown,
         "exchanges": costs.exchanges,
         "rounds": costs.rounds,
         "whole": plan.whole,
@@ -143,7 +147,7 @@ def _table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("on each device")
     for one in plans:
-        table.add_column(one.choice, justify="right", no_wrap=True)
+        table.add_column(one.choice, justify="right")
 
     def row(name: str, cell: Callable[[Plan], str]) -> None:
         table.add_row(name, *map(cell, plans))
@@ -152,12 +156,15 @@ def _table(
     row("optimizer state", lambda p: size(max(p.optimizer)))
     row("step, at its peak", lambda p: size(p.step))
     row("  its gradients", lambda p: size(p.gradients))
-    row("  gathered weights", lambda p: size(p.costs.gathered))
+    row(
+        "  gathered weights",
+        lambda p: size(p.costs.gathered) if p.costs.gathered else "-",
+    )
     row("in all", lambda p: size(p.total))
     if memory is not None:
         answer = {True: "yes", False: "no", None: "unknown"}
         row(f"fits {device_memory}", lambda p: answer[p.fits(memory)])
-    row("sent, and received", lambda p: size(p.sent))
+    row("sent, and received", lambda p: p.costs.sent_summary)
     row(
         "exchanges (rounds)",
         lambda p: f"{p.costs.exchanges} ({p.costs.rounds})",

@@ -69,8 +69,11 @@ class Lifetimes:
                     self._root[made] = self._root.get(given, given)
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
-        """Return the bytes of tensors, each of its own memory."""
-        return sum(self._bytes.get(tensor, 0) for tensor in tensors)
+        """Return the bytes of tensors, also of those that nothing uses."""
+        return sum(
+            self._bytes[tensor] if tensor in self._bytes else _bytes(tensor)
+            for tensor in tensors
+        )
 
     def most_bytes(self, of_updates: Mapping[str, int]) -> int:
         """Return the bytes that a tower has at a time, without variables.
@@ -94,12 +97,10 @@ class Lifetimes:
             size = self._bytes.get(tensor, 0)
             ends[index] = ends.get(index, 0) + size
         inputs = self._program.inputs.of_graph
-        most = now = self.bytes_of(
-            tensor for tensor in inputs if tensor in last
-        )
+        most = now = sum(self._bytes.get(t, 0) for t in inputs if t in last)
         for index, event in enumerate(events):
             own = [t for t in event.made if t not in self._root]
-            now += self.bytes_of(own)
+            now += sum(self._bytes.get(tensor, 0) for tensor in own)
             most = max(most, now + event.extra)
             now -= ends.get(index, 0)
         return most
@@ -115,7 +116,10 @@ class Lifetimes:
                     yield _Event(exchange.used, [exchange.result])
             for update in program.updates:
                 if update.level == level:
-                    yield _Event(update.given, (), of_updates[update.name])
+                    # Sums take the place of what they add up.
+                    sums = self.bytes_of(update.given)
+                    yield _Event(update.given, extra=sums)
+                    yield _Event([], extra=of_updates[update.name])
 
 
 def _bytes(spec: Any) -> int:

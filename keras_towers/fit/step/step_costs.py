@@ -93,18 +93,11 @@ class StepCosts:
         rounds = _count(self.rounds, "round")
         return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
 
-    def sent_for(self, examples: int) -> int | None:
-        """Return the bytes that each tower sends for a number of examples.
-
-        None: they also depend on the data.
-        """
-        total = 0
-        for unit, number in self.sent.items():
-            factors = unit.split(" x ") if unit else []
-            if set(factors) - {"N"}:
-                return None
-            total += number * examples ** len(factors)
-        return None if self.has_unknown else total
+    @property
+    def sent_summary(self) -> str:
+        """Describe what each tower sends, and receives."""
+        sizes = _terms(self.sent) + [_UNKNOWN_BYTES] * self.has_unknown
+        return " + ".join(sizes) or format_bytes(0)
 
     @property
     def held_summary(self) -> str:

@@ -1,0 +1,196 @@
+"""``keras-towers plan``: what it prints, and its exit codes."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from typer.testing import CliRunner
+
+from keras_towers.cli.main import app
+from keras_towers.cli.plan import parse_bytes
+from keras_towers.errors import TowerError
+
+
+def model(**compiled):
+    layers = [
+        keras.layers.Dense(256, use_bias=False, name="hidden"),
+        keras.layers.Dense(1, name="last"),
+    ]
+    made = keras.Sequential([keras.Input((256,)), *layers], name="planned")
+    made.compile("adam", "mse", **compiled)
+    return made
+
+
+def with_arrays():
+    return model(), np.zeros((1, 256)), np.zeros((1, 1))
+
+
+def with_specs():
+    return model(), tf.TensorSpec((1, 256)), tf.TensorSpec((1, 1))
+
+
+def with_dataset():
+    arrays = np.zeros((8, 256), "float32"), np.zeros((8, 1), "float32")
+    return model(), tf.data.Dataset.from_tensor_slices(arrays).batch(2)
+
+
+def larger_than_memory():
+    # Weights of 4 TB.
+    layers = [keras.layers.Dense(2**20, use_bias=False) for _ in range(1)]
+    made = keras.Sequential([keras.Input((2**20,)), *layers])
+    made.compile("adam", "mse")
+    return made
+
+
+def fails():
+    raise ValueError("no weights today")
+
+
+def no_model():
+    return "a model"
+
+
+def uncompiled():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+
+
+def eager():
+    return model(run_eagerly=True)
+
+
+def wrong_data():
+    return model(), np.zeros((1, 255)), np.zeros((1, 1))
+
+
+def scalars():
+    return model(), 3, 4
+
+
+def of_unknown_length():
+    made = keras.Sequential(
+        [keras.Input((None, 8)), keras.layers.LSTM(4)], name="texts"
+    )
+    made.compile("adam", "mse")
+    return made
+
+
+def run(target, *options):
+    """Plan what a function of this file returns, for four devices."""
+    if not target.startswith("no_such"):
+        target = f"{__name__}:{target}"
+    options = options or ("--towers", "4")
+    return CliRunner().invoke(app, ["plan", target, *options])
+
+
+def test_a_table_has_each_choice_and_says_what_fits():
+    memory = ("--device-memory", "1MB")
+    ended = run("model", "--towers", "4", "--batch-size", "8", *memory)
+    assert ended.exit_code == 0, ended.output
+    title, *lines = ended.stdout.splitlines()
+    assert title == (
+        "planned: 65,793 parameters on 4 devices, 8 examples per step"
+    )
+    rows = {line[:20].strip(): line[20:].split() for line in lines}
+    assert rows["on each device"] == [
+        "copies",
+        'updates="sharded"',
+        'weights="sharded"',
+    ]
+    # The small ones are 257 numbers.
+    assert rows["weights"] == ["263", "KB", "263", "KB", "66.6", "KB"]
+    assert rows["fits 1MB"] == ["no", "yes", "yes"]
+    assert "smaller than 64 KiB: 2 (" in ended.stdout
+
+
+def test_json_has_numbers_of_bytes():
+    ended = run("model", "--towers", "4", "--json", "--device-memory", "1MB")
+    found = json.loads(ended.stdout)
+    assert found["parameters"] == 256 * 256 + 257
+    assert found["device_memory"] == 10**6
+    copies, _, shards = found["choices"]
+    small = 4 * 257
+    assert copies["weights"] == [4 * 256 * 256 + small for _ in range(4)]
+    assert shards["weights"] == [256 * 256 + small for _ in range(4)]
+    assert shards["gradients"] == 256 * 256 + small
+    assert shards["gathered"] == 4 * 256 * 256
+    held = shards["weights"][0] + shards["optimizer"][0]
+    assert shards["total"] == held + shards["step"]
+    assert [copies["fits"], shards["fits"]] == [False, True]
+    # A sum goes around a ring twice: the gradients, and the loss.
+    assert copies["sent"] == 2 * (copies["gradients"] + 4) * 3 // 4
+
+
+@pytest.mark.parametrize("build", [with_arrays, with_specs, with_dataset])
+def test_data_says_only_what_the_shapes_are(build):
+    ended = run(build.__name__, "--towers", "2", "--json")
+    assert ended.exit_code == 0, ended.output
+    choices = json.loads(run("model", "--towers", "2", "--json").stdout)
+    assert json.loads(ended.stdout)["choices"] == choices["choices"]
+
+
+def test_a_model_may_be_larger_than_the_memory():
+    ended = run("larger_than_memory", "--towers", "64", "--json")
+    assert ended.exit_code == 0, ended.output
+    *_, shards = json.loads(ended.stdout)["choices"]
+    assert shards["weights"] == [2**42 // 64 for _ in range(64)]
+
+
+def test_one_device_has_one_choice():
+    ended = run("model", "--towers", "1", "--json")
+    (alone,) = json.loads(ended.stdout)["choices"]
+    assert alone["choice"] == "copies"
+    assert (alone["exchanges"], alone["sent"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no_such_module:build"], "No module named 'no_such_module'"),
+        (["no_such"], "names no function: give MODULE:FUNCTION"),
+        (["missing"], "has no attribute 'missing'"),
+        (["fails"], "ValueError: no weights today"),
+        (["no_model"], "has to return a compiled keras.Model"),
+        (["uncompiled"], "call model.compile(optimizer, loss)"),
+        (["eager"], "leave out run_eagerly=True"),
+        (["wrong_data"], "cannot be planned: ValueError"),
+        (["scalars"], "among them is 3"),
+        (["of_unknown_length"], "return (model, x, y)"),
+        (["model", "--towers", "0"], "--towers 0 is not allowed"),
+        (
+            ["model", "--towers", "2", "--batch-size", "0"],
+            "--batch-size 0 is not allowed",
+        ),
+        (
+            ["model", "--towers", "2", "--device-memory", "lots"],
+            "--device-memory lots is not allowed",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_and_exits_with_2(arguments, said):
+    ended = run(*arguments)
+    assert ended.exit_code == 2, ended.output
+    line = ended.stderr.splitlines()[-1]
+    assert line.startswith("keras-towers plan: ")
+    assert said in line
+    assert not ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("24 gb", 24 * 10**9),
+        ("0.5M", 500_000),
+        ("1000", 1000),
+    ],
+)
+def test_numbers_of_bytes_have_units(text, number):
+    assert parse_bytes("--device-memory", text) == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1 XB", "1e9"])
+def test_other_numbers_of_bytes_are_refused(text):
+    with pytest.raises(TowerError, match="not allowed"):
+        parse_bytes("--device-memory", text)
