@@ -47,7 +47,7 @@ def plan(
     gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "256MiB",
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Print the bytes that a model needs on N devices, without training it.
+    """Print the bytes that a model needs on N devices, untrained.
 
     One column for each way to put it there: a copy on every device, with the
     optimizer's state in shards (updates="sharded"), and with the weights in

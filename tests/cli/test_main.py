@@ -32,6 +32,7 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
         "bench --json none/a.json",
         "verify none:f",
         "verify breaks:f",
+        "plan none:f --towers 2",
         "install m",
     ],
 )
@@ -61,7 +62,7 @@ def test_every_argument_is_explained_and_no_other(name):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "verify", "install", "bench", "doctor"]
+    "command", ["", "run", "verify", "install", "bench", "doctor", "plan"]
 )
 def test_help_shows_what_to_write(command):
     said = CliRunner().invoke(app, [*command.split(), "--help"])

@@ -15,7 +15,8 @@ While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/hogwild.py``); a worker of parameter servers patches
 the same names (``parameter_servers/worker_fit.py``). ``kt.verify`` patches
-how variables are initialized while it measures. The drop-ins of Horovod and
+how variables are initialized while it measures, and ``keras-towers plan``
+while it builds models and traces their steps. The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 
