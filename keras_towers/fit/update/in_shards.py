@@ -97,9 +97,13 @@ class UpdateInShards(WeightUpdate):
 
     def _take_over(self, variable: keras.Variable) -> None:
         """Make a variable that an error has left in shards an ordinary one."""
-        if isinstance(variable._value, ShardedVariable):
+        divided = variable._value
+        if isinstance(divided, ShardedVariable):
             with tf.init_scope(), compat.single_device_mode():
-                variable._value = tf.Variable(variable._value)
+                whole: Any = tf.Variable(divided)
+            # Optimizers look up slots by it.
+            whole._unique_id = divided._unique_id
+            variable._value = whole
 
     def _layout_of(self, variable: Any) -> InShards | None:
         """Return how a weight and its slots are divided; None: they are not."""
