@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
+    from keras_towers.strategies.model_parallel import ModelParallelStrategy
     from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server_strategies import (
         DistributedParameterServerStrategy,
@@ -64,6 +65,7 @@ __all__ = [
     "EveryRank",
     "GradientPacker",
     "HorovodStrategy",
+    "ModelParallelStrategy",
     "MultiWorkerTowerStrategy",
     "NoOpStrategy",
     "ParameterServerTowerStrategy",
@@ -93,6 +95,7 @@ _NAMES_IN = {
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
+    "strategies.model_parallel": "ModelParallelStrategy",
     "strategies.noop": "NoOpStrategy",
     "strategies.parameter_server_strategies": (
         "DistributedParameterServerStrategy DistributedReplicatedStrategy "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -175,7 +175,7 @@ def canonical(
     )
 
 
-def all_on_host(devices: Sequence[str]) -> bool:
+def all_on_host(devices: Iterable[str]) -> bool:
     """Whether all devices are CPUs, which share the host's memory."""
     return all("CPU" in device.upper() for device in devices)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -416,8 +417,9 @@ def _bytes_on(
     held = [0 for _ in devices]
     for variable in variables:
         value = variable._value
-        is_sharded = isinstance(value, ShardedVariable)
-        parts = value.shards if is_sharded else copies_of(value)
+        parts = copies_of(value)
+        if isinstance(value, ShardedVariable):
+            parts = [*itertools.chain(*value.shards)]
         for k, part in enumerate(parts):
             held[k] += byte_size(part)
     return held

@@ -95,7 +95,7 @@ def held(variables):
     for variable in variables:
         value = variable._value
         sharded = isinstance(value, ShardedVariable)
-        for part in value.shards if sharded else copies_of(value):
+        for part in sum(value.shards, []) if sharded else copies_of(value):
             array = part.numpy()
             found[part.device.rpartition("/")[2]] += array.nbytes
     return [found[f"device:CPU:{index}"] for index in range(TOWERS)]

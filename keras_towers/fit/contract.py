@@ -57,6 +57,8 @@ class TowerConfig:
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
+        other_columns: for each tower, the further devices that divide its part
+            of a step, as model parallelism does.
     """
 
     strategy: Strategy
@@ -66,6 +68,7 @@ class TowerConfig:
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
+    other_columns: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         if self.options.micro_batches == "auto" and self.peers.size > 1:
@@ -96,14 +99,29 @@ class TowerConfig:
         return len(self.devices)
 
     @property
+    def mesh(self) -> list[list[str]]:
+        """For each tower of this process, the devices of its columns."""
+        others = self.other_columns or [[] for _ in self.devices]
+        return [
+            [device, *more]
+            for device, more in zip(self.devices, others, strict=True)
+        ]
+
+    @property
+    def num_columns(self) -> int:
+        """Number of devices of each tower."""
+        return len(self.mesh[0])
+
+    @property
     def num_replicas(self) -> int:
         """Number of towers in all processes."""
         return self.num_towers * self.peers.size
 
     @property
     def divides(self) -> bool:
-        """Whether batches are divided, over towers or into micro-batches."""
-        return self.num_replicas > 1 or self.options.micro_batches != 1
+        """Whether steps are divided, over devices or into micro-batches."""
+        many = self.num_replicas > 1 or self.num_columns > 1
+        return many or self.options.micro_batches != 1
 
     def runs_alone(self, kind: str) -> bool:
         """Whether a rank takes a method's steps without the other ranks."""

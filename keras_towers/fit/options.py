@@ -237,6 +237,12 @@ class AllReduceKeywords(StepKeywords, total=False):
     packer: GradientPacker | bool | None
 
 
+class MeshKeywords(StepKeywords, total=False):
+    """The ``Options`` of a mesh of devices, which divides weights."""
+
+    gather_bytes: int
+
+
 class RankKeywords(AllReduceKeywords, total=False):
     """The ``Options`` of ranks that all-reduce their gradients."""
 
@@ -256,7 +262,7 @@ class ServerKeywords(TypedDict, total=False):
 
 
 def options_of(
-    strategy: Any, keywords: type, options: Mapping[str, Any]
+    strategy: Any, keywords: type, options: Mapping[str, Any], **fixed: Any
 ) -> Options:
     """Return the options that a strategy got as keyword arguments.
 
@@ -264,6 +270,7 @@ def options_of(
         strategy: the strategy, or its class.
         keywords: the class above that declares the strategy's options.
         options: the arguments.
+        **fixed: options that the strategy chooses itself.
 
     Raises:
         TowerError: the strategy does not have this option, or its value is
@@ -278,7 +285,7 @@ def options_of(
             advice = did_you_mean(name, known)
             advice = advice or f". Its options are {', '.join(known)}."
             raise TowerError(f"{kind.__name__} has no option {name!r}{advice}")
-    return Options(**options)
+    return Options(**options, **fixed)
 
 
 def check_arguments(strategy: type, **arguments: Any) -> None:

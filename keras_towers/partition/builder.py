@@ -193,9 +193,42 @@ class Builder:
             on_towers,
             tensor.level + 1,
             of_batch=of_batch,
+            on_columns=tensor.on_columns,
         )
         self.exchanges.append(
             Exchange(kind, tensor, result, axis, sizes, rows, units)
+        )
+        return result
+
+    def exchange_over_columns(
+        self,
+        kind: ExchangeKind,
+        tensor: Tensor,
+        axis: int,
+        shape: tf.TensorShape,
+        sizes: Sequence[Any] | None,
+        is_own: bool,
+    ) -> Tensor:
+        """Add an exchange among the columns of each tower; return its result.
+
+        Args:
+            kind: the kind of the exchange, as in ``Exchange``.
+            tensor: the tensor that every column contributes.
+            axis: the axis of a concatenation, or of the rows.
+            shape: the shape of the result.
+            sizes: its global shape, in symbols, if it is known.
+            is_own: whether every column has a result of its own.
+        """
+        result = Tensor(
+            tensor.dtype,
+            shape,
+            tensor.on_towers,
+            tensor.level + 1,
+            of_batch=tensor.of_batch,
+            on_columns=is_own,
+        )
+        self.exchanges.append(
+            Exchange(kind, tensor, result, axis, sizes, over="columns")
         )
         return result
 
@@ -222,6 +255,7 @@ class Builder:
         """
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
+        on_columns = any(tensor.on_columns for tensor in inputs)
         of_batch = _depends_on_batch(inputs)
         results: list[Tensor] = []
         operation = Operation(
@@ -231,6 +265,7 @@ class Builder:
             results,
             level,
             on_towers,
+            on_columns,
             source=source,
             name=self.name if source is None else source.name,
             **options,
@@ -245,6 +280,7 @@ class Builder:
                     operation,
                     index,
                     of_batch=of_batch,
+                    on_columns=on_columns,
                 )
             )
         self.operations.append(operation)

@@ -61,6 +61,9 @@ class Options:
             ``Gathers``.
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
+        sums_early: whether a partial sum that several operations use is added
+            up before them, as each might need another exchange.
+        keeps_placed: whether operations whose results are placed are kept.
     """
 
     ranks: bool = False
@@ -70,6 +73,8 @@ class Options:
     micro_batches: bool = False
     gather_bytes: int = 2**28
     examples: int = 64
+    sums_early: bool = False
+    keeps_placed: bool = False
 
 
 class Converter(Builder):

@@ -293,6 +293,9 @@ def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
     require(parts and groups and not any(value.sharded for value in inputs))
+    if partitioner.options.sums_early:
+        traced = [node.operation.inputs[k] for k in parts]
+        require(all(len(tensor.consumers()) == 1 for tensor in traced))
     for k, value in enumerate(inputs):
         require(k in groups[0] or _is_finite_factor(node, k, value))
     operands = [

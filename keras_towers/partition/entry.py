@@ -26,6 +26,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     SparseIndices,
     SparseShape,
+    Undivided,
     Unit,
     Value,
     local_shape,
@@ -33,6 +34,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.partitioner import Partitioner, UpdateInfo
 from keras_towers.partition.program import (
+    ColumnInput,
     Inputs,
     Program,
     Tensor,
@@ -50,13 +52,16 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 
+_NOTHING = symbol("nothing")
+
 
 def partition_graph(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
-    placed: Mapping[str, InShards] = MappingProxyType({}),
+    placed: Mapping[str, InShards | None] = MappingProxyType({}),
+    of_columns: Sequence[ColumnInput] = (),
     **options: Any,
 ) -> Program:
     """Lay out a graph over towers.
@@ -67,7 +72,8 @@ def partition_graph(
         wanted: the tensors of the graph that the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
         placed: operations that return their input, by name, and how to lay it
-            out.
+            out; None: it is whole.
+        of_columns: what the last inputs are, which differ between columns.
         **options: the attributes of ``Options``.
     """
     if has_control_flow_v1(graph):
@@ -76,7 +82,7 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    given = graph, layouts, wanted, updates, placed
+    given = graph, layouts, wanted, updates, placed, of_columns
     try:
         return _laid_out(*given, Options(**options))
     except CannotGather:
@@ -89,7 +95,8 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo],
-    placed: Mapping[str, InShards],
+    placed: Mapping[str, InShards | None],
+    of_columns: Sequence[ColumnInput],
     options: Options,
 ) -> Program:
     number = tf.TensorShape(())
@@ -101,6 +108,9 @@ def _laid_out(
         _tensor(traced, layout)
         for traced, layout in zip(graph.inputs, layouts, strict=True)
     ]
+    first = len(tensors) - len(of_columns)
+    for tensor in tensors[first:]:
+        tensor.on_columns = True
     # Without rows in the inputs, everything is computed once, and the number of
     # examples of a tower does not matter.
     unit = Unit(EXAMPLES, total, start, total)
@@ -111,7 +121,8 @@ def _laid_out(
     partitioner.update_infos = updates
     shares = _variable_shares(partitioner, [*layouts, *placed.values()])
     partitioner.placed = {
-        name: _rows_of(partitioner, layout) for name, layout in placed.items()
+        name: None if layout is None else _rows_of(partitioner, layout)
+        for name, layout in placed.items()
     }
     sizes: dict[str, Tensor] = {}
     values = [
@@ -120,6 +131,10 @@ def _laid_out(
             zip(graph.inputs, tensors, layouts, strict=True)
         )
     ]
+    for value, one in zip(values[first:], of_columns, strict=True):
+        if one.kind == "start":
+            # Of a vector with it, the other entries are still known.
+            value.known = np.array(UNKNOWN, object)
     partitioner.sizes.update(sizes)
     copies: dict[int, Tensor] = {}
     for index, layout in enumerate(layouts):
@@ -154,6 +169,7 @@ def _laid_out(
             sizes,
             copies,
             shares,
+            of_columns=of_columns,
         ),
         operations,
         exchanges,
@@ -188,6 +204,9 @@ def _examples(
 ) -> tuple[Any, Tensor]:
     """Return the global and the local number of examples."""
     count = partitioner.unit.total
+    if any(isinstance(layout, Undivided) for layout in layouts):
+        # No size is a multiple of what is not there.
+        return _NOTHING, count
     for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
         if isinstance(layout, Sharded) and layout.unit is None:
             size: Any = tensor.shape[layout.axis]
@@ -237,7 +256,11 @@ def _value(
             name = f"{index}.{axis}"
             if isinstance(layout, Sharded) and axis == layout.axis:
                 shape[axis] = layout.size
-            elif size is UNKNOWN and tensor.on_towers:
+            elif isinstance(layout, Undivided) and not axis:
+                shape[axis] = EXAMPLES if size is UNKNOWN else size
+            elif size is UNKNOWN and (
+                tensor.on_towers or isinstance(layout, Undivided)
+            ):
                 shape[axis] = symbol(name)
                 sizes[name] = Tensor(
                     SIZE_DTYPE, tf.TensorShape(()), on_towers=False
@@ -252,7 +275,7 @@ def _value(
 
 
 def _variable_shares(
-    partitioner: Partitioner, layouts: Sequence[InputLayout]
+    partitioner: Partitioner, layouts: Sequence[InputLayout | None]
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Add the units of variables in shards; return the shares of towers."""
     shares: dict[int, tuple[Tensor, Tensor]] = {}

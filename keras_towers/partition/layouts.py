@@ -106,6 +106,11 @@ class Replicated:
 
 
 @dataclasses.dataclass(frozen=True)
+class Undivided(Replicated):
+    """An input whose rows are examples, all of which everyone has."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Partial:
     """Every tower has one term of a sum."""
 
@@ -187,6 +192,19 @@ class InShards:
     axis: int
     size: int
     rows: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshLayout:
+    """How a variable is divided over a mesh, of which each row is a tower.
+
+    Attributes:
+        towers: how towers divide it; None: each has all that its column has.
+        columns: how the columns of a tower divide it; None: they do not.
+    """
+
+    towers: InShards | None = None
+    columns: InShards | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,8 @@ class Partitioner(Converter):
         graphs: the graphs that were laid out.
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
-        placed: operations that return their input in another layout, by name.
+        placed: operations that return their input in another layout, by name;
+            None: whole.
         values: the values of the current graph, by the names of its tensors.
         resources: the order of operations that use the same resources, and
             what variables hold.
@@ -100,7 +101,7 @@ class Partitioner(Converter):
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.placed: Mapping[str, Sharded] = {}
+        self.placed: Mapping[str, Sharded | None] = {}
         self.resources: Resources = Resources(
             None if around is None else around.resources
         )
@@ -170,7 +171,13 @@ class Partitioner(Converter):
         self.near = max((tensor.level for tensor in given), default=0)
         if node.operation.name in self.placed:
             (value,), rows = inputs, self.placed[node.operation.name]
-            return [Value(rows, self.shard(value, rows), shape=value.shape)]
+            if rows is None:
+                (whole,) = node.copy([self.assemble(value)])
+                return [Value(REPLICATED, whole=whole, shape=value.shape)]
+            local = self.shard(value, rows)
+            if self.options.keeps_placed:
+                (local,) = node.copy([local], [local.shape])
+            return [Value(rows, local, shape=value.shape)]
         known = folded(node, [value.known for value in inputs])
         try:
             outputs = self._divided(node, inputs)

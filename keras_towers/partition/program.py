@@ -4,6 +4,8 @@ Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
 tower runs, and then the exchanges of their results: in ``describe()``, a round.
 Towers read their copies of variables before the function, and write them after.
+A tower of a two-dimensional mesh has several devices, the columns of the mesh.
+What differs between them is computed on each, and they, too, have exchanges.
 ``emit`` adds the operations to a TensorFlow graph.
 """
 
@@ -35,6 +37,7 @@ class Tensor:
         handle: the handle data, if it is the handle of a variable.
         of_batch: on towers, whether it depends on rows of the batch, and so
             differs between the micro-batches of a tower.
+        on_columns: whether every column of the mesh has its own value.
     """
 
     dtype: Any
@@ -45,6 +48,7 @@ class Tensor:
     index: int = 0
     handle: Any = None
     of_batch: bool = True
+    on_columns: bool = False
 
 
 ExchangeKind: TypeAlias = Literal[
@@ -89,6 +93,7 @@ class Operation:
         outputs: its outputs.
         level: its level.
         on_towers: whether every tower runs it.
+        on_columns: whether every column of the mesh runs it.
         has_effect: whether it is kept even if its outputs are unused.
         is_repeated: whether every function that uses it adds it again, as it
             does constants, from which TensorFlow infers shapes.
@@ -106,6 +111,7 @@ class Operation:
     outputs: list[Tensor]
     level: int
     on_towers: bool
+    on_columns: bool = False
     has_effect: bool = False
     is_repeated: bool = False
     functions: Mapping[str, Function | Sequence[Function]] = dataclasses.field(
@@ -142,6 +148,7 @@ class Exchange:
             number.
         units: the size of the axis of variables in shards that the towers have
             these rows of; None: their rows are others.
+        over: whether towers exchange it, or the columns of each tower.
     """
 
     kind: ExchangeKind
@@ -151,6 +158,13 @@ class Exchange:
     sizes: Sequence[Any] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
+    over: Literal["towers", "columns"] = "towers"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether everyone who takes part has a result of its own."""
+        result = self.result
+        return result.on_towers if self.over == "towers" else result.on_columns
 
     @property
     def used(self) -> list[Tensor]:
@@ -192,6 +206,22 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class ColumnInput:
+    """An input that differs between the columns of a mesh.
+
+    Attributes:
+        kind: ``handle``: of a column's part of a variable; ``start``: the
+            number of rows of earlier columns; ``is_first``: whether it is the
+            first column.
+        key: the index of the variable among the inputs of the graph; for
+            ``start`` the global number of rows.
+    """
+
+    kind: Literal["handle", "start", "is_first"]
+    key: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
     """The inputs of a program.
 
@@ -211,6 +241,8 @@ class Inputs:
         shares: for an axis of variables in shards, by its size: for each tower
             the number of its rows, and of those of all earlier towers.
         has_rows: whether there are any examples; None: no operation asks.
+        of_columns: what the last inputs of the graph are, which differ between
+            the columns of a mesh.
     """
 
     of_graph: Sequence[Tensor]
@@ -224,6 +256,7 @@ class Inputs:
         default_factory=dict
     )
     has_rows: Tensor | None = None
+    of_columns: Sequence[ColumnInput] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -400,6 +433,7 @@ def emit(
     graphs: Iterable[Any] = (),
     after: Sequence[Any] = (),
     checks: list[Any] | None = None,
+    names: dict[int, str] | None = None,
 ) -> list[Any]:
     """Add operations to the current graph; return the tensors wanted.
 
@@ -415,13 +449,14 @@ def emit(
         after: graph tensors for which operations with effects wait.
         checks: a list to which graph operations are added that have an effect
             but use no variable, such as assertions.
+        names: gets the names of the operations, by their ids.
     """
     here = compat.get_default_graph()
     for graph in graphs:
         compat.add_functions(here, graph._functions.values())
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(here.graph_def_versions)
-    names: dict[int, str] = {}
+    names = {} if names is None else names
     acts = any(operation.has_effect for operation in operations)
     gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
     inputs: dict[str, Any] = {**gates}

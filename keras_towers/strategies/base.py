@@ -86,6 +86,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         transport: Transport | None = None,
         others: Peers | None = None,
         gradient_factor: float = 1.0,
+        other_columns: Sequence[Sequence[str]] = (),
     ):
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
         tf_config.read_config()
@@ -108,6 +109,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             gradient_factor=gradient_factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and peers.size == 1,
+            other_columns=other_columns,
         )
         if peers.size > 1:
             permit_training()
@@ -234,9 +236,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [devices_lib.short_name(d) for d in self._config.devices]
+        mesh = self._config.mesh
+        names = [devices_lib.short_name(d) for row in mesh for d in row]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
+        if self._config.num_columns > 1:
+            towers += f" of {self._config.num_columns} devices each"
         size = self._config.transport.size
         each = f" in each of {size} processes" if size > 1 else ""
         return f"{type(self).__name__}: {towers} ({span}){each}"

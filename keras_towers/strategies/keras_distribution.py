@@ -1,7 +1,7 @@
 """``keras.distribution`` on the TensorFlow backend.
 
-Under a ``DataParallel`` models stay on the towers between calls, until another
-distribution is set; after ``initialize()`` the devices of all ranks are listed.
+Under a distribution models stay on the towers between calls, until another one
+is set; after ``initialize()`` the devices of all ranks are listed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,13 @@ def _list_devices(
     return [f"{kind}:{n}" for n in range(_per_rank(kind) * _job.size)]
 
 
+def _distribute_tensor(original: Any, tensor: Any, layout: Any) -> Any:
+    """Return a tensor: its layout follows from those of weights."""
+    return tensor
+
+
 _BACKEND: dict[str, Callable[..., Any]] = {
+    "distribute_tensor": _distribute_tensor,
     "get_device_count": lambda original, device_type=None: len(
         keras.distribution.list_devices(device_type)
     ),
@@ -103,7 +109,7 @@ _BACKEND: dict[str, Callable[..., Any]] = {
 
 
 def _strategy_of(distribution: Any) -> BaseStrategy:
-    """Return the strategy of a ``DataParallel``, created only once."""
+    """Return the strategy of a distribution, created only once."""
     sharded = compat.auto_shards(distribution) or _job.size == 1
     batches: Batches = "split" if sharded else "each"
     strategy = _strategies.get(distribution)
@@ -118,9 +124,20 @@ def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job.size == 1:
         _require_initialized()
+        from keras_towers.strategies.model_parallel import ModelParallelStrategy
         from keras_towers.strategies.tower import TowerStrategy
 
+        if isinstance(distribution, keras.distribution.ModelParallel):
+            return ModelParallelStrategy(
+                distribution._layout_map, distribution.batch_dim_name
+            )
         return TowerStrategy(names)
+    if isinstance(distribution, keras.distribution.ModelParallel):
+        raise TowerError(
+            "ModelParallel trains within one process on TensorFlow, but this "
+            f"is one of {_job.size}: give one process all devices of its mesh, "
+            "or use DataParallel."
+        )
     devices = _devices_of_rank(names, _job.rank, _job.size)
     if batches == "each" and len(devices) > 1:
         raise TowerError(
@@ -296,9 +313,10 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
 
 
 def _check_kind(distribution: Any) -> None:
-    if not isinstance(distribution, keras.distribution.DataParallel):
+    known = keras.distribution.DataParallel, keras.distribution.ModelParallel
+    if not isinstance(distribution, known):
         raise TowerError(
-            f"{type(distribution).__name__} is not available on TensorFlow, "
-            "where every device holds the whole model: use "
-            "keras.distribution.DataParallel, or another backend of Keras."
+            f"{type(distribution).__name__} is not available on TensorFlow: "
+            "use DataParallel or ModelParallel of keras.distribution, or "
+            "another backend of Keras."
         )

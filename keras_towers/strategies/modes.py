@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,7 +147,7 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
         line = "gradients are added up on the towers that update their rows"
     lines = [line]
     for what, sizes in update.held_bytes().items():
-        names = map(devices_lib.short_name, config.devices)
+        names = map(devices_lib.short_name, itertools.chain(*config.mesh))
         held = ", ".join(
             f"{size:,} bytes on {name}"
             for name, size in zip(names, sizes, strict=True)

@@ -12,6 +12,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.fit.weights import shards
+from keras_towers.partition.layouts import InShards, MeshLayout
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
@@ -22,6 +23,28 @@ from tests.kit.compare import (
 )
 from tests.kit.sampling import sample_of
 from tests.kit.training import classifier, compiled, fit
+
+
+def _on_a_mesh(towers):
+    """Towers of two devices, which divide all weights that they can."""
+    devices = [f"cpu:{k}" for k in range(2 * towers)]
+    mesh = keras.distribution.DeviceMesh((towers, 2), ("a", "b"), devices)
+    strategy = kt.ModelParallelStrategy(keras.distribution.LayoutMap(mesh))
+
+    def layout_of(variable, shape):
+        """Divide the first axis that two can share, and the next for towers."""
+        parts, left = {}, list(enumerate(shape))
+        for name, number in (("columns", 2), ("towers", towers)):
+            even = [(k, size) for k, size in left if size and not size % number]
+            if even and number > 1:
+                axis, size = even[0]
+                parts[name] = InShards(axis, size, size // number)
+                left.remove(even[0])
+        return MeshLayout(**parts) if parts else None
+
+    strategy._update._choose_layout = layout_of
+    return strategy
+
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 WAYS = {
@@ -36,6 +59,7 @@ WAYS = {
     "weights gathered twice": functools.partial(
         kt.TowerStrategy, weights="sharded", updates="each", gather_bytes=2000
     ),
+    "mesh": _on_a_mesh,
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
     "served by all": lambda towers: kt.ParameterServerTowerStrategy(
@@ -67,6 +91,7 @@ def _cases():
         *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
         ("wide", "weights", 3),
         *((name, "weights gathered twice", 2) for name in HARDEST),
+        *((name, "mesh", 2) for name in ("embedding-clipped", "gan")),
     ]
     every = [
         *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
@@ -94,7 +119,7 @@ def test_case(name, way, towers, monkeypatch):
     xla = way in ("towers", "served")
     strategy = WAYS[way](towers)
     assert_contract(name, strategy, parts, xla)
-    if way.startswith("weights"):
+    if way.startswith("weights") or way == "mesh":
         assert "weights: " in strategy.describe()
     if way == "sharded":
         assert "its share of the weights" in strategy.describe()

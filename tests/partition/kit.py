@@ -183,7 +183,9 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
         own = [towers[k] for k in shares[transport.rank]]
         devices, order = [_HOST] * len(own), StepOrder(transport)
         with graph.as_default():
-            runner = TowerProgram(program, "called", devices, transport, order)
+            runner = TowerProgram(
+                program, "called", [[d] for d in devices], transport, order
+            )
             return runner.add_to_graph(processes[transport.rank], own, update)
 
     one_at_a_time = threading.Lock()

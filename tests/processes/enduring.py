@@ -17,14 +17,10 @@ import numpy as np
 
 import keras_towers as kt
 from keras_towers import elastic
-from keras_towers.fit.weights import shards
 from tests.kit.compare import assert_all_close, assert_same_history
 
 FOLDER = pathlib.Path(sys.argv[1])
-# The option that divides what ranks hold, if one does.
-SHARDED = os.environ.get("TESTED_SHARDED")
-# The model is small.
-shards.SMALLEST_BYTES = 1
+UPDATES = os.environ.get("TESTED_UPDATES")
 # Those that are left are to be at work still when another one has started.
 LONELY_S = 1.0
 GENERATOR = np.random.default_rng(0)
@@ -75,8 +71,7 @@ def main():
 
     @elastic.run
     def train(state):
-        options = {SHARDED: "sharded"} if SHARDED else {}
-        with kt.HorovodStrategy(**options) as strategy:
+        with kt.HorovodStrategy(updates=UPDATES) as strategy:
             commit = elastic.Commit(state, every=4)
             return fit(model, callbacks=[Log(strategy), commit])
 

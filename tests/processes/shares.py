@@ -67,7 +67,7 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     def look(mine):
         held.append(0)
         for slot in mine.optimizer._momentums:
-            for shard in slot._value.shards:
+            for (shard,) in slot._value.shards:
                 held[-1] += shard.numpy().nbytes
             with pytest.raises(kt.TowerError) as caught:
                 slot.numpy()
@@ -241,7 +241,9 @@ def weights_are_in_shards_too():
             mine.save(path)
         s.gather("written")
         shards_here = [w._value.shards for w in mine.trainable_variables]
-        held = sum(s.numpy().nbytes for of_one in shards_here for s in of_one)
+        held = sum(
+            s.numpy().nbytes for of_one in shards_here for (s,) in of_one
+        )
         predicted = mine.predict(s.X, verbose=0)
         description = strategy.describe()
     total = sum(w.nbytes for w in mine.get_weights())

@@ -35,9 +35,9 @@ train(elastic.State(model))
 
 
 @on_some_days()
-@pytest.mark.parametrize("sharded", sample_of(["", "updates", "weights"]))
+@pytest.mark.parametrize("updates", sample_of(["once", "sharded"]))
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
-    tmp_path, sharded
+    tmp_path, updates
 ):
     hosts = write_executable(
         tmp_path / "hosts.sh",
@@ -51,7 +51,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         *("--blacklist-cooldown-range", "8", "10"),
     )
     worker = "-m", "tests.processes.enduring", str(tmp_path)
-    job = Launched(tmp_path, *options, *worker, TESTED_SHARDED=sharded)
+    job = Launched(tmp_path, *options, *worker, TESTED_UPDATES=updates)
     done = job.finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.

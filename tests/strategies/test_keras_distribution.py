@@ -5,6 +5,7 @@ import logging
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.distribution.distribution_lib import Distribution
 
 import keras_towers as kt
 from keras_towers.fit import contract
@@ -158,16 +159,16 @@ def test_a_distribution_inside_a_strategy_is_refused():
     assert len(towers_of(model)) == 2
 
 
-def model_parallel():
-    mesh = keras.distribution.DeviceMesh((2, 4), ["batch", "model"])
-    layouts = keras.distribution.LayoutMap(mesh)
-    return keras.distribution.ModelParallel(layout_map=layouts)
+def of_users():
+    """A distribution of a class that Keras does not have."""
+    mesh = keras.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])
+    return Distribution(mesh, "batch")
 
 
 @pytest.mark.parametrize(
     ("distribution", "said"),
     [
-        (model_parallel, "ModelParallel is not available"),
+        (of_users, "Distribution is not available"),
         (lambda: DataParallel(devices=["gpu:7"]), "no device 'gpu:7'"),
         (lambda: first(2), "while a model trains"),
     ],

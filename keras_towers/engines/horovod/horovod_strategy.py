@@ -171,9 +171,7 @@ class HorovodTransport(EngineTransport):
         # instance. So no value or size is known.
         if tf.executing_eagerly():
             return tensor
-        # A single unknown size would follow from the others.
-        sizes = tf.concat([tf.shape(tensor), [1]], 0) * _one().read_value()
-        return tf.squeeze(tf.reshape(tensor, sizes), -1)
+        return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [

@@ -105,7 +105,7 @@ def _exchange_here(
             return tf.add_n(list(values))
         case "scatter" if ranks > 1:
             return tf.add_n(list(values))
-        case "gather" if exchange.result.on_towers and ranks == 1:
+        case "gather" if exchange.is_own and ranks == 1:
             return _gather_on_towers(values, exchange.axis, devices)
         case "gather":
             return tf.concat(list(values), exchange.axis)

@@ -37,14 +37,14 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import eager_cause
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
-from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, InShards
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
     write_only_rows,
 )
-from keras_towers.partition.program import Inputs, Program, Update
+from keras_towers.partition.mesh import partition_over_mesh
+from keras_towers.partition.program import Inputs, Program, Tensor, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.transport import SingleProcess, Transport
@@ -291,25 +291,38 @@ class GlobalStep:
             config.peers.rank == 0,
         )
         first = len(divided.layouts)
-        captured = program.inputs.of_graph[first:]
+        last = first + len(traced.captures)
+        captured = program.inputs.of_graph[first:last]
         for tensor, value in zip(captured, traced.captures, strict=True):
             common[tensor] = _capture(value)
         for index, tensor in program.inputs.copies.items():
+            if index >= last:
+                continue
             for k, part in enumerate(parts):
-                handles = on_towers[index - first].handles
-                part[tensor] = _capture(handles[k // self.micro_batches])
+                handle = on_towers[index - first].of_tower(
+                    k // self.micro_batches
+                )
+                part[tensor] = _capture(handle)
         _add_shares(program.inputs, parts, config.num_towers, transport)
+        of_columns, of_cells = _column_inputs(
+            program.inputs,
+            {first + index: handles for index, handles in on_towers.items()},
+            config.num_towers,
+            config.num_columns,
+        )
         ready = TowerProgram(
             program,
             "xla" if call.model.jit_compile else self._call_mode(),
-            self._devices(bool(on_towers) and variables.mirrors),
+            self._mesh(bool(on_towers) and variables.mirrors),
             transport,
             self.order,
         )
         update = functools.partial(
             self._update, traced, local_step, divided, call
         )
-        results = ready.add_to_graph(common, parts, update)
+        results = ready.add_to_graph(
+            common, parts, update, of_columns, of_cells
+        )
         if ready.not_compiled:
             (reason, source), *_ = ready.not_compiled
             where = "" if source is None else f": {step_costs.line_of(source)}"
@@ -383,12 +396,20 @@ class GlobalStep:
             on_towers[index].layout if index in on_towers else REPLICATED
             for index, _ in enumerate(traced.captures)
         ]
-        program = partition_graph(
+        first = len(divided.layouts)
+        in_columns = {
+            first + index: handles.columns
+            for index, handles in on_towers.items()
+            if handles.columns is not None
+        }
+        program = partition_over_mesh(
             traced.graph,
             [*divided.layouts, *of_captures],
+            in_columns,
             traced.results,
             traced.update_infos(),
             traced.placed,
+            columns=config.num_columns,
             ranks=transport.size > 1,
             xla=bool(call.model.jit_compile),
             gather_ratio=self._gather_ratio(transport),
@@ -471,18 +492,18 @@ class GlobalStep:
             return None
         return _MIN_SAVING_RATIO * (examples or 0)
 
-    def _devices(self, copied: bool) -> Sequence[str]:
-        """Return where the towers of this process compute.
+    def _mesh(self, copied: bool) -> Sequence[Sequence[str]]:
+        """Return where the columns of this process's towers compute.
 
         Args:
             copied: whether each tower has copies of variables on its device.
         """
-        towers = self.config.devices
-        if copied or not devices.all_on_host(towers):
-            return towers
+        mesh = self.config.mesh
+        if copied or not devices.all_on_host(itertools.chain(*mesh)):
+            return mesh
         # They share all cores anyway, and TensorFlow instantiates each function
         # only once for a single device.
-        return [towers[0]] * len(towers)
+        return [[mesh[0][0] for _ in row] for row in mesh]
 
     def _call_mode(self) -> CallMode:
         """Return how towers call their functions.
@@ -610,6 +631,51 @@ def _add_shares(
                 tower = towers * transport.rank + k // number
                 part[count] = tf.constant(counts[tower], tf.int64)
                 part[start] = tf.constant(sum(counts[:tower]), tf.int64)
+
+
+def _column_inputs(
+    inputs: Inputs,
+    handles: Mapping[int, TowerHandles],
+    towers: int,
+    columns: int,
+) -> tuple[list[dict[Tensor, Any]], list[list[dict[Tensor, Any]]]]:
+    """Return the inputs that differ between columns.
+
+    Args:
+        inputs: the inputs of the program.
+        handles: the handles of variables, by the index of the input.
+        towers: the number K of towers.
+        columns: the number M of columns.
+
+    Returns:
+        For each of M columns, the inputs that all towers share; and for each of
+        K towers and its M columns, the others.
+    """
+    if not inputs.of_columns:
+        return [], []
+    of_columns: list[dict[Tensor, Any]] = [{} for _ in range(columns)]
+    of_cells: list[list[dict[Tensor, Any]]] = [
+        [{} for _ in range(columns)] for _ in range(towers)
+    ]
+    first = len(inputs.of_graph) - len(inputs.of_columns)
+    for index, one in enumerate(inputs.of_columns, first):
+        tensor, copy = inputs.of_graph[index], inputs.copies.get(index)
+        for j, shared in enumerate(of_columns):
+            match one.kind:
+                case "handle":
+                    found = handles[one.key]
+                    shared[tensor] = _capture(found.of_tower(0, j))
+                    for i, cells in enumerate(of_cells):
+                        if copy is not None:
+                            cells[j][copy] = _capture(found.of_tower(i, j))
+                case "start":
+                    with tf.device(compat.HOST):
+                        start = one.key // columns * j
+                        shared[tensor] = tf.constant(start, tf.int64)
+                case "is_first":
+                    with tf.device(compat.HOST):
+                        shared[tensor] = tf.constant(j == 0)
+    return of_columns, of_cells
 
 
 def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:

@@ -70,6 +70,8 @@ class StepCosts:
         sent: the bytes that each tower sends, and receives, if exchanges move
             as few as they can: rings do. By what they are a multiple of, as in
             ``per_unit``; "": of nothing.
+        over_columns: how many of the exchanges are among the devices of each
+            tower.
     """
 
     exchanges: int
@@ -82,6 +84,7 @@ class StepCosts:
     growing: frozenset[str]
     gathered: int = 0
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
+    over_columns: int = 0
 
     @property
     def exchange_summary(self) -> str:
@@ -91,6 +94,9 @@ class StepCosts:
         if self.fixed or not sizes:
             sizes.insert(0, format_bytes(self.fixed))
         rounds = _count(self.rounds, "round")
+        if self.over_columns:
+            within = f"{self.over_columns} among the devices of a tower"
+            rounds = f"{rounds} ({within})"
         return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
 
     @property
@@ -175,7 +181,9 @@ def costs_of(program: Program, towers: int) -> StepCosts:
     exchanged: list[tuple[int, Tensor, Sequence[Any], bool]] = []
     for exchange in program.exchanges:
         tensor, sizes = exchange.given, exchange.sizes
-        if sizes is None:
+        if exchange.over == "columns":
+            sizes = list(sizes or [UNKNOWN])
+        elif sizes is None:
             times = 1 if exchange.kind == "sum" else towers
             sizes = [times, *_sizes(tensor)]
         else:
@@ -222,6 +230,7 @@ def costs_of(program: Program, towers: int) -> StepCosts:
         growing=growing,
         gathered=max(gathered_bytes(program)),
         sent=dict(sorted(sent.items())),
+        over_columns=sum(e.over == "columns" for e in program.exchanges),
     )
 
 

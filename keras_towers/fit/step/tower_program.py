@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +37,7 @@ from keras_towers.partition.program import (
     needed_operations,
 )
 from keras_towers.partition.stages import Stage, needs_call, stages_of
-from keras_towers.transport import Transport
+from keras_towers.transport import SingleProcess, Transport
 
 # The numbers of rows of a tower to try, in turn, when XLA compiles a function:
 # small ones are cheap, but an image must not be smaller than a kernel, some
@@ -49,7 +55,7 @@ class TowerProgram:
         program: the program.
         mode: how towers call their functions; functions that XLA cannot compile
             are called without it.
-        devices: the K towers' devices.
+        mesh: for each of K towers, the devices of its M columns.
         transport: connects the processes.
         order: orders the exchanges between processes.
 
@@ -63,7 +69,7 @@ class TowerProgram:
         self,
         program: Program,
         mode: CallMode,
-        devices: Sequence[str],
+        mesh: Sequence[Sequence[str]],
         transport: Transport,
         order: StepOrder,
     ):
@@ -71,14 +77,21 @@ class TowerProgram:
         self.compiled = 0
         self._program = program
         self._mode: CallMode = mode
-        self._devices = devices
+        self._mesh = mesh
+        # Where towers compute what all of their columns share.
+        self._devices: list[str] = [row[0] for row in mesh]
         self._transport = transport
         self._order = order
-        # By level: what is computed once.
-        self._once = [
-            self._stages(o for o in program.of_level(level) if not o.on_towers)
+        # By level: what is computed once, or once for each column.
+        self._once = {
+            (level, on_columns): self._stages(
+                o
+                for o in program.of_level(level)
+                if not o.on_towers and o.on_columns == on_columns
+            )
             for level in range(program.levels)
-        ]
+            for on_columns in (False, True)
+        }
         self._assumed: list[AssumedBatch] = []
         self._used = self._used_elsewhere()
         self._summed = _summed(program)
@@ -88,6 +101,8 @@ class TowerProgram:
         common: Mapping[Tensor, Any],
         parts: Sequence[dict[Tensor, Any]],
         update: Callable[[Update, list[list[Any]], list[Any]], None],
+        of_columns: Sequence[Mapping[Tensor, Any]] = (),
+        of_cells: Sequence[Sequence[dict[Tensor, Any]]] = (),
     ) -> list[Any]:
         """Add the program to this graph; return its results.
 
@@ -97,6 +112,8 @@ class TowerProgram:
                 computes the same number of them, one after another.
             update: called with an update, K lists of the towers' gradients, and
                 a list of the gradients that all towers share.
+            of_columns: the inputs of each of M columns, if there are any.
+            of_cells: for each tower, the inputs of its M columns.
         """
         program, devices = self._program, self._devices
         known = dict(common)
@@ -106,32 +123,48 @@ class TowerProgram:
             for rows in _TRIED_ROWS
         ]
         towers = [
-            _Tower(device, parts[k * number : (k + 1) * number], known)
+            _Place(
+                device,
+                [
+                    [part, known]
+                    for part in parts[k * number : (k + 1) * number]
+                ],
+            )
             for k, device in enumerate(devices)
         ]
+        columns: list[ChainMap[Tensor, Any]] = [
+            ChainMap(dict(own), known) for own in of_columns
+        ]
+        cells = [
+            [
+                _Place(
+                    device,
+                    [
+                        [{}, own, *part.maps[:-1], *column.maps]
+                        for part in tower.parts
+                    ],
+                )
+                for device, own, column in zip(
+                    row, inputs, columns, strict=True
+                )
+            ]
+            for row, tower, inputs in zip(
+                self._mesh, towers, of_cells, strict=False
+            )
+        ]
+        of_all_cells = [cell for row in cells for cell in row]
         checks: list[Any] = []
         for level in range(program.levels):
-            for stage in self._once[level]:
-                if stage.compiled:
-                    self._compute_in_function(stage.compiled, known)
-                self._compute_once(stage.single, known, checks)
-            by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
-            for operation in program.of_level(level):
-                by_phase[operation.phase].append(operation)
-            for tower in towers:
-                self._access_variables(by_phase[Phase.READ], tower)
-            of_parts = by_phase[Phase.TOWERS]
-            if number > 1:
-                # What micro-batches share, a tower computes once.
-                shared = [o for o in of_parts if not _is_of_batch(o)]
-                of_parts = [o for o in of_parts if _is_of_batch(o)]
-                self._compute_on_towers(shared, towers, once=True)
-            self._compute_on_towers(of_parts, towers)
-            for tower in towers:
-                self._access_variables(by_phase[Phase.WRITE], tower)
+            self._compute_stages(level, known, devices[0], False, checks)
+            for device, column in zip(self._mesh[0], columns, strict=False):
+                self._compute_stages(level, column, device, True, checks)
+            operations = program.of_level(level)
+            for on_columns, places in ((False, towers), (True, of_all_cells)):
+                here = [o for o in operations if o.on_columns == on_columns]
+                self._run_level(here, places, number)
             exchanges = [e for e in program.exchanges if e.given.level == level]
             if exchanges:
-                self._exchange(exchanges, known, towers)
+                self._exchange(exchanges, known, towers, columns, cells)
             for change in program.updates:
                 if change.level != level:
                     continue
@@ -145,6 +178,49 @@ class TowerProgram:
         with tf.device(devices[0]):
             return [_value(t, known) for t in program.results]
 
+    def _compute_stages(
+        self,
+        level: int,
+        known: MutableMapping[Tensor, Any],
+        device: str,
+        on_columns: bool,
+        checks: list[Any],
+    ) -> None:
+        """Add what is computed once in a level, or once for a column."""
+        with tf.device(device):
+            for stage in self._once[level, on_columns]:
+                if stage.compiled:
+                    self._compute_in_function(stage.compiled, known)
+                self._compute_once(stage.single, known, checks)
+
+    def _run_level(
+        self,
+        operations: Sequence[Operation],
+        places: Sequence[_Place],
+        number: int,
+    ) -> None:
+        """Add what towers, or all of their columns, do in a level.
+
+        Args:
+            operations: the operations.
+            places: the towers, or the columns of all towers.
+            number: the number of micro-batches.
+        """
+        by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
+        for operation in operations:
+            by_phase[operation.phase].append(operation)
+        for place in places:
+            self._access_variables(by_phase[Phase.READ], place)
+        of_parts = by_phase[Phase.TOWERS]
+        if number > 1:
+            # What micro-batches share, a tower computes once.
+            shared = [o for o in of_parts if not _is_of_batch(o)]
+            of_parts = [o for o in of_parts if _is_of_batch(o)]
+            self._compute_on_towers(shared, places, once=True)
+        self._compute_on_towers(of_parts, places)
+        for place in places:
+            self._access_variables(by_phase[Phase.WRITE], place)
+
     def _stages(self, operations: Iterable[Operation]) -> list[Stage]:
         """Divide what is computed once in a level into stages."""
         if self._mode == "xla":
@@ -156,13 +232,13 @@ class TowerProgram:
         program = self._program
         # The function, or the part of a level, that an operation belongs to.
         places: dict[int, Any] = {
-            id(o): (o.level, o.phase, _is_of_batch(o))
+            id(o): (o.level, o.phase, _is_of_batch(o), o.on_columns)
             for o in program.operations
         }
-        for level, stages in enumerate(self._once):
+        for where, stages in self._once.items():
             for number, stage in enumerate(stages):
                 for operation in stage.compiled:
-                    places[id(operation)] = level, "compiled", number
+                    places[id(operation)] = where, "compiled", number
         used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
         for update in program.updates:
@@ -178,19 +254,17 @@ class TowerProgram:
         return used
 
     def _compute_in_function(
-        self, operations: Sequence[Operation], known: dict[Tensor, Any]
+        self,
+        operations: Sequence[Operation],
+        known: MutableMapping[Tensor, Any],
     ) -> None:
         """Add operations that are computed once as a function."""
         body = self._closure(operations)
-        with tf.device(self._devices[0]):
-            has_call = needs_call(operations)
-            function = self._function(body) if has_call else None
-            if function is None:
-                values = emit(
-                    operations, known, body.outputs, self._program.graphs
-                )
-            else:
-                values = function([_value(t, known) for t in body.inputs])
+        function = self._function(body) if needs_call(operations) else None
+        if function is None:
+            values = emit(operations, known, body.outputs, self._program.graphs)
+        else:
+            values = function([_value(t, known) for t in body.inputs])
         known.update(_with_shapes(body.outputs, values))
 
     def _closure(self, operations: Sequence[Operation]) -> Function:
@@ -205,7 +279,7 @@ class TowerProgram:
     def _compute_once(
         self,
         operations: Sequence[Operation],
-        known: dict[Tensor, Any],
+        known: MutableMapping[Tensor, Any],
         checks: list[Any],
     ) -> None:
         """Add operations that each process computes, or only the first one."""
@@ -213,34 +287,33 @@ class TowerProgram:
         here = [o for o in operations if is_root or not o.at_root]
         made = [t for o in here for t in o.outputs if t in self._used]
         graphs, gate = self._program.graphs, self._order.gate
-        with tf.device(self._devices[0]):
-            values = emit(here, known, made, graphs, gate, checks)
+        values = emit(here, known, made, graphs, gate, checks)
         known.update(zip(made, values, strict=True))
 
     def _access_variables(
-        self, operations: Sequence[Operation], tower: _Tower
+        self, operations: Sequence[Operation], place: _Place
     ) -> None:
         """Read or write a tower's copies of variables, on its device."""
         # Whatever is written is the same for all micro-batches.
-        scope, *_ = tower.parts
+        scope, *_ = place.parts
         made = [t for o in operations for t in o.outputs if t in self._used]
-        with tf.device(tower.device):
+        with tf.device(place.device):
             values = emit(
                 operations, scope, made, self._program.graphs, self._order.gate
             )
-        tower.shared.update(zip(made, values, strict=True))
+        place.shared.update(zip(made, values, strict=True))
 
     def _compute_on_towers(
         self,
         operations: Sequence[Operation],
-        towers: Sequence[_Tower],
+        places: Sequence[_Place],
         once: bool = False,
     ) -> None:
         """Call a function of operations for each tower's micro-batches.
 
         Args:
             operations: the operations.
-            towers: the towers.
+            places: the towers, or the columns of all towers.
             once: whether all micro-batches of a tower share the results.
         """
         if not operations:
@@ -250,23 +323,23 @@ class TowerProgram:
         function = self._function(body) or GraphFunction(
             graph_of(body, self._program.graphs), "called"
         )
-        for tower in towers:
+        for place in places:
             made: list[Any] = []
             if once:
-                first, *_ = tower.parts
-                with tf.device(tower.device):
+                first, *_ = place.parts
+                with tf.device(place.device):
                     values = function([_value(t, first) for t in inputs])
-                tower.shared.update(_with_shapes(outputs, values))
+                place.shared.update(_with_shapes(outputs, values))
                 continue
-            for part in tower.parts:
+            for part in place.parts:
                 # One micro-batch frees its memory before the next one begins.
-                with tf.device(tower.device), tf.control_dependencies(made):
+                with tf.device(place.device), tf.control_dependencies(made):
                     given = [_value(t, part) for t in inputs]
                     if made:
                         given = [_after_dependencies(value) for value in given]
                     part.update(_with_shapes(outputs, function(given)))
                     made = [
-                        tower.add(t, part[t]) if t in self._summed else part[t]
+                        place.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
                     ]
 
@@ -300,11 +373,84 @@ class TowerProgram:
     def _exchange(
         self,
         exchanges: Sequence[Exchange],
-        known: dict[Tensor, Any],
-        towers: Sequence[_Tower],
+        known: MutableMapping[Tensor, Any],
+        towers: Sequence[_Place],
+        columns: Sequence[MutableMapping[Tensor, Any]],
+        cells: Sequence[Sequence[_Place]],
     ) -> None:
-        """Exchange tensors of towers, and add the results to their tensors."""
+        """Exchange tensors, and add the results to their tensors."""
+        of_towers = [e for e in exchanges if e.over == "towers"]
+        shared = [e for e in of_towers if not e.given.on_columns]
+        if shared:
+            self._exchange_over_towers(shared, known, towers)
+        own = [e for e in of_towers if e.given.on_columns]
+        for column, places in zip(
+            columns, zip(*cells, strict=True), strict=True
+        ):
+            if own:
+                self._exchange_over_towers(own, column, places)
+        of_columns = [e for e in exchanges if e.over == "columns"]
+        for exchange in of_columns:
+            if not exchange.given.on_towers:
+                self._exchange_over_columns(
+                    exchange, self._mesh[0], columns, known, columns
+                )
+                continue
+            for row, tower, places in zip(
+                self._mesh, towers, cells, strict=True
+            ):
+                number = len(tower.parts) if exchange.given.of_batch else 1
+                for k in range(number):
+                    of_batch = exchange.result.of_batch
+                    self._exchange_over_columns(
+                        exchange,
+                        row,
+                        [place.parts[k] for place in places],
+                        tower.parts[k] if of_batch else tower.shared,
+                        [p.parts[k] if of_batch else p.shared for p in places],
+                    )
+
+    def _exchange_over_columns(
+        self,
+        exchange: Exchange,
+        devices: Sequence[str],
+        given: Sequence[Mapping[Tensor, Any]],
+        to_all: MutableMapping[Tensor, Any],
+        to_each: Sequence[MutableMapping[Tensor, Any]],
+    ) -> None:
+        """Exchange a tensor of the columns of a tower.
+
+        Args:
+            exchange: the exchange.
+            devices: the M columns' devices.
+            given: the tensors of each column.
+            to_all: gets a result that all columns share.
+            to_each: get the results that columns have of their own.
+        """
+        values = [_value(exchange.given, scope) for scope in given]
+        rows: list[Sequence[int]] = []
+        if exchange.kind == "scatter":
+            count: Any = exchange.result.shape[exchange.axis]
+            rows = [(k * count, count) for k in range(len(devices))]
+        with tf.device(devices[0]):
+            (result,) = exchange_tensors(
+                [exchange], [values], [rows], devices, SingleProcess()
+            )
+        if not exchange.is_own:
+            to_all.update(_with_shapes([exchange.result], [result]))
+            return
+        for scope, value in zip(to_each, result, strict=True):
+            scope.update(_with_shapes([exchange.result], [value]))
+
+    def _exchange_over_towers(
+        self,
+        exchanges: Sequence[Exchange],
+        known: MutableMapping[Tensor, Any],
+        towers: Sequence[_Place],
+    ) -> None:
+        """Exchange tensors of towers, or of a column of them."""
         transport = self._transport
+        devices = [tower.device for tower in towers]
         parts = [part for tower in towers for part in tower.parts]
 
         def given(exchange: Exchange) -> list[Any]:
@@ -328,11 +474,11 @@ class TowerProgram:
             return [[_value(t, taker) for t in rows] for taker in takers]
 
         rows = list(map(rows_of, exchanges))
-        with tf.device(self._devices[0]):
+        with tf.device(devices[0]):
             results = self._order.exchange(
                 list(map(given, exchanges)),
                 lambda values: exchange_tensors(
-                    exchanges, values, rows, self._devices, transport
+                    exchanges, values, rows, devices, transport
                 ),
             )
         for exchange, result in zip(exchanges, results, strict=True):
@@ -345,13 +491,13 @@ class TowerProgram:
                 known.update(_with_shapes([exchange.result], [result]))
 
 
-class _Tower:
-    """The tensors of a tower in a step.
+class _Place:
+    """The tensors of a tower in a step, or of one of its columns.
 
     Args:
         device: where it computes.
-        inputs: the inputs of each of its micro-batches.
-        known: the tensors that all towers share.
+        scopes: for each micro-batch, its inputs and then what it shares with
+            others.
 
     Attributes:
         device: where it computes.
@@ -364,12 +510,13 @@ class _Tower:
     def __init__(
         self,
         device: str,
-        inputs: Sequence[dict[Tensor, Any]],
-        known: dict[Tensor, Any],
+        scopes: Sequence[Sequence[MutableMapping[Tensor, Any]]],
     ):
         self.device = device
         self.shared: dict[Tensor, Any] = {}
-        self.parts = [ChainMap(part, self.shared, known) for part in inputs]
+        self.parts: list[ChainMap[Tensor, Any]] = [
+            ChainMap(own, self.shared, *others) for own, *others in scopes
+        ]
         self.sums: dict[Tensor, Any] = {}
 
     def add(self, tensor: Tensor, value: Any) -> Any:
@@ -447,7 +594,8 @@ def _value(tensor: Tensor, scope: Mapping[Tensor, Any]) -> Any:
 def _summed(program: Program) -> set[Tensor]:
     """The towers' tensors that are summed over all towers."""
     kinds = ("sum", "scatter")
-    tensors = [e.given for e in program.exchanges if e.kind in kinds]
+    exchanges = [e for e in program.exchanges if e.over == "towers"]
+    tensors = [e.given for e in exchanges if e.kind in kinds]
     for update in program.updates:
         tensors += [t for t in update.given if t not in update.rows]
     return {tensor for tensor in tensors if tensor.on_towers}

@@ -21,7 +21,7 @@ from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
-from keras_towers.partition.layouts import InShards
+from keras_towers.partition.layouts import MeshLayout
 
 # Calls whose functions take their last inputs.
 _CALLS = frozenset(
@@ -50,7 +50,7 @@ class Trace:
     captures: Sequence[Any]
     updates: Mapping[str, UpdateCall]
     output: Any
-    placed: Mapping[str, InShards] = dataclasses.field(default_factory=dict)
+    placed: Mapping[str, MeshLayout] = dataclasses.field(default_factory=dict)
 
     @property
     def results(self) -> list[tf.Tensor]:
@@ -214,7 +214,7 @@ def trace(
     build: Callable[[Any, Sequence[Any]], None],
     own_statistics: bool = False,
     xla: bool = False,
-    apply: Callable[[UpdateCall], Mapping[str, InShards]] | None = None,
+    apply: Callable[[UpdateCall], Mapping[str, MeshLayout]] | None = None,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -232,7 +232,7 @@ def trace(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, UpdateCall] = {}
-    placed: dict[str, InShards] = {}
+    placed: dict[str, MeshLayout] = {}
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Any:

@@ -74,7 +74,8 @@ def apply_compiled(
                 part[tensor] = given[k][index]
             else:
                 part[tensor] = here.capture(copied[index - len(specs)][k])
-    ready = TowerProgram(program, "xla", devices, SingleProcess(), order)
+    mesh = [[device] for device in devices]
+    ready = TowerProgram(program, "xla", mesh, SingleProcess(), order)
     ready.add_to_graph(common, parts, _refuse)
 
 

@@ -27,7 +27,7 @@ from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
-from keras_towers.partition.layouts import InShards
+from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -38,19 +38,34 @@ class UpdateInShards(WeightUpdate):
 
     Without ``divides_weights`` only slots are in shards, as in stage 1 of ZeRO:
     each tower computes its rows of a new weight, and all towers gather them.
+
+    Args:
+        config: the towers.
+        divides_weights: whether weights are in shards, not only their slots.
+        layout_of: returns how a variable of Keras is divided, given its shape,
+            too; None: large ones are, over towers.
     """
 
     name = "sharded"
     description = "every tower updates its share of the weights"
     is_traced = True
 
-    def __init__(self, config: TowerConfig, divides_weights: bool):
+    def __init__(
+        self,
+        config: TowerConfig,
+        divides_weights: bool,
+        layout_of: Callable[[Any, Sequence[int]], MeshLayout | None]
+        | None = None,
+    ):
         if config.options.updates == "each":
             # Small weights, and what a tower computes, are on its device.
             self.mirrors = True
         super().__init__(config)
         self._divides_weights = divides_weights
-        if divides_weights:
+        self._choose_layout = layout_of
+        if layout_of is not None:
+            self.description = "the layout map divides weights over the mesh"
+        elif divides_weights:
             self.description += ", and has only its rows of large ones"
         # What each variable in shards is.
         self._divided: IdentityDict[keras.Variable, str] = IdentityDict()
@@ -89,6 +104,8 @@ class UpdateInShards(WeightUpdate):
         shape, dtype = variable._shape, tf.as_dtype(variable.dtype)
         if shape is None or not variable.trainable or not self._divides_weights:
             return False
+        if self._choose_layout is not None:
+            return self._choose_layout(variable, shape) is not None
         return choose_layout(shape, dtype.size, self._all_towers) is not None
 
     @property
@@ -97,19 +114,19 @@ class UpdateInShards(WeightUpdate):
 
     def _take_over(self, variable: keras.Variable) -> None:
         """Make a variable that an error has left in shards an ordinary one."""
-        divided = variable._value
-        if isinstance(divided, ShardedVariable):
+        if isinstance(variable._value, ShardedVariable):
             with tf.init_scope(), compat.single_device_mode():
-                whole: Any = tf.Variable(divided)
-            # Optimizers look up slots by it.
-            whole._unique_id = divided._unique_id
-            variable._value = whole
+                variable._value = tf.Variable(variable._value)
 
-    def _layout_of(self, variable: Any) -> InShards | None:
+    def _layout_of(self, variable: Any) -> MeshLayout | None:
         """Return how a weight and its slots are divided; None: they are not."""
         value = copy_on_tower(native(variable))
         if isinstance(value, ShardedVariable):
             return value.layout
+        if self._choose_layout is not None:
+            if not isinstance(variable, keras.Variable):
+                return None
+            return self._choose_layout(variable, value.shape.as_list())
         shape, item_bytes = value.shape.as_list(), value.dtype.size
         return choose_layout(shape, item_bytes, self._all_towers)
 
@@ -178,10 +195,20 @@ class UpdateInShards(WeightUpdate):
         for variable, what in self._divided.items():
             if not isinstance(variable._value, ShardedVariable):
                 continue
-            own = [byte_size(shard) for shard in variable._value.shards]
+            own = self._held_by_devices(variable._value)
             before = sizes.get(what, [0] * len(own))
             sizes[what] = [a + b for a, b in zip(before, own, strict=True)]
         return sizes or self._held_before
+
+    def _held_by_devices(self, value: ShardedVariable) -> list[int]:
+        """Return the bytes that each device of the mesh has of a variable."""
+        sizes = [[byte_size(shard) for shard in row] for row in value.shards]
+        if len(sizes) < self.config.num_towers:
+            sizes *= self.config.num_towers
+        rows = [
+            [*row, *[0] * (self.config.num_columns - len(row))] for row in sizes
+        ]
+        return [size for row in rows for size in row]
 
     def mark_common(self, variables: Sequence[Any]) -> None:
         """Record that all ranks have the same values of variables."""
@@ -214,7 +241,7 @@ class UpdateInShards(WeightUpdate):
             )
         super().apply_in_replica(call)
 
-    def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
+    def apply_in_trace(self, call: UpdateCall) -> dict[str, MeshLayout]:
         """Trace an update; return how its gradients are laid out.
 
         Returns:
@@ -224,7 +251,7 @@ class UpdateInShards(WeightUpdate):
         # The optimizer may have been built in this step.
         self.mark_common([*call.variables, *call.optimizer.variables])
         self.drop_remote_slots()
-        layouts: dict[str, InShards] = {}
+        layouts: dict[str, MeshLayout] = {}
         grads: list[Any] = []
         factor = self.config.gradient_factor
         for gradient, weight in zip(

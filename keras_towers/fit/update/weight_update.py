@@ -43,7 +43,7 @@ from keras_towers.fit.weights.tower_variables import (
     copy_to_towers,
     native,
 )
-from keras_towers.partition.layouts import InShards
+from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -166,7 +166,7 @@ class WeightUpdate:
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
-    def apply_in_trace(self, call: UpdateCall) -> dict[str, InShards]:
+    def apply_in_trace(self, call: UpdateCall) -> dict[str, MeshLayout]:
         """Trace an update with the step, if it ``is_traced``.
 
         Returns:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.partition.layouts import InShards
+from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.transport import Transport, next_key
 
 # A smaller variable is whole on every tower: an exchange of its own would cost
@@ -30,7 +30,7 @@ SMALLEST_BYTES = 2**16
 
 def choose_layout(
     shape: Sequence[int], item_bytes: int, towers: int
-) -> InShards | None:
+) -> MeshLayout | None:
     """Return how a variable is divided; None: it is whole on every tower.
 
     Along the longest of the axes that divide evenly; without one, along the
@@ -48,8 +48,11 @@ def choose_layout(
     even = [a for a in long if not shape[a] % towers]
     if even:
         axis = max(even, key=lambda axis: shape[axis])
-        return InShards(axis, shape[axis], shape[axis] // towers)
-    return InShards(long[0], shape[long[0]]) if long else None
+        rows = InShards(axis, shape[axis], shape[axis] // towers)
+        return MeshLayout(towers=rows)
+    if not long:
+        return None
+    return MeshLayout(towers=InShards(long[0], shape[long[0]]))
 
 
 def share_counts(size: int, towers: int) -> list[int]:
@@ -76,14 +79,15 @@ class ShardedVariable(compat.UninitializedVariable):
     Args:
         original: the variable to divide. Its value is not freed.
         layout: how it is divided.
-        devices: the K towers' devices.
+        mesh: for each of K towers, the devices of its columns. If towers do not
+            divide it, each tower here has a copy.
         rank: the rank of this process.
         ranks: the number of processes, with K towers each.
         path: the name of the variable in errors.
 
     Attributes:
         layout: how it is divided.
-        shards: the rows of this process's towers: K variables.
+        shards: for each of K towers, a variable for each of its columns.
         is_common: whether the ranks have agreed on its value. Until then the
             whole that a rank holds is its own.
         is_lost: whether training has ended without the whole.
@@ -92,24 +96,24 @@ class ShardedVariable(compat.UninitializedVariable):
     def __init__(
         self,
         original: tf.Variable,
-        layout: InShards,
-        devices: Sequence[str],
+        layout: MeshLayout,
+        mesh: Sequence[Sequence[str]],
         rank: int = 0,
         ranks: int = 1,
         path: str = "",
     ):
         name = original.name.split(":")[0]
-        number = len(devices)
-        counts = share_counts(layout.size, number * ranks)
-        first, last = rank * number, (rank + 1) * number
+        number = len(mesh)
         # The rows of earlier ranks, of each tower here, and of later ranks.
-        self._counts = [
-            sum(counts[:first]),
-            *counts[first:last],
-            sum(counts[last:]),
-        ]
+        self._counts: list[int] = []
+        if layout.towers is not None:
+            counts = share_counts(layout.towers.size, number * ranks)
+            first, last = rank * number, (rank + 1) * number
+            before, after = sum(counts[:first]), sum(counts[last:])
+            self._counts = [before, *counts[first:last], after]
         self._path = path
-        self._is_remote: bool = ranks > 1
+        self._is_remote: bool = ranks > 1 and layout.towers is not None
+        self.layout: MeshLayout = layout
         # Whether its handle has the whole, for the moment or until steps write.
         self._is_filled = self._has_whole = False
         self.is_common: bool = False
@@ -123,24 +127,49 @@ class ShardedVariable(compat.UninitializedVariable):
                     dtype=original.dtype,
                 )
                 whole = original.read_value()
-                rows = tf.split(whole, self._counts, layout.axis)[1:-1]
                 if self._is_remote:
                     self._has_whole = True
                     self._overwrite(whole)
-            self.shards: list[tf.Variable] = []
-            for device, own in zip(devices, rows, strict=True):
-                with tf.device(device):
-                    self.shards.append(
-                        tf.Variable(own, trainable=False, name=name)
-                    )
+                parts = self._divided(whole, mesh)
+            self.shards: list[list[tf.Variable]] = []
+            for row, of_tower in zip(mesh, parts, strict=True):
+                self.shards.append([])
+                for device, own in zip(row, of_tower, strict=False):
+                    with tf.device(device):
+                        shard = tf.Variable(own, trainable=False, name=name)
+                    self.shards[-1].append(shard)
         # Optimizers look up slots by it.
         self._unique_id = original._unique_id
-        self.layout: InShards = layout
 
     @property
-    def handles(self) -> list[Any]:
-        """The handles of the K shards."""
-        return [shard.handle for shard in self.shards]
+    def handles(self) -> list[list[Any]]:
+        """The handles of the shards, for each tower and its columns."""
+        return [[shard.handle for shard in row] for row in self.shards]
+
+    def _divided(
+        self, whole: tf.Tensor, mesh: Sequence[Sequence[Any]]
+    ) -> list[list[tf.Tensor]]:
+        """Return the parts of each tower's columns."""
+        towers, columns = self.layout.towers, self.layout.columns
+        if towers is None:
+            rows = [whole for _ in mesh]
+        else:
+            rows = tf.split(whole, self._counts, towers.axis)[1:-1]
+        if columns is None:
+            return [[row] for row in rows]
+        number = len(mesh[0])
+        return [tf.split(row, number, columns.axis) for row in rows]
+
+    def _rows(self) -> list[tf.Tensor]:
+        """Return what each tower has, or one of them if all have the same."""
+        towers, columns = self.layout.towers, self.layout.columns
+        rows = self.shards if towers else self.shards[:1]
+        if columns is None:
+            return [row[0].read_value() for row in rows]
+        return [
+            tf.concat([shard.read_value() for shard in row], columns.axis)
+            for row in rows
+        ]
 
     @property
     def is_absent(self) -> bool:
@@ -153,12 +182,13 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def gather(self, transport: Transport) -> None:
         """Hold the whole on the host of every rank. Collective."""
-        if not self.is_absent:
+        towers, rank = self.layout.towers, self.shape.rank
+        if not self.is_absent or towers is None:
             return
-        axis, rank = self.layout.axis, self.shape.rank
+        axis = towers.axis
         order = [axis, *(a for a in range(rank) if a != axis)]
         with tf.device(compat.HOST):
-            rows = [tf.identity(shard.read_value()) for shard in self.shards]
+            rows = [tf.identity(row) for row in self._rows()]
             first = tf.transpose(tf.concat(rows, axis), order)
             whole = transport.all_gather(first, next_key("shards"))
             back = [order.index(a) for a in range(rank)]
@@ -180,7 +210,7 @@ class ShardedVariable(compat.UninitializedVariable):
             return
         if self.is_absent and (reads or not self.is_lost):
             self._refuse()
-        axis, keeps = self.layout.axis, self._has_whole or self.is_lost
+        keeps, towers = self._has_whole or self.is_lost, self.layout.towers
         self._is_filled = True
         # A device may be too small for the whole.
         with tf.device(compat.HOST):
@@ -188,14 +218,20 @@ class ShardedVariable(compat.UninitializedVariable):
                 if self.is_lost and self.is_absent:
                     self._overwrite(tf.zeros(self.shape, self.dtype))
                 elif not keeps:
-                    rows = [shard.read_value() for shard in self.shards]
-                    self._overwrite(tf.concat(rows, axis))
+                    first, *others = rows = self._rows()
+                    if towers is not None and others:
+                        first = tf.concat(rows, towers.axis)
+                    self._overwrite(first)
                 yield
                 self._has_whole = keeps
                 if writes:
                     whole = self._read_variable_op()
-                    rows = tf.split(whole, self._counts, axis)[1:-1]
-                    for shard, own in zip(self.shards, rows, strict=True):
+                    parts = self._divided(whole, self.shards)
+                    for shard, own in zip(
+                        itertools.chain(*self.shards),
+                        itertools.chain(*parts),
+                        strict=True,
+                    ):
                         with tf.device(shard.device):
                             shard.assign(own, read_value=False)
             finally:

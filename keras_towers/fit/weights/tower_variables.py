@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import weakref
 from collections.abc import (
     Callable,
@@ -26,7 +27,13 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.shards import ShardedVariable
-from keras_towers.partition.layouts import MIRRORED, InputLayout, InShards
+from keras_towers.partition.layouts import (
+    MIRRORED,
+    REPLICATED,
+    InputLayout,
+    InShards,
+    MeshLayout,
+)
 
 _SUM = tf.VariableAggregation.SUM
 _OPTIONS = ("dtype", "shape", "trainable", "constraint")
@@ -289,12 +296,21 @@ class TowerHandles:
     """The handles of a variable of which every tower has a part.
 
     Attributes:
-        layout: what the parts are: copies, or shards.
-        handles: the K towers' handles.
+        layout: what the parts are: copies, or shards. REPLICATED: all towers
+            share the only one.
+        handles: for each of K towers, or for the only one, the handles of its
+            columns.
+        columns: how columns divide the part of a tower; None: they do not.
     """
 
     layout: InputLayout
-    handles: Sequence[Any]
+    handles: Sequence[Sequence[Any]]
+    columns: InShards | None = None
+
+    def of_tower(self, tower: int, column: int = 0) -> Any:
+        """Return the handle of a tower's column."""
+        row = tower if len(self.handles) > 1 else 0
+        return self.handles[row][column]
 
 
 class TowerVariables:
@@ -383,7 +399,7 @@ class TowerVariables:
     def divide(
         self,
         variable: keras.Variable,
-        layout: InShards,
+        layout: MeshLayout,
         back_to: str | None = None,
     ) -> None:
         """Divide a variable, and free the original.
@@ -394,16 +410,18 @@ class TowerVariables:
             back_to: the device to restore it to; None: the current one.
         """
         self.hold_once(variable)
-        value, towers = variable._value, self._config.devices
-        if devices.all_on_host(towers) and not self.mirrors:
+        value, mesh = variable._value, self._config.mesh
+        if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
             # They share the memory of the host.
-            towers = [towers[0]] * len(towers)
+            mesh = [[mesh[0][0] for _ in row] for row in mesh]
+            if layout.towers is None:
+                mesh = mesh[:1]
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to or value.device
         self._mirrored.pop(variable, None)
         transport = self._config.transport
         variable._value = ShardedVariable(
-            value, layout, towers, transport.rank, transport.size, variable.path
+            value, layout, mesh, transport.rank, transport.size, variable.path
         )
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
@@ -441,14 +459,17 @@ class TowerVariables:
                 the wholes that this rank holds.
         """
         found = {
-            key: TowerHandles(MIRRORED, handles)
+            key: TowerHandles(MIRRORED, [[handle] for handle in handles])
             for key, handles in self.handles().items()
         }
         for variable in self._moved:
             value = variable._value
             if isinstance(value, ShardedVariable) and not alone:
+                whole = MIRRORED if len(value.shards) > 1 else REPLICATED
                 found[id(value.handle)] = TowerHandles(
-                    value.layout, value.handles
+                    value.layout.towers or whole,
+                    value.handles,
+                    value.layout.columns,
                 )
         return found
 

@@ -21,6 +21,8 @@ The file of an operation's rule, with some of TensorFlow's names:
   rows: Where Range DynamicPartition RaggedTensorToTensor
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
+* ``columns.py``: exchanges among the columns of a mesh, in the graph of one of
+  them: PartitionedCall
 * ``control_flow.py``: calls and branches: PartitionedCall If Case
 * ``loops.py``: loops, also with one round for each example, as in
   ``tf.map_fn``: While

@@ -71,6 +71,31 @@ def _slice(node: Node, value: Value, *ends: Value) -> Values:
     return [_slice_blocks(node.partitioner, value, span.begin, span.size)]
 
 
+@rule("Slice")
+def _slice_from_unknown(
+    node: Node, value: Value, begin: Value, size: Value
+) -> Values:
+    """Slice other axes than that of the rows, from indices not known yet.
+
+    XLA then needs the local number of rows.
+    """
+    layout, tensor = value.as_rows()
+    taken = _known_spans(node, value.sizes, (begin, size))
+    require(begin.entries.count(UNKNOWN) and taken[layout.axis].is_whole)
+    shape = [
+        full if span.is_whole else span.size
+        for full, span in zip(value.sizes, taken, strict=True)
+    ]
+    own: list[Any] = [size if isinstance(size, int) else None for size in shape]
+    own[layout.axis] = node.partitioner.local_rows(layout)
+    operands = [
+        tensor,
+        node.partitioner.replicate(begin),
+        node.partitioner.size_vector_like(size, own),
+    ]
+    return node.run_on_towers(operands, layout, shapes=[shape])
+
+
 def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
     """Return the span of an axis, if all other axes are selected as a whole."""
     parts = [span for span in taken if not span.is_whole]

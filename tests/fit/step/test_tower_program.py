@@ -42,7 +42,9 @@ def traced(program, devices):
         common, parts = divided.values_of(program.inputs, True)
         alone, towers = SingleProcess(), devices[:TOWERS]
         order = StepOrder(alone)
-        ready = TowerProgram(program, "called", towers, alone, order)
+        ready = TowerProgram(
+            program, "called", [[tower] for tower in towers], alone, order
+        )
         return ready.add_to_graph(common, parts, None)
 
     return run.get_concrete_function(SPEC).graph

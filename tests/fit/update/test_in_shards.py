@@ -153,13 +153,13 @@ def test_a_large_table_is_not_gathered(monkeypatch):
 
 def _record_programs(monkeypatch):
     programs = []
-    lay_out = global_step.partition_graph
+    lay_out = global_step.partition_over_mesh
 
     def recorded(*args, **kwargs):
         programs.append(lay_out(*args, **kwargs))
         return programs[-1]
 
-    monkeypatch.setattr(global_step, "partition_graph", recorded)
+    monkeypatch.setattr(global_step, "partition_over_mesh", recorded)
     return programs
 
 

@@ -91,7 +91,7 @@ def bytes_by_tower(model):
     """The bytes of the slots on each tower."""
     found = [0] * TOWERS
     for slot in model.optimizer.variables[2:]:
-        for tower, shard in enumerate(slot._value.shards):
+        for tower, (shard,) in enumerate(slot._value.shards):
             found[tower] += shard.numpy().nbytes
     return found
 

@@ -9,7 +9,7 @@ from keras_towers.fit.weights.shards import (
     choose_layout,
     share_counts,
 )
-from keras_towers.partition.layouts import InShards
+from keras_towers.partition.layouts import InShards, MeshLayout
 
 LARGE = SMALLEST_BYTES // 4
 
@@ -35,10 +35,11 @@ LARGE = SMALLEST_BYTES // 4
 )
 def test_axis(shape, towers, axis):
     layout = choose_layout(shape, 4, towers)
-    assert axis == (None if layout is None else layout.axis)
-    if layout is not None:
-        counts = share_counts(layout.size, towers)
-        assert counts == [layout.rows] * towers or layout.rows is None
+    rows = None if layout is None else layout.towers
+    assert axis == (None if rows is None else rows.axis)
+    if rows is not None:
+        counts = share_counts(rows.size, towers)
+        assert counts == [rows.rows] * towers or rows.rows is None
 
 
 def test_shares_differ_by_one_row():
@@ -51,9 +52,11 @@ def test_shares_differ_by_one_row():
 def test_a_wrong_shape_changes_nothing():
     original = tf.Variable(tf.reshape(tf.range(6.0), [3, 2]), name="kernel")
     variable = ShardedVariable(
-        original, InShards(0, 3), ["/device:CPU:0", "/device:CPU:1"]
+        original,
+        MeshLayout(towers=InShards(0, 3)),
+        [["/device:CPU:0"], ["/device:CPU:1"]],
     )
-    assert [tuple(s.shape) for s in variable.shards] == [(1, 2), (2, 2)]
+    assert [tuple(s.shape) for (s,) in variable.shards] == [(1, 2), (2, 2)]
     assert variable.name == original.name
     with pytest.raises(ValueError, match="shape"):
         variable.assign(tf.ones([2, 2]))

@@ -1,0 +1,209 @@
+"""Divides a step over a mesh of two dimensions: the same pass, applied twice.
+
+The rows of the mesh are towers, which divide the examples. Each tower has a
+device in every column, and the columns divide weights, and what is computed
+with them: tensor parallelism, as Megatron-LM (Shoeybi et al., arXiv 1909.08053)
+has it for transformers and GSPMD (arXiv 2105.04663) for any graph. First the
+step is laid out over the columns of one tower, where all have its examples.
+The result is written as the graph of one column, in which the exchanges with
+the others are operations, and that graph is laid out over towers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.entry import partition_graph
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    InputLayout,
+    InShards,
+    MeshLayout,
+    Sharded,
+    Undivided,
+)
+from keras_towers.partition.partitioner import UpdateInfo
+from keras_towers.partition.program import (
+    ColumnInput,
+    Phase,
+    Program,
+    Tensor,
+    emit,
+    placeholder_of,
+)
+from keras_towers.partition.rules.columns import as_operation
+
+
+def partition_over_mesh(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    in_columns: Mapping[int, InShards],
+    wanted: Sequence[Any],
+    updates: Mapping[str, UpdateInfo],
+    placed: Mapping[str, MeshLayout],
+    columns: int,
+    **options: Any,
+) -> Program:
+    """Lay out a graph over towers, and over the columns of each tower.
+
+    Args:
+        graph: the trace of the one-device step.
+        layouts: the layouts of its N inputs over towers.
+        in_columns: the inputs that columns divide, by their index.
+        wanted: the tensors of the graph that the program returns.
+        updates: the operations that stand for updates of an optimizer, by name;
+            none, if there are several columns.
+        placed: operations that return their input, by name, and how to lay it
+            out.
+        columns: the number of columns.
+        **options: the attributes of ``Options``, for the layout over towers.
+    """
+    over_towers = {k: v.towers for k, v in placed.items() if v.towers}
+    if columns == 1:
+        return partition_graph(
+            graph, layouts, wanted, updates, over_towers, **options
+        )
+    over_columns = {k: v.columns for k, v in placed.items()}
+    kept = ("xla", "gather_bytes", "examples")
+    inner = partition_graph(
+        graph,
+        [
+            in_columns.get(index, _of_one_tower(layout))
+            for index, layout in enumerate(layouts)
+        ],
+        wanted,
+        placed=over_columns,
+        sums_early=True,
+        keeps_placed=True,
+        **{name: options[name] for name in kept if name in options},
+    )
+    by_rows = (k for k, v in enumerate(layouts) if isinstance(v, Sharded))
+    column = _ColumnGraph(inner, next(by_rows, None))
+    program = partition_graph(
+        column.graph,
+        [
+            *(
+                REPLICATED if index in in_columns else layout
+                for index, layout in enumerate(layouts)
+            ),
+            *(
+                layouts[one.key] if one.kind == "handle" else REPLICATED
+                for one in column.inputs
+            ),
+        ],
+        column.graph.outputs,
+        placed={column.names[name]: rows for name, rows in over_towers.items()},
+        of_columns=column.inputs,
+        **options,
+    )
+    return _with_sources(program, column)
+
+
+def _of_one_tower(layout: InputLayout) -> InputLayout:
+    """Return the layout of an input that all columns of a tower have."""
+    return Undivided() if isinstance(layout, Sharded) else REPLICATED
+
+
+class _ColumnGraph:
+    """The part of a program that a column computes, as a graph.
+
+    Args:
+        program: the layout of a step over columns.
+        rows: the index of an input whose rows are examples, if there is one.
+
+    Attributes:
+        graph: the graph. Its first inputs are those of the step.
+        inputs: its other inputs.
+        names: the names of its operations, by those of the traced ones.
+        sources: the traced operations, by the names of its operations.
+    """
+
+    def __init__(self, program: Program, rows: int | None):
+        self.graph = compat.FuncGraph("column")
+        self.inputs: list[ColumnInput] = []
+        self.names: dict[str, str] = {}
+        self.sources: dict[str, Any] = {}
+        self._program, self._rows = program, rows
+        given = program.inputs
+        with self.graph.as_default():
+            self._known: dict[Tensor, Any] = {
+                tensor: placeholder_of(tensor) for tensor in given.of_graph
+            }
+            inputs = list(self._known.values())
+            for index, copy in given.copies.items():
+                inputs.append(self._add_input("handle", copy, index))
+            for size, (_, start) in given.shares.items():
+                inputs.append(self._add_input("start", start, size))
+            inputs.append(self._add_input("is_first", given.is_first))
+            self._add_sizes(inputs)
+            for level in range(program.levels):
+                self._add_level(level)
+            self.graph.outputs = [self._value(t) for t in program.results]
+        self.graph.inputs = inputs
+
+    def _add_input(self, kind: Any, tensor: Tensor, key: int = 0) -> Any:
+        self.inputs.append(ColumnInput(kind, key))
+        self._known[tensor] = placeholder_of(tensor)
+        return self._known[tensor]
+
+    def _add_sizes(self, inputs: Sequence[Any]) -> None:
+        """Add the sizes that the program takes from its inputs."""
+        sizes = self._program.inputs.sizes
+        for name, tensor in sizes.items():
+            index, axis = map(int, name.split("."))
+            shape = tf.shape(inputs[index], tf.int64)
+            self._known[tensor] = shape[axis]
+        if self._rows is not None:
+            count = tf.shape(inputs[self._rows], tf.int64)[0]
+            self._known[self._program.inputs.total] = count
+
+    def _add_level(self, level: int) -> None:
+        program = self._program
+        for phase in Phase:
+            operations = [
+                o for o in program.of_level(level) if o.phase == phase
+            ]
+            made = [tensor for o in operations for tensor in o.outputs]
+            names: dict[int, str] = {}
+            values = emit(
+                operations, self._known, made, program.graphs, names=names
+            )
+            self._known.update(zip(made, values, strict=True))
+            for operation in operations:
+                if operation.source is not None:
+                    name = names[id(operation)]
+                    self.sources[name] = operation.source
+                    self.names.setdefault(operation.source.name, name)
+        for exchange in program.exchanges:
+            if exchange.given.level == level:
+                if exchange.kind == "first":
+                    value = self._value(exchange.given)
+                else:
+                    operation = as_operation(exchange)
+                    made = operation.outputs
+                    (value,) = emit([operation], self._known, made)
+                self._known[exchange.result] = value
+
+    def _value(self, tensor: Tensor) -> Any:
+        if tensor in self._known:
+            return self._known[tensor]
+        (value,) = emit([], self._known, [tensor])
+        return value
+
+
+def _with_sources(program: Program, column: _ColumnGraph) -> Program:
+    """Return a program whose operations stand for those of the step."""
+    once: list[Any] = []
+    for operation in program.operations:
+        if operation.source is not None:
+            operation.source = column.sources.get(operation.source.name)
+    for operation in program.computed_once:
+        once.append(column.sources.get(operation.name))
+    return dataclasses.replace(
+        program, computed_once=[o for o in once if o is not None]
+    )

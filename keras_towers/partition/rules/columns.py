@@ -1,0 +1,76 @@
+"""Exchanges with the other columns of a mesh, in the graph of one column.
+
+There the call of a function that does not exist stands for an exchange.
+"""
+
+from __future__ import annotations
+
+import json
+
+from keras_towers.partition.builder import AttrValue, Builder
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    ListOf,
+    Sharded,
+    Value,
+    Values,
+    local_shape,
+    replicated,
+    require,
+    required,
+)
+from keras_towers.partition.program import Exchange, Operation
+from keras_towers.partition.registry import Node, rule
+
+_FUNCTION = "keras_towers_exchange_over_columns"
+_ATTRIBUTE = "_exchange_over_columns"
+# Kinds that change the size of an axis.
+_MOVES = ("gather", "scatter")
+
+
+def as_operation(exchange: Exchange) -> Operation:
+    """Return an operation that stands for an exchange over columns."""
+    builder, given, result = Builder(), exchange.given, exchange.result
+    how = exchange.kind, exchange.axis, exchange.is_own
+    builder.add(
+        "PartitionedCall",
+        [given],
+        {
+            "f": AttrValue(func={"name": _FUNCTION}),
+            "Tin": [given.dtype],
+            "Tout": [result.dtype],
+            "_output_shapes": [result.shape],
+            _ATTRIBUTE: json.dumps(how),
+        },
+        [(result.dtype, result.shape)],
+    )
+    (operation,) = builder.operations
+    return operation
+
+
+@rule("PartitionedCall")
+def _exchange(node: Node, *inputs: Value) -> Values:
+    """Exchange what towers have, in whichever layout: all kinds are linear."""
+    how = node.operation.node_def.attr[_ATTRIBUTE].s
+    require(how)
+    (value,) = inputs
+    partitioner, traced = node.partitioner, node.shapes[0]
+    kind, axis, is_own = json.loads(how)
+    layout, sizes = value.layout, value.shape
+    if sizes is not None and kind in _MOVES:
+        sizes = (*sizes[:axis], traced[axis], *sizes[axis + 1 :])
+    along = isinstance(layout, Sharded) and layout.axis == axis
+    if value.is_replicated:
+        given = partitioner.replicate(value)
+    elif isinstance(layout, ListOf) or (along and kind in _MOVES):
+        given = partitioner.assemble(value)
+    else:
+        shape = local_shape(traced, layout)
+        result = partitioner.exchange_over_columns(
+            kind, required(value.local), axis, shape, sizes, is_own
+        )
+        return [Value(layout, result, shape=sizes)]
+    result = partitioner.exchange_over_columns(
+        kind, given, axis, traced, sizes, is_own
+    )
+    return [replicated(result, Value(REPLICATED, shape=sizes))]

@@ -1,0 +1,273 @@
+"""Towers of several devices, which divide each layer of a model."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_towers as kt
+from keras_towers.fit.step import global_step
+from tests.kit.compare import (
+    assert_all_close,
+    assert_close,
+    assert_exact,
+    assert_same_model,
+)
+from tests.kit.ordinary import assert_ordinary
+
+WIDTH, WORDS, LENGTH, HEADS = 24, 50, 11, 6
+RNG = np.random.default_rng(0)
+TOKENS, NEXT = RNG.integers(0, WORDS, (2, 22, LENGTH)).astype("int32")
+# As Megatron-LM divides a transformer.
+LAYOUTS = {
+    r".*attention/(query|key|value)/kernel": (None, "model", None),
+    r".*attention/(query|key|value)/bias": ("model", None),
+    ".*attention/attention_output/kernel": ("model", None, None),
+    r".*up\d*/kernel": (None, "model"),
+    r".*up\d*/bias": ("model",),
+    r".*down\d*/kernel": ("model", None),
+}
+
+
+def mesh_of(rows, columns, names=("batch", "model")):
+    devices = [f"cpu:{index}" for index in range(rows * columns)]
+    return keras.distribution.DeviceMesh((rows, columns), names, devices)
+
+
+def layout_map(mesh, layouts=LAYOUTS):
+    made = keras.distribution.LayoutMap(mesh)
+    for key, axes in layouts.items():
+        made[key] = axes
+    return made
+
+
+def transformer(blocks=1):
+    keras.utils.set_random_seed(1)
+    words = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(WORDS, WIDTH, name="words")(words)
+    for k in range(blocks):
+        own = layers.LayerNormalization()(x)
+        attention = layers.MultiHeadAttention(
+            HEADS, WIDTH // HEADS, name=f"{k}-attention"
+        )
+        x += attention(own, own)
+        own = layers.LayerNormalization()(x)
+        own = layers.Dense(4 * WIDTH, "gelu", name=f"{k}-up")(own)
+        own = layers.Dropout(0.1, seed=3)(own)
+        x += layers.Dense(WIDTH, name=f"{k}-down")(own)
+    model = keras.Model(words, layers.Dense(WORDS, name="head")(x))
+    model.compile(
+        keras.optimizers.AdamW(1e-3, global_clipnorm=1.0, use_ema=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    return model
+
+
+def train(model):
+    # The last batch is smaller, and one tower has no example of it.
+    given = {"batch_size": 7, "verbose": 0}
+    history = model.fit(TOKENS, NEXT, epochs=2, shuffle=False, **given).history
+    return history, model.predict(TOKENS, **given)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "options"),
+    [(1, 2, {}), (2, 3, {}), (2, 2, {"micro_batches": 2})],
+)
+@pytest.mark.core
+def test_a_transformer_is_the_same(rows, columns, options):
+    layouts = layout_map(mesh_of(rows, columns))
+    strategy = kt.ModelParallelStrategy(layouts, **options)
+    assert_exact(transformer, train, strategy, tolerance=2e-5)
+    description = strategy.describe()
+    assert f"{columns} devices each" in description
+    assert "computed once" not in description
+
+
+def test_xla_draws_and_computes_the_same(caplog):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(96, "gelu", name="up"),
+                layers.Dropout(0.5, seed=3),
+                layers.Dense(4, name="down"),
+            ]
+        )
+        model.compile("adam", "mse", jit_compile=True)
+        return model
+
+    def act(model):
+        return model.fit(x, x, batch_size=7, verbose=0).history["loss"]
+
+    x = RNG.normal(size=(22, 4))
+    mine, reference = make(), make()
+    wanted = act(reference)
+    with kt.ModelParallelStrategy(layout_map(mesh_of(2, 2))):
+        found = act(mine)
+    assert_close(found, wanted)
+    assert_all_close(mine.get_weights(), reference.get_weights())
+    assert "jit_compile is off" not in caplog.text
+
+
+def test_no_kernel_is_gathered_and_each_block_has_two_sums(monkeypatch):
+    programs, lay_out = [], global_step.partition_over_mesh
+
+    def recorded(*args, **kwargs):
+        programs.append(lay_out(*args, **kwargs))
+        return programs[-1]
+
+    monkeypatch.setattr(global_step, "partition_over_mesh", recorded)
+    model = transformer(blocks=2)
+    with kt.ModelParallelStrategy(layout_map(mesh_of(1, 2))):
+        model.evaluate(TOKENS, NEXT, verbose=0)
+        model.fit(TOKENS, NEXT, verbose=0)
+    evaluated, trained = programs
+    found = [e for e in evaluated.exchanges if e.over == "columns"]
+    assert [e.kind for e in found] == ["sum"] * 4
+    assert all(e.given.shape[-1] == WIDTH for e in found)
+    over = [e for e in trained.exchanges if e.over == "columns"]
+    large = [e for e in over if e.given.shape.rank]
+    # For each block, two forward and two backward.
+    assert len(large) == 8
+    # The rest are numbers, for the norm of all gradients.
+    assert all(e.given.shape[-1] == WIDTH for e in large)
+    products = ("MatMul", "Einsum", "BatchMatMulV2", "BatchMatMulV3")
+    used = [o for o in trained.operations if o.type in products]
+    divided = [o for o in used if o.on_columns]
+    assert len(divided) == len(used) - 3  # The last layer is whole.
+
+
+def test_a_script_for_other_backends_runs_as_it_is():
+    reference = transformer()
+    wanted = train(reference)
+    mesh = mesh_of(2, 2)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(
+            layout_map=layout_map(mesh), batch_dim_name="batch"
+        )
+    )
+    try:
+        model = transformer()
+        found = train(model)
+        for mine, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(
+                keras.tree.flatten(mine)[0],
+                keras.tree.flatten(theirs)[0],
+                atol=2e-5,
+            )
+    finally:
+        keras.distribution.set_distribution(None)
+    assert_same_model(model, reference, 2e-5)
+
+
+def test_towers_divide_what_columns_divide_too(tmp_path):
+    """As the layout maps of KerasHub do; the file is an ordinary one."""
+    both = {
+        key: tuple(
+            name or ("batch" if k == axes.index(None) else None)
+            for k, name in enumerate(axes)
+        )
+        if None in axes
+        else axes
+        for key, axes in LAYOUTS.items()
+    }
+    both["words/embeddings"] = ("model", "batch")
+    strategy = kt.ModelParallelStrategy(
+        layout_map(mesh_of(2, 2), both), gather_bytes=2000
+    )
+    path = tmp_path / "model.keras"
+
+    def act(model):
+        found = train(model)
+        model.save(path)
+        return found
+
+    trained = assert_exact(transformer, act, strategy, tolerance=2e-5)
+    held = re.search(r"weights: ([\d,]+) bytes", strategy.describe())
+    whole = sum(
+        w.numpy().nbytes
+        for w in trained.model.trainable_variables
+        if any(re.fullmatch(key, w.path) for key in both)
+    )
+    assert int(held[1].replace(",", "")) <= 0.3 * whole
+    again = keras.models.load_model(path)
+    assert_all_close(again.weights, trained.model.weights)
+    assert_all_close(
+        again.optimizer.variables, trained.model.optimizer.variables
+    )
+
+
+def test_the_axis_of_the_batch_may_be_the_second():
+    mesh = mesh_of(2, 3, ("model", "batch"))
+    strategy = kt.ModelParallelStrategy(layout_map(mesh), "batch")
+    assert strategy.num_towers == 3
+    assert_exact(transformer, train, strategy, tolerance=2e-5)
+
+
+def test_a_mesh_of_one_axis_divides_batches_and_weights():
+    mesh = keras.distribution.DeviceMesh((2,), ["data"], ["cpu:0", "cpu:1"])
+    layouts = layout_map(mesh, {".*kernel": ("data",)})
+    strategy = kt.ModelParallelStrategy(layouts)
+    assert_exact(transformer, train, strategy, tolerance=2e-5)
+    assert "weights: " in strategy.describe()
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        (
+            (None, "model"),
+            "axis 1 has 50 entries, which 3 devices cannot share",
+        ),
+        (("model", "model"), "more than one axis"),
+        ((None, None, "model"), "has 3 axes, but the weight has 2"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(axes, said):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(50, name="head")])
+    model.compile("sgd", "mse")
+    x, y = np.ones((6, 4)), np.ones((6, 50))
+    layouts = layout_map(mesh_of(1, 3), {".*head/kernel": axes})
+    strategy = kt.ModelParallelStrategy(layouts)
+    with pytest.raises(kt.TowerError, match=said), strategy:
+        model.fit(x, y, verbose=0)
+    assert_ordinary(model)
+    model.fit(x, y, verbose=0)
+
+
+def test_meshes_that_are_refused():
+    devices = [f"cpu:{index}" for index in range(8)]
+    cube = keras.distribution.DeviceMesh((2, 2, 2), ("a", "b", "c"), devices)
+    with pytest.raises(kt.TowerError, match="one or two axes"):
+        kt.ModelParallelStrategy(keras.distribution.LayoutMap(cube))
+    missing = keras.distribution.DeviceMesh(
+        (1, 2), ("a", "b"), ["cpu:0", "gpu:7"]
+    )
+    with pytest.raises(kt.TowerError, match="gpu:7"):
+        kt.ModelParallelStrategy(keras.distribution.LayoutMap(missing))
+    twice = keras.distribution.DeviceMesh(
+        (1, 2), ("a", "b"), ["cpu:0", "cpu:0"]
+    )
+    with pytest.raises(kt.TowerError, match="more than once"):
+        kt.ModelParallelStrategy(keras.distribution.LayoutMap(twice))
+    with pytest.raises(kt.TowerError, match=r"LayoutMap"):
+        kt.ModelParallelStrategy(mesh_of(1, 2))
+    with pytest.raises(kt.TowerError, match="has no option"):
+        kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), mode="cpu")
+
+
+def test_a_key_that_matches_nothing_is_named(caplog):
+    layouts = layout_map(
+        mesh_of(1, 2),
+        {".*dense.*kernel": (None, "model"), "renamed/kernel": ("model",)},
+    )
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(50)])
+    model.compile("sgd", "mse")
+    with kt.ModelParallelStrategy(layouts):
+        model.fit(np.ones((6, 4)), np.ones((6, 50)), verbose=0)
+    assert "match the path of no weight: 'renamed/kernel'." in caplog.text
