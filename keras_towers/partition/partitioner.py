@@ -206,14 +206,16 @@ class Partitioner(Converter):
         try:
             return self.apply_rules(node, inputs)
         except NotDivided:
-            if node.type not in _BRANCHES and not node.must_be_compiled:
+            calls = node.type in _BRANCHES or node.must_be_compiled
+            if not calls and not _has_rows_and_shards(inputs):
                 raise
         return self._apply_to_wholes(node, inputs)
 
     def _apply_to_wholes(self, node: Node, inputs: Values) -> Values:
-        """Divide a call of functions after variables in shards are gathered.
+        """Divide an operation after variables in shards are gathered.
 
-        Functions cannot gather them.
+        Functions cannot gather them, and a rule may not know what to do with
+        them. What is computed from the examples would be larger.
         """
         wholes = [
             Value(REPLICATED, local=self.replicate(value), shape=value.shape)
@@ -437,6 +439,12 @@ class Partitioner(Converter):
             if value.sharded is not None:
                 sizes[value.sharded.axis] = value.sharded.size
             value.shape = tuple(sizes)
+
+
+def _has_rows_and_shards(inputs: Values) -> bool:
+    """Whether some inputs are rows of examples, and others of variables."""
+    layouts = [value.sharded for value in inputs if value.sharded is not None]
+    return len({layout.of_variables for layout in layouts}) == 2
 
 
 def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:

@@ -271,8 +271,10 @@ def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
 @axes("Squeeze")
 def _squeeze(node: Node, value: Value) -> Factors:
     reduced = {axis % value.rank for axis in node.attr("squeeze_dims")}
-    # By default it drops all axes of size 1, which may be the axis of rows.
-    require(reduced)
+    if not reduced:
+        # It drops all axes of size 1, which may be one of unknown size.
+        require(all(isinstance(size, int) for size in value.sizes))
+        reduced = {axis for axis, size in enumerate(value.sizes) if size == 1}
     return along_axes(reduced, [value], 1, [[0]], keeps=False)
 
 

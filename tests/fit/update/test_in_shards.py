@@ -151,6 +151,27 @@ def test_a_large_table_is_not_gathered(monkeypatch):
     assert "scatter" in kinds
 
 
+def test_kernels_of_convolutions_are_gathered_not_images():
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 4)),
+                layers.Conv2D(8, 1, activation="relu"),
+                layers.Conv2D(8, 3, padding="same", activation="relu"),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(3),
+            ]
+        )
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    x = np.random.default_rng(0).normal(size=(14, 6, 6, 4))
+    strategy = sharded()
+    assert_exact(make, lambda m: fit(m, x=x, y=x[:, 0, 0, :3]), strategy)
+    assert "computed once" not in strategy.describe()
+
+
 def _record_programs(monkeypatch):
     programs = []
     lay_out = global_step.partition_over_mesh
