@@ -298,7 +298,7 @@ class Converter(Builder):
             self.exchange,
             "gather",
             on_towers=on_towers,
-            units=unit.size if layout.of_variables else None,
+            units=_units_of(layout),
         )
         if layout.blocks == 1:
             return gather(local, axis, shape)
@@ -418,7 +418,7 @@ class Converter(Builder):
             value.shape,
             (first, count),
             local_size=local_shape(local.shape, layout)[layout.axis],
-            units=unit.size,
+            units=_units_of(layout),
         )
 
     def once_per_tower(self, part: Tensor) -> Tensor:
@@ -603,6 +603,11 @@ class Converter(Builder):
         if declared and has_rows:
             require(may_hold_rows(declared[layout.axis], layout))
         return self.element_shape(declared, layout)
+
+
+def _units_of(layout: Sharded) -> int | None:
+    """Return the size of the axis of variables that rows are of, or None."""
+    return layout.unit.size if layout.of_variables else None
 
 
 def _is_empty_optional(elements: Elements) -> bool:

@@ -67,9 +67,9 @@ class StepCosts:
             computed once for all towers because of it.
         growing: the lines of these whose operations grow with the batch.
         gathered: the bytes of gathered weights that a tower has at a time.
-        sent: the bytes that each tower sends, and receives, if exchanges move
-            as few as they can: rings do. By what they are a multiple of, as in
-            ``per_unit``; "": of nothing.
+        sent: the bytes that each tower, or rank, sends, and receives, if
+            exchanges move as few as they can: rings do. By what they are a
+            multiple of, as in ``per_unit``; "": of nothing.
         over_columns: how many of the exchanges are among the devices of each
             tower.
     """
@@ -101,7 +101,7 @@ class StepCosts:
 
     @property
     def sent_summary(self) -> str:
-        """Describe what each tower sends, and receives."""
+        """Describe what each tower, or rank, sends, and receives."""
         sizes = _terms(self.sent) + [_UNKNOWN_BYTES] * self.has_unknown
         return " + ".join(sizes) or format_bytes(0)
 
@@ -150,7 +150,7 @@ def record_costs(
     """
     other = "prediction" if "predict" in kind else "evaluation"
     name = f"{'training' if kind in TRAINING else other} of {model!r}"
-    costs = costs_of(program, parts)
+    costs = costs_of(program, parts, config.transport.size)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement
     if said and config.peers.rank == 0 and first_time(("once", model)):
@@ -162,6 +162,8 @@ def describe_steps(config: TowerConfig) -> list[str]:
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
+        if config.transport.size > 1:
+            lines.append(f"{name}: each rank has to send {costs.sent_summary}")
         if costs.gathered:
             most = format_bytes(costs.gathered)
             lines.append(
@@ -174,8 +176,17 @@ def describe_steps(config: TowerConfig) -> list[str]:
     return lines
 
 
-def costs_of(program: Program, towers: int) -> StepCosts:
-    """Return the costs of a program on a number of towers."""
+def costs_of(
+    program: Program, towers: int, senders: int | None = None
+) -> StepCosts:
+    """Return the costs of a program.
+
+    Args:
+        program: the program.
+        towers: the number of towers, or of their micro-batches.
+        senders: the number of ranks that send to one another; None: towers do.
+    """
+    senders = senders or towers
     # Level, tensor, and shape of what all towers contribute, and whether it is
     # a sum for all of them, which is scattered and then gathered.
     exchanged: list[tuple[int, Tensor, Sequence[Any], bool]] = []
@@ -215,7 +226,7 @@ def costs_of(program: Program, towers: int) -> StepCosts:
             has_unknown = True
             continue
         per_unit[unit] += number
-        sent[unit] += (2 if is_sum else 1) * number * (towers - 1) // towers
+        sent[unit] += (2 if is_sum else 1) * number * (senders - 1) // senders
     once, growing = _once(program)
     rounds = len({level for level, _, _, _ in exchanged})
     fixed = per_unit.pop("", 0)

@@ -14,13 +14,13 @@ X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 Y = X[:, :3]
 
 
-def costs(function, *shapes, towers=2):
+def costs(function, *shapes, towers=2, senders=None):
     """The costs of a function of rows without updates."""
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     graph = tf.function(function).get_concrete_function(*specs).graph
     layouts = [Sharded(0) for _ in shapes]
     program = partition_graph(graph, layouts, graph.outputs)
-    return step_costs.costs_of(program, towers)
+    return step_costs.costs_of(program, towers, senders)
 
 
 def steps_of(strategy):
@@ -69,6 +69,15 @@ def standardized(x):
 def test_exchanges(function, shape, summary):
     found = costs(function, shape)
     assert found.exchange_summary.endswith(summary)
+
+
+def test_ranks_send_sums_twice_and_rows_once_but_for_their_share():
+    def both(x):
+        return 2 * x, tf.reduce_sum(x, 0)
+
+    found = costs(both, (None, 6), towers=6, senders=3)
+    assert found.exchange_summary.endswith(", 24 bytes + 24 bytes x N")
+    assert found.sent_summary == "32 bytes + 16 bytes x N"
 
 
 def centered(x):
