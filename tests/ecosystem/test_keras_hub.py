@@ -69,3 +69,37 @@ def test_random_weights(name, sizes, inputs, features):
 
     strategy = kt.TowerStrategy(2)
     assert_exact(make, act, strategy, tolerance=4e-6)
+
+
+@pytest.mark.parametrize("name", ["Gemma", "Llama"])
+def test_the_layout_map_of_a_model(name):
+    """Heads, dense layers and the table are divided in both directions."""
+    kind = getattr(hub.models, f"{name}Backbone")
+    sizes = {"num_query_heads": 4, "num_key_value_heads": 2}
+    if name == "Gemma":
+        sizes["head_dim"] = 4
+
+    def make():
+        keras.utils.set_random_seed(1)
+        backbone = kind(
+            vocabulary_size=WORDS + 1,
+            num_layers=2,
+            hidden_dim=16,
+            intermediate_dim=32,
+            **sizes,
+        )
+        outputs = keras.layers.Dense(1)(backbone.output[:, -1])
+        model = keras.Model(backbone.input, outputs)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+        return model
+
+    def act(model):
+        options = {"batch_size": BATCH, "verbose": 0}
+        history = model.fit(TOKENS, TARGETS, shuffle=False, **options)
+        return history.history, model.predict(TOKENS, **options)
+
+    devices = [f"cpu:{index}" for index in range(4)]
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices)
+    strategy = kt.ModelParallelStrategy(kind.get_layout_map(mesh))
+    assert_exact(make, act, strategy, tolerance=2e-5)
+    assert "computed once" not in strategy.describe()
