@@ -396,7 +396,7 @@ class TowerProgram:
                     exchange, self._mesh[0], columns, known, columns
                 )
                 continue
-            for row, tower, places in zip(
+            for row, tower, of_row in zip(
                 self._mesh, towers, cells, strict=True
             ):
                 number = len(tower.parts) if exchange.given.of_batch else 1
@@ -405,9 +405,9 @@ class TowerProgram:
                     self._exchange_over_columns(
                         exchange,
                         row,
-                        [place.parts[k] for place in places],
+                        [place.parts[k] for place in of_row],
                         tower.parts[k] if of_batch else tower.shared,
-                        [p.parts[k] if of_batch else p.shared for p in places],
+                        [p.parts[k] if of_batch else p.shared for p in of_row],
                     )
 
     def _exchange_over_columns(
