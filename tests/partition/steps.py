@@ -22,14 +22,14 @@ def on_towers(programs, towers=4, **options):
         towers: their number.
         **options: of ``TowerStrategy``.
     """
-    partition_graph = global_step.partition_graph
+    lay_out = global_step.partition_over_mesh
 
     def noted(*given, **more):
-        programs.append(partition_graph(*given, **more))
+        programs.append(lay_out(*given, **more))
         return programs[-1]
 
     with (
-        unittest.mock.patch.object(global_step, "partition_graph", noted),
+        unittest.mock.patch.object(global_step, "partition_over_mesh", noted),
         kt.TowerStrategy(towers, **options),
     ):
         yield
