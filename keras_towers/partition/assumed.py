@@ -121,6 +121,8 @@ class AssumedBatch:
         """Return a tensor like the result of an exchange."""
         (value,) = emit([], values, [exchange.given])
         shape = exchange.result.shape
+        if exchange.over == "columns":
+            return placeholder_of(exchange.result, self._filled(shape))
         match exchange.kind:
             case "gather" if shape.is_fully_defined():
                 return placeholder_of(exchange.result)

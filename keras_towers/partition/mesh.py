@@ -82,7 +82,7 @@ def partition_over_mesh(
         keeps_placed=True,
         **{name: options[name] for name in kept if name in options},
     )
-    by_rows = (k for k, v in enumerate(layouts) if isinstance(v, Sharded))
+    by_rows = (k for k, layout in enumerate(layouts) if _has_examples(layout))
     column = _ColumnGraph(inner, next(by_rows, None))
     program = partition_graph(
         column.graph,
@@ -106,7 +106,12 @@ def partition_over_mesh(
 
 def _of_one_tower(layout: InputLayout) -> InputLayout:
     """Return the layout of an input that all columns of a tower have."""
-    return Undivided() if isinstance(layout, Sharded) else REPLICATED
+    return Undivided() if _has_examples(layout) else REPLICATED
+
+
+def _has_examples(layout: InputLayout) -> bool:
+    """Whether each row of an input is an example, not an entry of one."""
+    return layout == Sharded(0)
 
 
 class _ColumnGraph:

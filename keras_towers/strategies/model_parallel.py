@@ -190,6 +190,12 @@ class _Layouts:
                 f"{len(names)} axes, but the weight has {len(shape)}: its "
                 f"shape is {tuple(shape)}."
             )
+        unknown = {*names} - {*self._axes, None}
+        if unknown:
+            raise TowerError(
+                f"the layout {names} of weight {path!r} names axes that the "
+                f"mesh does not have: its axes are {', '.join(self._axes)}."
+            )
         parts: dict[str, InShards] = {}
         for axis, name in enumerate(names):
             if name is None:

@@ -148,7 +148,8 @@ def _stays_in_shards(node: Node, table: Value, indices: Value) -> bool:
         return False
     examples = partitioner.options.examples
     sizes = [s if isinstance(s, int) else examples for s in indices.sizes]
-    return bool(table.sizes[0] > math.prod(sizes))
+    first = table.sizes[0]
+    return isinstance(first, int) and first > math.prod(sizes)
 
 
 def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
