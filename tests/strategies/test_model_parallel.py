@@ -5,10 +5,12 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
 from keras_towers.fit.step import global_step
+from keras_towers.fit.update import in_shards
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -85,6 +87,57 @@ def test_a_transformer_is_the_same(rows, columns, options):
     description = strategy.describe()
     assert f"{columns} devices each" in description
     assert "computed once" not in description
+
+
+def test_towers_may_have_copies_as_gpus_have(monkeypatch):
+    monkeypatch.setattr(in_shards.UpdateInShards, "mirrors", True)
+    strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2)))
+    assert_exact(transformer, train, strategy, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_rows_of_other_things_than_examples(kind):
+    """The first axis of their entries has the size of no batch."""
+    if kind == "ragged":
+        lengths = RNG.integers(1, 6, 20)
+        words = RNG.integers(0, WORDS, lengths.sum())
+        x = tf.RaggedTensor.from_row_lengths(words, lengths)
+    else:
+        x = RNG.random((20, 12), "float32")
+        x = tf.sparse.from_dense(np.where(x > 0.7, x, 0))
+    y = RNG.normal(size=(20, 2))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__(name=kind)
+            self.first = layers.Embedding(WORDS, 8, name="first")
+            self.up = layers.Dense(8, "gelu", name="up")
+            self.down = layers.Dense(2, name="down")
+
+        def call(self, inputs):
+            if kind == "sparse":
+                return self.down(self.up(inputs))
+            values = self.up(self.first(inputs.values))
+            rows = tf.RaggedTensor.from_row_splits(values, inputs.row_splits)
+            return self.down(tf.reduce_mean(rows, 1))
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = Model()
+        model.compile("adam", "mse", jit_compile=False)
+        return model
+
+    layouts = {
+        ".*first/embeddings": ("model", None),
+        ".*up/kernel": (None, "model"),
+        ".*up/bias": ("model",),
+        ".*down/kernel": ("model", None),
+    }
+    strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2), layouts))
+    assert_exact(
+        make, lambda m: m.fit(data, verbose=0).history["loss"], strategy
+    )
 
 
 def test_xla_draws_and_computes_the_same(caplog):
