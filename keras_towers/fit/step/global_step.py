@@ -22,9 +22,10 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
-from keras_towers.fit.step import marks, step_costs
+from keras_towers.fit.step import marks, program_inputs, step_costs
 from keras_towers.fit.step.divided_batch import DividedBatch, share_of
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.step_order import (
     ComparedStep,
     StepOrder,
@@ -35,7 +36,6 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import eager_cause
-from keras_towers.fit.weights.shards import share_counts
 from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
 from keras_towers.partition.layouts import REPLICATED, InShards
 from keras_towers.partition.local_step import (
@@ -44,7 +44,7 @@ from keras_towers.partition.local_step import (
     write_only_rows,
 )
 from keras_towers.partition.mesh import partition_over_mesh
-from keras_towers.partition.program import Inputs, Program, Tensor, Update
+from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.transport import SingleProcess, Transport
@@ -290,24 +290,16 @@ class GlobalStep:
             local_step,
             config.peers.rank == 0,
         )
+        inputs, towers = program.inputs, config.num_towers
+        program_inputs.add_captures(
+            inputs, traced.captures, on_towers, common, parts, towers
+        )
+        program_inputs.add_shares(inputs, parts, towers, transport)
         first = len(divided.layouts)
-        last = first + len(traced.captures)
-        captured = program.inputs.of_graph[first:last]
-        for tensor, value in zip(captured, traced.captures, strict=True):
-            common[tensor] = _capture(value)
-        for index, tensor in program.inputs.copies.items():
-            if index >= last:
-                continue
-            for k, part in enumerate(parts):
-                handle = on_towers[index - first].of_tower(
-                    k // self.micro_batches
-                )
-                part[tensor] = _capture(handle)
-        _add_shares(program.inputs, parts, config.num_towers, transport)
-        of_columns, of_cells = _column_inputs(
-            program.inputs,
+        of_columns, of_cells = program_inputs.column_inputs(
+            inputs,
             {first + index: handles for index, handles in on_towers.items()},
-            config.num_towers,
+            towers,
             config.num_columns,
         )
         ready = TowerProgram(
@@ -454,7 +446,7 @@ class GlobalStep:
         ]
         outside = traced.variables_outside(model)
         variables = [
-            f"outside of the model: {_describe_variable(_capture(t))}"
+            f"outside of the model: {_describe_variable(capture(t))}"
             for t in outside
         ]
         compared = ComparedStep(
@@ -608,74 +600,10 @@ def _refuse_writes_to_shards(
         if found is not None and isinstance(found.layout, InShards):
             raise TowerError(
                 f"{call.kind} of model {call.model.name!r} writes "
-                f"{_describe_variable(_capture(tensor))}, in shards on several "
+                f"{_describe_variable(capture(tensor))}, in shards on several "
                 "ranks, and only steps that train may write it there. Write it "
                 'in the training step, or leave weights="sharded" out.'
             )
-
-
-def _add_shares(
-    inputs: Inputs,
-    parts: Sequence[dict[Any, Any]],
-    towers: int,
-    transport: Transport,
-) -> None:
-    """Add the rows that each tower has of variables in shards."""
-    number = len(parts) // towers
-    with tf.device(compat.HOST):
-        for k, part in enumerate(parts):
-            part[inputs.is_first_part] = tf.constant(k % number == 0)
-        for size, (count, start) in inputs.shares.items():
-            counts = share_counts(size, towers * transport.size)
-            for k, part in enumerate(parts):
-                tower = towers * transport.rank + k // number
-                part[count] = tf.constant(counts[tower], tf.int64)
-                part[start] = tf.constant(sum(counts[:tower]), tf.int64)
-
-
-def _column_inputs(
-    inputs: Inputs,
-    handles: Mapping[int, TowerHandles],
-    towers: int,
-    columns: int,
-) -> tuple[list[dict[Tensor, Any]], list[list[dict[Tensor, Any]]]]:
-    """Return the inputs that differ between columns.
-
-    Args:
-        inputs: the inputs of the program.
-        handles: the handles of variables, by the index of the input.
-        towers: the number K of towers.
-        columns: the number M of columns.
-
-    Returns:
-        For each of M columns, the inputs that all towers share; and for each of
-        K towers and its M columns, the others.
-    """
-    if not inputs.of_columns:
-        return [], []
-    of_columns: list[dict[Tensor, Any]] = [{} for _ in range(columns)]
-    of_cells: list[list[dict[Tensor, Any]]] = [
-        [{} for _ in range(columns)] for _ in range(towers)
-    ]
-    first = len(inputs.of_graph) - len(inputs.of_columns)
-    for index, one in enumerate(inputs.of_columns, first):
-        tensor, copy = inputs.of_graph[index], inputs.copies.get(index)
-        for j, shared in enumerate(of_columns):
-            match one.kind:
-                case "handle":
-                    found = handles[one.key]
-                    shared[tensor] = _capture(found.of_tower(0, j))
-                    for i, cells in enumerate(of_cells):
-                        if copy is not None:
-                            cells[j][copy] = _capture(found.of_tower(i, j))
-                case "start":
-                    with tf.device(compat.HOST):
-                        start = one.key // columns * j
-                        shared[tensor] = tf.constant(start, tf.int64)
-                case "is_first":
-                    with tf.device(compat.HOST):
-                        shared[tensor] = tf.constant(j == 0)
-    return of_columns, of_cells
 
 
 def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
@@ -706,11 +634,3 @@ def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
         return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
 
     return [None if g is None else on_values(g, times) for g in grads]
-
-
-def _capture(tensor: Any) -> Any:
-    """Capture a tensor of an outer graph, or an eager one, in this graph."""
-    graph: Any = compat.get_default_graph()
-    with contextlib.suppress(AttributeError):
-        return graph.capture(tensor)
-    return tensor

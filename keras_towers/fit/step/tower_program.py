@@ -15,13 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.step.exchanges import exchange_tensors
 from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
     Uncompilable,
 )
+from keras_towers.fit.step.places import Place, value_of, with_shapes
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import (
@@ -123,7 +123,7 @@ class TowerProgram:
             for rows in _TRIED_ROWS
         ]
         towers = [
-            _Place(
+            Place(
                 device,
                 [
                     [part, known]
@@ -137,7 +137,7 @@ class TowerProgram:
         ]
         cells = [
             [
-                _Place(
+                Place(
                     device,
                     [
                         [{}, own, *part.maps[:-1], *column.maps]
@@ -170,13 +170,13 @@ class TowerProgram:
                     continue
                 gradients = [tower.gradients(change) for tower in towers]
                 common_grads = [
-                    None if t.on_towers else _value(t, known)
+                    None if t.on_towers else value_of(t, known)
                     for t in change.given
                 ]
                 with tf.control_dependencies(checks):
                     update(change, gradients, common_grads)
         with tf.device(devices[0]):
-            return [_value(t, known) for t in program.results]
+            return [value_of(t, known) for t in program.results]
 
     def _compute_stages(
         self,
@@ -196,7 +196,7 @@ class TowerProgram:
     def _run_level(
         self,
         operations: Sequence[Operation],
-        places: Sequence[_Place],
+        places: Sequence[Place],
         number: int,
     ) -> None:
         """Add what towers, or all of their columns, do in a level.
@@ -264,8 +264,8 @@ class TowerProgram:
         if function is None:
             values = emit(operations, known, body.outputs, self._program.graphs)
         else:
-            values = function([_value(t, known) for t in body.inputs])
-        known.update(_with_shapes(body.outputs, values))
+            values = function([value_of(t, known) for t in body.inputs])
+        known.update(with_shapes(body.outputs, values))
 
     def _closure(self, operations: Sequence[Operation]) -> Function:
         """Return a function of all that operations take from outside."""
@@ -291,7 +291,7 @@ class TowerProgram:
         known.update(zip(made, values, strict=True))
 
     def _access_variables(
-        self, operations: Sequence[Operation], place: _Place
+        self, operations: Sequence[Operation], place: Place
     ) -> None:
         """Read or write a tower's copies of variables, on its device."""
         # Whatever is written is the same for all micro-batches.
@@ -306,7 +306,7 @@ class TowerProgram:
     def _compute_on_towers(
         self,
         operations: Sequence[Operation],
-        places: Sequence[_Place],
+        places: Sequence[Place],
         once: bool = False,
     ) -> None:
         """Call a function of operations for each tower's micro-batches.
@@ -328,16 +328,16 @@ class TowerProgram:
             if once:
                 first, *_ = place.parts
                 with tf.device(place.device):
-                    values = function([_value(t, first) for t in inputs])
-                place.shared.update(_with_shapes(outputs, values))
+                    values = function([value_of(t, first) for t in inputs])
+                place.shared.update(with_shapes(outputs, values))
                 continue
             for part in place.parts:
                 # One micro-batch frees its memory before the next one begins.
                 with tf.device(place.device), tf.control_dependencies(made):
-                    given = [_value(t, part) for t in inputs]
+                    given = [value_of(t, part) for t in inputs]
                     if made:
                         given = [_after_dependencies(value) for value in given]
-                    part.update(_with_shapes(outputs, function(given)))
+                    part.update(with_shapes(outputs, function(given)))
                     made = [
                         place.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
@@ -374,9 +374,9 @@ class TowerProgram:
         self,
         exchanges: Sequence[Exchange],
         known: MutableMapping[Tensor, Any],
-        towers: Sequence[_Place],
+        towers: Sequence[Place],
         columns: Sequence[MutableMapping[Tensor, Any]],
-        cells: Sequence[Sequence[_Place]],
+        cells: Sequence[Sequence[Place]],
     ) -> None:
         """Exchange tensors, and add the results to their tensors."""
         of_towers = [e for e in exchanges if e.over == "towers"]
@@ -427,7 +427,7 @@ class TowerProgram:
             to_all: gets a result that all columns share.
             to_each: get the results that columns have of their own.
         """
-        values = [_value(exchange.given, scope) for scope in given]
+        values = [value_of(exchange.given, scope) for scope in given]
         rows: list[Sequence[int]] = []
         if exchange.kind == "scatter":
             count: Any = exchange.result.shape[exchange.axis]
@@ -437,16 +437,16 @@ class TowerProgram:
                 [exchange], [values], [rows], devices, SingleProcess()
             )
         if not exchange.is_own:
-            to_all.update(_with_shapes([exchange.result], [result]))
+            to_all.update(with_shapes([exchange.result], [result]))
             return
         for scope, value in zip(to_each, result, strict=True):
-            scope.update(_with_shapes([exchange.result], [value]))
+            scope.update(with_shapes([exchange.result], [value]))
 
     def _exchange_over_towers(
         self,
         exchanges: Sequence[Exchange],
         known: MutableMapping[Tensor, Any],
-        towers: Sequence[_Place],
+        towers: Sequence[Place],
     ) -> None:
         """Exchange tensors of towers, or of a column of them."""
         transport = self._transport
@@ -463,15 +463,15 @@ class TowerProgram:
             if tensor.of_batch and exchange.kind in ("sum", "scatter"):
                 return [tower.sum(tensor) for tower in towers]
             if tensor.of_batch or not tensor.on_towers:
-                return [_value(tensor, part) for part in parts]
-            return [_value(tensor, tower.parts[0]) for tower in towers]
+                return [value_of(tensor, part) for part in parts]
+            return [value_of(tensor, tower.parts[0]) for tower in towers]
 
         def rows_of(exchange: Exchange) -> list[list[Any]]:
             """Return which rows of the result the towers, or parts, get."""
             differ = exchange.result.of_batch
             takers = parts if differ else [tower.parts[0] for tower in towers]
             rows = exchange.rows or ()
-            return [[_value(t, taker) for t in rows] for taker in takers]
+            return [[value_of(t, taker) for t in rows] for taker in takers]
 
         rows = list(map(rows_of, exchanges))
         with tf.device(devices[0]):
@@ -486,66 +486,9 @@ class TowerProgram:
                 differ = exchange.result.of_batch
                 takers = parts if differ else [t.shared for t in towers]
                 for tensors, value in zip(takers, result, strict=True):
-                    tensors.update(_with_shapes([exchange.result], [value]))
+                    tensors.update(with_shapes([exchange.result], [value]))
             else:
-                known.update(_with_shapes([exchange.result], [result]))
-
-
-class _Place:
-    """The tensors of a tower in a step, or of one of its columns.
-
-    Args:
-        device: where it computes.
-        scopes: for each micro-batch, its inputs and then what it shares with
-            others.
-
-    Attributes:
-        device: where it computes.
-        shared: the tensors that its micro-batches share.
-        parts: for each micro-batch its tensors, chained to the shared ones.
-        sums: the sums over micro-batches of tensors that are summed over
-            towers.
-    """
-
-    def __init__(
-        self,
-        device: str,
-        scopes: Sequence[Sequence[MutableMapping[Tensor, Any]]],
-    ):
-        self.device = device
-        self.shared: dict[Tensor, Any] = {}
-        self.parts: list[ChainMap[Tensor, Any]] = [
-            ChainMap(own, self.shared, *others) for own, *others in scopes
-        ]
-        self.sums: dict[Tensor, Any] = {}
-
-    def add(self, tensor: Tensor, value: Any) -> Any:
-        """Add a micro-batch's tensor to a sum; return the sum so far."""
-        before = self.sums.get(tensor)
-        self.sums[tensor] = value if before is None else before + value
-        return self.sums[tensor]
-
-    def sum(self, tensor: Tensor) -> Any:
-        """Return the sum over all micro-batches."""
-        if tensor not in self.sums:
-            for part in self.parts:
-                self.add(tensor, _value(tensor, part))
-        return self.sums[tensor]
-
-    def concat(self, tensor: Tensor) -> Any:
-        """Return the rows of all micro-batches."""
-        rows = [_value(tensor, part) for part in self.parts]
-        return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-
-    def gradients(self, update: Update) -> list[Any]:
-        """Return gradients for an update; None for those all towers share."""
-        with tf.device(self.device):
-            return [
-                (self.concat if t in update.rows else self.sum)(t)
-                if t.on_towers
-                else None
-                for t in update.given
-            ]
+                known.update(with_shapes([exchange.result], [result]))
 
 
 def _is_of_batch(operation: Operation) -> bool:
@@ -554,41 +497,12 @@ def _is_of_batch(operation: Operation) -> bool:
     return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
-def _with_shapes(
-    tensors: Sequence[Tensor], values: Sequence[Any]
-) -> dict[Tensor, Any]:
-    """Return values by their tensors, with the shapes of these.
-
-    TensorFlow does not infer all shapes that the layout knows.
-
-    Raises:
-        TowerError: TensorFlow infers another shape.
-    """
-    for tensor, value in zip(tensors, values, strict=True):
-        if not value.shape.is_compatible_with(tensor.shape):
-            source = tensor.operation
-            name = value.op.name if source is None else source.name
-            raise TowerError(
-                f"the step cannot be divided: {name!r} has the shape "
-                f"{value.shape} where the layout has {tensor.shape}. This is a "
-                "defect of keras_towers: please report it, with the model. "
-                "Without a strategy, the model trains on one device."
-            )
-        value.set_shape(tensor.shape)
-    return dict(zip(tensors, values, strict=True))
-
-
 def _after_dependencies(tensor: Any) -> Any:
     """Return a tensor after the control dependencies of this block."""
     # TensorFlow would not recognize a copy of a handle as a constant.
     if tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.identity(tensor)
-
-
-def _value(tensor: Tensor, scope: Mapping[Tensor, Any]) -> Any:
-    """Return the TensorFlow tensor of a program's tensor."""
-    return scope[tensor] if tensor in scope else emit([], scope, [tensor])[0]
 
 
 def _summed(program: Program) -> set[Tensor]:

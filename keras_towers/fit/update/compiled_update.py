@@ -12,9 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.step.program_inputs import add_captures
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, with_components
+from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
 from keras_towers.transport import SingleProcess
@@ -50,14 +52,21 @@ def apply_compiled(
     with compat.xla_context():
         graph = compat.func_graph_from_py_func("update", run, specs, {})
     captures = [outside for outside, _ in graph.captures]
-    copied = [copies.get(id(tensor), ()) for tensor in captures]
+    on_towers = {
+        index: TowerHandles(MIRRORED, [[h] for h in copies[id(tensor)]])
+        for index, tensor in enumerate(captures)
+        if id(tensor) in copies
+    }
     of_grads = MIRRORED if len(devices) > 1 else REPLICATED
     layouts = [of_grads for _ in specs]
-    layouts += [MIRRORED if handles else REPLICATED for handles in copied]
+    layouts += [
+        MIRRORED if index in on_towers else REPLICATED
+        for index, _ in enumerate(captures)
+    ]
     program = partition_graph(graph, layouts, [], xla=True)
     inputs = program.inputs
     with tf.device(compat.HOST):
-        common = {inputs.total: tf.constant(0, tf.int64)}
+        common: dict[Any, Any] = {inputs.total: tf.constant(0, tf.int64)}
         parts: list[dict[Any, Any]] = [
             {
                 inputs.start: tf.constant(0, tf.int64),
@@ -65,15 +74,12 @@ def apply_compiled(
             }
             for k, _ in enumerate(devices)
         ]
-    here = compat.get_default_graph()
-    values = [*first, *map(here.capture, captures)]
-    common |= zip(inputs.of_graph, values, strict=True)
+    common |= zip(inputs.of_graph, first, strict=False)
     for index, tensor in inputs.copies.items():
-        for k, part in enumerate(parts):
-            if index < len(specs):
-                part[tensor] = given[k][index]
-            else:
-                part[tensor] = here.capture(copied[index - len(specs)][k])
+        if index < len(specs):
+            for grads, part in zip(given, parts, strict=True):
+                part[tensor] = grads[index]
+    add_captures(inputs, captures, on_towers, common, parts, len(devices))
     mesh = [[device] for device in devices]
     ready = TowerProgram(program, "xla", mesh, SingleProcess(), order)
     ready.add_to_graph(common, parts, _refuse)
