@@ -186,12 +186,8 @@ class _ColumnGraph:
                     self.names.setdefault(operation.source.name, name)
         for exchange in program.exchanges:
             if exchange.given.level == level:
-                if exchange.kind == "first":
-                    value = self._value(exchange.given)
-                else:
-                    operation = as_operation(exchange)
-                    made = operation.outputs
-                    (value,) = emit([operation], self._known, made)
+                operation = as_operation(exchange)
+                (value,) = emit([operation], self._known, operation.outputs)
                 self._known[exchange.result] = value
 
     def _value(self, tensor: Tensor) -> Any:

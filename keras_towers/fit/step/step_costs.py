@@ -241,7 +241,9 @@ def costs_of(
         growing=growing,
         gathered=max(gathered_bytes(program)),
         sent=dict(sorted(sent.items())),
-        over_columns=sum(e.over == "columns" for e in program.exchanges),
+        over_columns=sum(
+            e.over == "columns" and e.kind != "first" for e in program.exchanges
+        ),
     )
 
 

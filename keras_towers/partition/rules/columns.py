@@ -18,6 +18,7 @@ from keras_towers.partition.layouts import (
     replicated,
     require,
     required,
+    sizes_of,
 )
 from keras_towers.partition.program import Exchange, Operation
 from keras_towers.partition.registry import Node, rule
@@ -58,7 +59,8 @@ def _exchange(node: Node, *inputs: Value) -> Values:
     kind, axis, is_own = json.loads(how)
     layout, sizes = value.layout, value.shape
     if sizes is not None and kind in _MOVES:
-        sizes = (*sizes[:axis], traced[axis], *sizes[axis + 1 :])
+        (moved,) = sizes_of([traced[axis]])
+        sizes = (*sizes[:axis], moved, *sizes[axis + 1 :])
     along = isinstance(layout, Sharded) and layout.axis == axis
     if value.is_replicated:
         given = partitioner.replicate(value)
