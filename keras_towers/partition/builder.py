@@ -177,6 +177,8 @@ class Builder:
         if not self.can_exchange:
             raise NotDivided
         shape = tensor.shape
+        if shape.rank is None and sizes is not None:
+            shape = static(sizes)
         if kind in ("gather", "scatter") and shape.rank is not None:
             changed = list(shape)
             changed[axis] = local_size

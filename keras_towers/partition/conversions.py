@@ -31,6 +31,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     require,
     required,
+    static,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import (
@@ -61,9 +62,11 @@ class Options:
             ``Gathers``.
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
-        sums_early: whether a partial sum that several operations use is added
-            up before them, as each might need another exchange.
-        keeps_placed: whether operations whose results are placed are kept.
+        over_columns: whether it is over the columns of a tower, of which each
+            has all examples; the result is then laid out over towers. What is
+            placed keeps its operation, and a partial sum that several
+            operations use is added up before them, as each might need another
+            exchange.
     """
 
     ranks: bool = False
@@ -73,8 +76,7 @@ class Options:
     micro_batches: bool = False
     gather_bytes: int = 2**28
     examples: int = 64
-    sums_early: bool = False
-    keeps_placed: bool = False
+    over_columns: bool = False
 
 
 class Converter(Builder):
@@ -410,14 +412,14 @@ class Converter(Builder):
             self.scaled_size(layout.rows, size)
             for size in (unit.start, unit.count)
         )
-        local = required(value.local)
+        local, shape = required(value.local), static(value.sizes)
         return self.exchange(
             "scatter",
             local,
             layout.axis,
             value.shape,
             (first, count),
-            local_size=local_shape(local.shape, layout)[layout.axis],
+            local_size=local_shape(shape, layout)[layout.axis],
             units=_units_of(layout),
         )
 

@@ -293,7 +293,7 @@ def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
     require(parts and groups and not any(value.sharded for value in inputs))
-    if partitioner.options.sums_early:
+    if partitioner.options.over_columns:
         traced = [node.operation.inputs[k] for k in parts]
         require(all(len(tensor.consumers()) == 1 for tensor in traced))
     for k, value in enumerate(inputs):

@@ -78,8 +78,7 @@ def partition_over_mesh(
         ],
         wanted,
         placed=over_columns,
-        sums_early=True,
-        keeps_placed=True,
+        over_columns=True,
         **{name: options[name] for name in kept if name in options},
     )
     by_rows = (k for k, layout in enumerate(layouts) if _has_examples(layout))

@@ -175,7 +175,7 @@ class Partitioner(Converter):
                 (whole,) = node.copy([self.assemble(value)])
                 return [Value(REPLICATED, whole=whole, shape=value.shape)]
             local = self.shard(value, rows)
-            if self.options.keeps_placed:
+            if self.options.over_columns:
                 (local,) = node.copy([local], [local.shape])
             return [Value(rows, local, shape=value.shape)]
         known = folded(node, [value.known for value in inputs])

@@ -172,6 +172,9 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
     along = indices.sharded
     if along is None or along.blocks > 1:
         return sums
+    if partitioner.options.over_columns and not along.of_variables:
+        # Columns take equally many rows.
+        return sums
     return Value(along, partitioner.scatter(sums, along), shape=shape)
 
 
