@@ -95,6 +95,54 @@ def test_towers_may_have_copies_as_gpus_have(monkeypatch):
     assert_exact(transformer, train, strategy, tolerance=2e-5)
 
 
+class Logged(keras.Model):
+    """Logs what a loop makes of a kernel, which each device computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = layers.Dense(4, name="up")
+
+    def call(self, inputs):
+        return self.up(inputs)
+
+    def train_step(self, data):
+        def add(k, total):
+            return k + 1, total + tf.reduce_sum(self.up.kernel)
+
+        logs = super().train_step(data)
+        _, total = tf.while_loop(lambda k, _: k < 3, add, [0, 0.0])
+        return {**logs, "total": total}
+
+
+def rows_of_a_table():
+    """Its optimizer adds up a gradient's rows, as many as there happen."""
+    words = keras.Input((3,), dtype="int32")
+    x = layers.Embedding(20, 4, name="table")(words)
+    return keras.Model(words, layers.Dense(4)(layers.Flatten()(x)))
+
+
+@pytest.mark.parametrize("build", [Logged, rows_of_a_table])
+def test_what_steps_of_users_do(build):
+    x = RNG.integers(0, 20, (14, 4 if build is Logged else 3))
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = build()
+        model.compile("adagrad", "mse", jit_compile=False)
+        return model
+
+    def act(model):
+        y = np.ones((14, 4))
+        return model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history
+
+    both = {
+        ".*up/kernel": (None, "model"),
+        ".*table/embeddings": ("batch", "model"),
+    }
+    strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2), both))
+    assert_exact(make, act, strategy)
+
+
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_rows_of_other_things_than_examples(kind):
     """The first axis of their entries has the size of no batch."""
