@@ -350,6 +350,7 @@ get_global_attribute = _keras(
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
 private_name("keras.distribution:DataParallel", "_is_multi_process")
+private_name("keras.distribution:ModelParallel", "_layout_map")
 
 
 def convert_optionals(model: Any, step: Any) -> Any:
