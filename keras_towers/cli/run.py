@@ -63,6 +63,7 @@ def run(
         typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_SHUTDOWN),
     ] = settings.STALL_SHUTDOWN_S,
     grace: Seconds = settings.SCRIPT_GRACE_S,
+    restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
     network_interface: Annotated[
         str | None, typer.Option(metavar="NAME")
     ] = None,
@@ -111,6 +112,9 @@ def run(
         stall_shutdown: Seconds until a stalled job is ended; 0: never.
         grace: Seconds that a script may take to end after SIGTERM, for a backup
             (kt.Backup), before it is killed; not in elastic jobs.
+        restarts: How often to start all processes again if one is lost: it was
+            killed, its host does not answer, or it ended with exit code 75. A
+            script that gives kt.Backup to fit goes on where it was.
         network_interface: Network interface for the rendezvous. Default:
             loopback if all ranks are local, otherwise the one with a route to
             the hosts.
@@ -142,6 +146,11 @@ def run(
             "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
             "are for elastic jobs: give --min-np, too"
         )
+    if restarts and elastic:
+        raise TowerError(
+            "--restarts is for jobs with a fixed number of processes: an "
+            "elastic job goes on after a loss by itself, --reset-limit times"
+        )
     slots = _slots(hosts, hostfile)
     plan = _make_plan(processes or min_np, slots, tasks, elastic)
     _check_script(script, module)
@@ -165,8 +174,14 @@ def run(
         grace_s=grace,
         servers=_count_servers(servers, strategy, plan),
         no_strategy=no_strategy,
+        restarts=restarts,
     )
     if plan.joined:
+        if restarts:
+            raise TowerError(
+                f"--restarts is not for {plan.joined}, which has to start "
+                "all processes again itself"
+            )
         if output:
             raise TowerError(
                 f"--output is not for {plan.joined}, which has its own"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import queue
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from keras_towers.launching import supervision
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, check_reachable
 from keras_towers.rendezvous import rank_environment, tf_config
-from keras_towers.rendezvous.hosts import fill_slots
+from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
@@ -37,6 +38,7 @@ class Job:
         servers: how many servers of the engine to start; None for an engine
             without servers.
         no_strategy: whether the processes are not meant to be connected.
+        restarts: how often to start all processes again if one is lost.
         runs: what each process runs: a script, or a function, which no option
             puts into a strategy.
     """
@@ -53,6 +55,7 @@ class Job:
     launcher: str = "keras-towers run"
     servers: int | None = None
     no_strategy: bool = False
+    restarts: int = 0
     runs: Literal["script", "function"] = "script"
 
     def how_to_connect(self, strategy: str, kind: str) -> str:
@@ -127,6 +130,24 @@ class RunningJob:
         supervision.end_all(self.processes)
         self.undo.close()
 
+    def run_rounds(
+        self, run_round: Callable[[], supervision.Outcome]
+    ) -> supervision.Outcome:
+        """Run the processes, again if one is lost and it may be."""
+        outcome = run_round()
+        for number in range(1, self.job.restarts + 1):
+            if not outcome.lost:
+                break
+            self.console.say(
+                "starting all processes again, for which `fit` with kt.Backup "
+                f"goes on where it was (--restarts: {number} of "
+                f"{self.job.restarts})"
+            )
+            supervision.end_all(self.processes)
+            self.processes.clear()
+            outcome = run_round()
+        return outcome
+
 
 def run_job(job: Job) -> supervision.Outcome:
     """Run a job until it ends."""
@@ -138,29 +159,47 @@ def run_job(job: Job) -> supervision.Outcome:
             f"{job.ranks} processes do not fit into the hosts' {len(plan)} "
             "slots: give -H host:slots,... with more slots, or a smaller -np"
         )
+    hosts = dict(job.hosts)
     with RunningJob(job, {slot.hostname for slot in plan}) as run:
-        environment = run.environment()
-        run.server.begin_round(plan)
-        servers = None
-        if job.servers:
-            servers = engine.load(engine.servers)(run, job.servers, plan)
-        # By local rank, so that the logins on all hosts overlap.
-        for slot in sorted(plan, key=lambda slot: slot.local_rank):
-            variables = {**environment, **slot.environment}
-            if servers:
-                variables |= servers.environment(slot)
-            RankProcess(
-                run,
-                str(slot.rank) if job.ranks > 1 else None,
-                slot.rank,
-                variables,
-                host=slot.hostname,
-                local_size=slot.local_size,
-            )
-        helpers = servers.processes if servers else ()
-        return supervision.Supervisor(run, helpers=helpers).wait(
-            job.how_to_connect(engine.strategy, engine.strategy_class)
+
+        def run_round() -> supervision.Outcome:
+            outcome = run_ranks(run, engine, fill_slots(hosts, job.ranks))
+            lost = filter(supervision.lost_its_host, outcome.lost)
+            for host in {rank.host for rank in lost if rank.host}:
+                del hosts[host]
+            # Without a host there is nowhere to start again.
+            lost_ranks = outcome.lost if hosts else ()
+            return dataclasses.replace(outcome, lost=lost_ranks)
+
+        return run.run_rounds(run_round)
+
+
+def run_ranks(
+    run: RunningJob, engine: engines.Engine, plan: list[RankPlacement]
+) -> supervision.Outcome:
+    """Run all ranks of a plan until they end."""
+    job, environment = run.job, run.environment()
+    run.server.begin_round(plan)
+    servers = None
+    if job.servers:
+        servers = engine.load(engine.servers)(run, job.servers, plan)
+    # By local rank, so that the logins on all hosts overlap.
+    for slot in sorted(plan, key=lambda slot: slot.local_rank):
+        variables = {**environment, **slot.environment}
+        if servers:
+            variables |= servers.environment(slot)
+        RankProcess(
+            run,
+            str(slot.rank) if job.ranks > 1 else None,
+            slot.rank,
+            variables,
+            host=slot.hostname,
+            local_size=slot.local_size,
         )
+    helpers = servers.processes if servers else ()
+    return supervision.Supervisor(run, helpers=helpers).wait(
+        job.how_to_connect(engine.strategy, engine.strategy_class)
+    )
 
 
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
@@ -174,30 +213,42 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
         tasks: the number of tasks of each role.
     """
     with local_cluster(tasks) as clusters, RunningJob(job, ()) as run:
-        common = {
-            **run.environment(),
-            # This process may be a rank of another job.
-            "HOROVOD_RANK": "",
-        }
-        for cluster in clusters:
-            serves = cluster.role == "ps"
-            variables = {**common, tf_config.VARIABLE: cluster.to_json()}
-            if serves:
-                # Workers need all of a GPU's memory.
-                variables["CUDA_VISIBLE_DEVICES"] = "-1"
-            RankProcess(
-                run,
-                f"{cluster.role} {cluster.index}",
-                cluster.number,
-                variables,
-                local_size=len(clusters),
-                serves=serves,
-            )
-        runtime = engines.RUNTIME.strategy, engines.RUNTIME.strategy_class
-        advised = _ON_SERVERS if "ps" in tasks else runtime
-        return supervision.Supervisor(run, kind="task").wait(
-            job.how_to_connect(*advised)
+        return run.run_rounds(lambda: run_tasks(run, clusters))
+
+
+def run_tasks(run: RunningJob, clusters: list[Cluster]) -> supervision.Outcome:
+    """Run all tasks of a cluster until they end.
+
+    Args:
+        run: the job.
+        clusters: the cluster as each task sees it.
+    """
+    run.server.begin_round(())
+    common = {
+        **run.environment(),
+        # This process may be a rank of another job.
+        "HOROVOD_RANK": "",
+    }
+    for cluster in clusters:
+        serves = cluster.role == "ps"
+        variables = {**common, tf_config.VARIABLE: cluster.to_json()}
+        if serves:
+            # Workers need all of a GPU's memory.
+            variables["CUDA_VISIBLE_DEVICES"] = "-1"
+        RankProcess(
+            run,
+            f"{cluster.role} {cluster.index}",
+            cluster.number,
+            variables,
+            local_size=len(clusters),
+            serves=serves,
         )
+    has_servers = any(cluster.role == "ps" for cluster in clusters)
+    runtime = engines.RUNTIME.strategy, engines.RUNTIME.strategy_class
+    advised = _ON_SERVERS if has_servers else runtime
+    return supervision.Supervisor(run, kind="task").wait(
+        run.job.how_to_connect(*advised)
+    )
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ class Console:
         """The file that a rank's output is copied to, if any."""
         if self.folder is None:
             return None
-        # In an elastic job several workers may have one name, in succession.
+        # Several workers may have one name, in succession.
         if name not in self._files:
             path = self.folder / f"rank.{re.sub('[: ]', '.', name)}.txt"
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import queue
 import signal
@@ -42,11 +43,17 @@ class Connected:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; the cause is None if it succeeded."""
+    """How a job ended; the cause is None if it succeeded.
+
+    Attributes:
+        lost: the processes that did not fail by themselves, or that asked to be
+            started again: a job that is started again may go on.
+    """
 
     code: int = 0
     cause: RankProcess | int | OSError | None = None
     text: str = ""
+    lost: tuple[RankProcess, ...] = ()
 
 
 class Supervisor:
@@ -100,6 +107,9 @@ class Supervisor:
             code = report_stop(signal.SIGTERM, console)
             return Outcome(code, signal.SIGTERM)
         outcome = verdict(self._ended, self._kind)
+        if self._forwarded:
+            # The signal that was forwarded may have killed them.
+            outcome = dataclasses.replace(outcome, lost=())
         is_separate = not (self._connected or self._run.job.no_strategy)
         if outcome.text:
             console.say(outcome.text)
@@ -129,6 +139,8 @@ class Supervisor:
                 self._forward(event)
             elif isinstance(event, int | OSError):
                 return Outcome(report_stop(event, self._run.console), event)
+            elif self._is_stale(event):
+                continue
             elif event in self._helpers:
                 # It may have ended because a rank failed.
                 if not find_culprit(self._ended):
@@ -141,6 +153,12 @@ class Supervisor:
                 if early:
                     return early
         return None
+
+    def _is_stale(self, event: object) -> bool:
+        """Whether it is the end of a process of an earlier round."""
+        return isinstance(event, RankProcess) and not (
+            event in self._ranks or event in self._helpers
+        )
 
     def _forward(self, number: int) -> None:
         self._forwarded.add(number)
@@ -193,7 +211,8 @@ class Supervisor:
     ) -> Outcome:
         """Print and return how the job ended."""
         self._run.console.say(text)
-        return Outcome(code, cause, text)
+        ended = [cause] if isinstance(cause, RankProcess) else []
+        return Outcome(code, cause, text, lost_among(ended))
 
 
 def report_stop(reason: int | OSError, console: Console) -> int:
@@ -224,7 +243,7 @@ def verdict(ended: list[RankProcess], kind: str) -> Outcome:
     if not certain and succeeded:
         # No rank failed by itself, but one ended early.
         text += f"; {kind} {succeeded[0]} had already ended with exit code 0"
-    return Outcome(rank.code, rank, text)
+    return Outcome(rank.code, rank, text, lost_among(ended))
 
 
 def end_all(ranks: list[RankProcess]) -> None:
@@ -255,6 +274,26 @@ def find_culprit(
         if not is_consequence(rank):
             return rank, True
     return (failed[0], False) if failed else None
+
+
+def lost_among(ended: Sequence[RankProcess]) -> tuple[RankProcess, ...]:
+    """The ranks that were killed, lost their host, or ask for a new start."""
+    return tuple(
+        rank
+        for rank in ended
+        if rank.code
+        and not is_consequence(rank)
+        and (
+            rank.code == EXIT_AGAIN
+            or signal_name(rank.code)
+            or lost_its_host(rank)
+        )
+    )
+
+
+def lost_its_host(rank: RankProcess) -> bool:
+    """Whether the connection to the host of a rank has ended."""
+    return bool(rank.host) and rank.code == _SSH_FAILED
 
 
 def is_consequence(rank: RankProcess) -> bool:

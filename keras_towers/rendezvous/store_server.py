@@ -87,6 +87,7 @@ class StoreServer(ThreadingHTTPServer, Store):
             if facts is not None:
                 self.values[SCOPE][store.FACTS] = facts
             self._reports.clear()
+            self.gone.clear()
             self.given_up.clear()
             self.scope_size = {}
             for slot in plan:

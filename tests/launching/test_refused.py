@@ -55,6 +55,10 @@ def refused(options):
         (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
         (PEERS, "give the number of processes that train"),
         # Elastic jobs.
+        (
+            "--min-np 2 --restarts 1",
+            "an elastic job goes on after a loss by it",
+        ),
         ("--min-np 3 --max-np 2", "smallest first"),
         ("-np 2 --reset-limit 1", "are for elastic jobs: give --min-np"),
         ("-np 2 --elastic-timeout 600", "are for elastic jobs"),
@@ -77,6 +81,7 @@ def test_one_line_says_why(options, said):
     ("options", "said"),
     [
         ("--output logs", "--output is not for rank 1 of 2 that srun started"),
+        ("--restarts 2", "--restarts is not for rank 1 of 2 that srun started"),
         ("--workers 2", "would start a cluster: start it once, without"),
         ("--min-np 2", "would start an elastic job: start it once, without"),
     ],

@@ -1,9 +1,11 @@
-"""A worker of an elastic job in which rank 1 kills itself.
+"""A worker of a job that goes on after rank 1 has killed itself.
 
-argv: a folder. Rank 0 leaves a line in its file ``steps`` for every batch: the
-epoch, the batch and the number of ranks. With a file ``victim`` rank 1 kills
-itself in batch 13 of the second epoch, and the others take longer until there
-are three again. Who gets to the end compares with one process.
+argv: a folder, and the strategy of a job that is started again from a backup;
+without one, the job is elastic. Rank 0 leaves a line in its file ``steps`` for
+every batch: the epoch, the batch and the number of ranks. With a file
+``victim`` rank 1 kills itself in batch 13 of the second epoch, and the others
+of an elastic job take longer until there are three again. Who gets to the end
+compares with one process.
 """
 
 import os
@@ -16,7 +18,6 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers import elastic
 from tests.kit.compare import assert_all_close, assert_same_history
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -65,8 +66,9 @@ class Log(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main():
-    model = build()
+def fit_elastically(model):
+    from keras_towers import elastic
+
     state = elastic.State(model)
 
     @elastic.run
@@ -75,7 +77,23 @@ def main():
             commit = elastic.Commit(state, every=4)
             return fit(model, callbacks=[Log(strategy), commit])
 
-    history = train(state)
+    return train(state)
+
+
+def fit_again(model, name):
+    options = {"updates": UPDATES} if UPDATES else {}
+    with kt.strategy(name, **options) as strategy:
+        backup = kt.Backup(FOLDER / "backup", every=4)
+        return fit(model, callbacks=[Log(strategy), backup])
+
+
+def main():
+    model = build()
+    strategy = sys.argv[2:]
+    if strategy:
+        history = fit_again(model, *strategy)
+    else:
+        history = fit_elastically(model)
     alone = build()
     wanted = fit(alone)
     assert_all_close(model.weights, alone.weights, 1e-5)

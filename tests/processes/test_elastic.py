@@ -1,5 +1,6 @@
 """Workers that are killed or fail while others train, and new ones."""
 
+import importlib.util
 import itertools
 
 import pytest
@@ -34,6 +35,12 @@ train(elastic.State(model))
 """
 
 
+def steps(folder):
+    """The epoch, the batch and the number of ranks of each batch."""
+    lines = (folder / "steps").read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in lines]
+
+
 @on_some_days()
 @pytest.mark.parametrize("updates", sample_of(["once", "sharded"]))
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
@@ -56,19 +63,40 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
     assert done.out.count("as undisturbed") == 3
-    steps = [
-        tuple(map(int, line.split()))
-        for line in (tmp_path / "steps").read_text().splitlines()
-    ]
-    sizes = [size for size, _ in itertools.groupby(s for _, _, s in steps)]
+    done_steps = steps(tmp_path)
+    sizes = [s for s, _ in itertools.groupby(s for _, _, s in done_steps)]
     assert sizes == [3, 2, 3]
-    killed = [size for _, _, size in steps].index(2)
-    assert steps[killed - 1][:2] == (1, 13)
+    killed = [size for _, _, size in done_steps].index(2)
+    assert done_steps[killed - 1][:2] == (1, 13)
     # From the commit behind batch 12: eight of twenty are left. The new worker
     # may join in between, at the next commit.
-    rest = [batch for epoch, batch, _ in steps[killed:] if epoch == 1]
+    rest = [batch for epoch, batch, _ in done_steps[killed:] if epoch == 1]
     assert rest[0] == 0
     assert len(rest) == 8
+
+
+@pytest.mark.parametrize(
+    "strategy", sample_of(["multi-worker", "byteps", "horovod"])
+)
+def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(
+    tmp_path, strategy
+):
+    if strategy == "byteps" and not importlib.util.find_spec("byteps"):
+        pytest.skip("BytePS is not installed: make .venv/byteps-cpu")
+    (tmp_path / "victim").touch()
+    count = "--workers" if strategy == "multi-worker" else "-np"
+    options = (*(count, "2"), *("--restarts", "1"))
+    servers = ("--servers", "1") if strategy == "byteps" else ()
+    worker = "-m", "tests.processes.enduring", str(tmp_path), strategy
+    done = Launched(tmp_path, *options, *servers, *worker).finish(400)
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("as undisturbed") == 2
+    assert "1 was killed by SIGKILL" in done.err
+    batches = steps(tmp_path)
+    # From the backup behind batch 12: eight of twenty are left.
+    again = batches.index((1, 0, 2), batches.index((1, 0, 2)) + 1)
+    assert batches[again - 1] in [(1, 12, 2), (1, 13, 2)]
+    assert [b for e, b, _ in batches[again:] if e == 1] == [*range(8)]
 
 
 # Whose fault an error is, `tests/launching/test_supervision.py` shows.

@@ -1,0 +1,107 @@
+"""Jobs whose processes are all started again when one is lost."""
+
+import os
+import signal
+
+import pytest
+
+from tests.kit.processes import wait_until
+from tests.kit.scripts import write_executable
+
+# Rank 1 ends in each round as the next of its arguments says: by a signal, with
+# an exit code, or with the others, which wait for it.
+ENDS = """
+import os, pathlib, signal, sys, time
+rank = os.environ.get("HOROVOD_RANK") or sys.argv.pop(1)
+rounds = pathlib.Path("rounds")
+if rank == "1":
+    done = rounds.read_text() if rounds.exists() else ""
+    rounds.write_text(done + "x")
+    end = sys.argv[1 + len(done)]
+    print("round", len(done), flush=True)
+    if end.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, end))
+    if end != "0":
+        sys.exit(int(end))
+    pathlib.Path("finished").touch()
+while not os.path.exists("finished"):
+    time.sleep(0.02)
+print("finished", flush=True)
+"""
+AGAIN = "keras-towers run: starting all processes again, for which `fit` with "
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "rounds"),
+    [
+        # Killed, and ended to be started again.
+        (["SIGKILL", "75", "0"], 0, 3),
+        (["SIGKILL", "SIGKILL", "SIGKILL"], 137, 3),
+        # An error of the script would only be repeated.
+        (["3"], 3, 1),
+    ],
+)
+def test_lost_ranks_are_started_again(run, tmp_path, ends, code, rounds):
+    options = "-np 2 --no-strategy --restarts 2 --output logs"
+    done = run(options, ENDS, *ends)
+    assert done.code == code, done.err
+    shown = "".join(f"round {number}\n" for number in range(rounds))
+    log = (tmp_path / "logs" / "rank.1.txt").read_text()
+    assert log == shown + ("finished\n" if code == 0 else "")
+    assert done.err.count(AGAIN) == rounds - 1
+    assert ("(--restarts: 2 of 2)" in done.err) == (rounds == 3)
+    assert done.out.count("[0] finished") == (code == 0)
+
+
+def test_a_lost_task_of_tensorflows_runtime(run):
+    script = """
+import json, os, sys
+sys.argv.insert(1, str(json.loads(os.environ["TF_CONFIG"])["task"]["index"]))
+"""
+    done = run(
+        "--workers 2 --no-strategy --restarts 1",
+        script + ENDS,
+        "SIGKILL",
+        "0",
+        HOROVOD_RANK="",
+    )
+    assert done.code == 0, done.err
+    assert "task worker 1 was killed by SIGKILL" in done.err
+    assert done.out.count("finished") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_job_that_is_asked_to_end_is_not_started_again(
+    launch, tmp_path, number
+):
+    job = launch(
+        "-np 2 --no-strategy --restarts 3", "import time; time.sleep(600)"
+    )
+    # An agent for each of them.
+    assert wait_until(lambda: len(job.family()) >= 4)
+    os.kill(job.process.pid, number)
+    done = job.finish()
+    assert done.code == 128 + number
+    assert AGAIN not in done.err
+
+
+def test_a_host_that_does_not_answer_is_left_out(run, tmp_path):
+    # It answers when the job asks whether it can be reached.
+    write_executable(
+        tmp_path / "ssh",
+        'echo login >> logins; [ "$(wc -l < logins)" = 1 ] || exit 255',
+    )
+    script = """
+import os, time
+size = os.environ["HOROVOD_SIZE"]
+print("of", size, flush=True)
+time.sleep(0 if size == "1" else 600)
+"""
+    done = run(
+        "-H localhost:1,192.0.2.1:1 --no-strategy --restarts 1",
+        script,
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )
+    assert done.code == 0, done.err
+    assert "rank 1: lost the ssh connection to 192.0.2.1" in done.err
+    assert done.out.endswith("[0] of 1\n")
