@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import shared_variables
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.system import handle_signals, make_writable
@@ -42,7 +43,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _NAME = "backup{}.npz"
-_FACTS = ("epoch", "batch", "seed", "random_state", "epochs", "history")
+_POSITION = ("epoch", "batch", "seed", "random_state", "epochs", "history")
 # The number of finished calls of fit with a backup in each folder.
 _ended: collections.Counter[Path] = collections.Counter()
 
@@ -210,6 +211,12 @@ def _adoption() -> contract.AdoptsModels | None:
     return None if strategy is None else strategy._adoption
 
 
+def _rank_sum() -> RankSum | None:
+    """What sums gradients over the ranks, if there are several."""
+    strategy = contract.active_strategy()
+    return None if strategy is None else strategy._update.rank_sum
+
+
 def _transport() -> Transport | None:
     """The transport to other ranks; None if there are none."""
     strategy = contract.active_strategy()
@@ -225,7 +232,8 @@ class Backup(ResumingCallback):
     For jobs that may be stopped and restarted: Slurm's ``--requeue``,
     Kubernetes, spot machines. At every epoch's end, after every ``every``
     batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
-    optimizer's state, random states, metrics and the position in the data.
+    optimizer's state, random states, metrics, the position in the data, and the
+    state of each rank's communication hook (``StatefulHook``).
     After a signal all ranks end after the current batch, with exit code 75. The
     same script, started again, resumes after that batch: weights and
     ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
@@ -293,13 +301,29 @@ class BackupFile(FitPosition):
         self.path: Path = self.folder
         self.writes: bool = False
         self._model: Any = None
-        self._values: list[np.ndarray] | None = None
+        # What the file has, until the model has it.
+        self._resumes = False
+        self._values: list[np.ndarray] = []
         self._shapes: list[str] = []
+        self._hook_states = SavedStates([], [])
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         """The position, without weights and metrics."""
-        return {name: getattr(self, name) for name in _FACTS}
+        return {name: getattr(self, name) for name in _POSITION}
+
+    def _move_to(
+        self,
+        epoch: int,
+        batch: int,
+        seed: int,
+        random_state: Sequence[Any],
+        epochs: list[int],
+        history: dict[str, list[Any]],
+    ) -> None:
+        self.epoch, self.batch = epoch, batch
+        self.seed, self.random_state = seed, random_state
+        self.epochs, self.history = epochs, history
 
     def read(self, peers: Peers) -> None:
         """Read the file; without a file, begin with the first epoch."""
@@ -309,18 +333,19 @@ class BackupFile(FitPosition):
         # Number the calls of fit: a restarted script repeats them in order.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
-        self.epoch = self.batch = 0
-        self.seed = secrets.randbits(31)
-        self.random_state = random.getstate()
-        self.epochs, self.history, self.metrics = [], {}, []
-        self._values = None
-        if self.path.exists():
+        self._move_to(0, 0, secrets.randbits(31), random.getstate(), [], {})
+        self.metrics, self._hook_states = [], SavedStates([], [])
+        self._resumes = self.path.exists()
+        if self._resumes:
             self._load()
         if peers.size > 1:
-            values = self._facts, self.metrics
+            layout = self._hook_states.layout
+            values = self._resumes, self._position, self.metrics, layout
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            facts, self.metrics = of_rank_0
-            vars(self).update(facts)
+            self._resumes, position, self.metrics, layout = of_rank_0
+            self._move_to(**position)
+            rows = self._hook_states.values if self.writes else []
+            self._hook_states = SavedStates(layout, rows)
 
     def _load(self) -> None:
         try:
@@ -338,19 +363,32 @@ class BackupFile(FitPosition):
                 f"{self.path} is not a backup of keras_towers, or damaged "
                 f"({error}): delete it to train from the beginning."
             ) from error
-        self._shapes = facts.pop("variables")
-        count = len(self._shapes)
-        self._values, self.metrics = arrays[:count], arrays[count:]
-        vars(self).update(facts)
+        self._move_to(**facts["position"])
+        self._shapes, layout = facts["variables"], facts["hook"]
+        values = iter(arrays)
+        self._values = list(itertools.islice(values, len(self._shapes)))
+        self._hook_states = SavedStates.of(layout, facts["ranks"], values)
+        self.metrics = list(values)
 
     def attach(self, model: keras.Model) -> None:
         """Restore a model from the file, and write its state from now on."""
         self._model = model
-        if self._values is None:
+        if not self._resumes:
             return
+        self._resumes = False
         call = tower_call.current()
         if call is not None:
             call.prepare()
+        if self._values:
+            self._restore_variables()
+        adoption = _adoption()
+        if adoption is not None:
+            # Not every rank may have the file.
+            adoption.broadcast(model)
+        self._restore_hook()
+
+    def _restore_variables(self) -> None:
+        model = self._model
         saved = [*self._shapes, *_shapes(self.metrics)]
         metrics = state_lib.collect(model).metrics if self.batch else []
         if saved != _shapes([*self._variables, *metrics]):
@@ -361,7 +399,24 @@ class BackupFile(FitPosition):
             )
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.assign(value)
-        self._values = None
+        self._values = []
+
+    def _restore_hook(self) -> None:
+        """Give each rank its state of the communication hook. Collective."""
+        saved, rank_sum = self._hook_states, _rank_sum()
+        self._hook_states = SavedStates([], [])
+        if rank_sum is not None:
+            rank_sum.restore(self._optimizers, saved)
+        elif saved.values:
+            logger.warning(
+                "%s has the state of a communication hook, which is dropped: "
+                "there are no other ranks to exchange gradients with",
+                self.path,
+            )
+
+    @property
+    def _optimizers(self) -> list[keras.optimizers.Optimizer]:
+        return state_lib.collect(self._model).optimizers
 
     @property
     def _variables(self) -> list[keras.Variable]:
@@ -369,19 +424,27 @@ class BackupFile(FitPosition):
         return shared_variables(self._model)
 
     def commit(self) -> None:
-        # The old file is replaced only once the new one is complete.
+        """Write the file on rank 0. Collective."""
+        hook, rank_sum = SavedStates([], []), _rank_sum()
+        if rank_sum is not None:
+            hook = rank_sum.save(self._optimizers)
         if not self.writes:
             return
         variables = self._variables
         values = [_numpy(v) for v in variables]
-        facts = {**self._facts, "variables": _shapes(variables)}
+        facts = {
+            "position": self._position,
+            "variables": _shapes(variables),
+            "ranks": len(hook.values),
+            "hook": hook.layout,
+        }
+        values = [*values, *itertools.chain(*hook.values), *self.metrics]
         encoded = np.array(json.dumps(facts, default=float))
+        # The old file is replaced only once the new one is complete.
         descriptor, name = tempfile.mkstemp(dir=self.path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                np.savez(
-                    file, encoded, *values, *self.metrics, allow_pickle=False
-                )
+                np.savez(file, encoded, *values, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, self.path)

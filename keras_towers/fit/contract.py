@@ -27,6 +27,7 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Options
+from keras_towers.reduction import RankSum
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
 
@@ -275,7 +276,14 @@ class TowerFunction:
 
 
 class UpdatesWeights(Protocol):
-    """Where trained weights and optimizer state live, and who updates them."""
+    """Where trained weights and optimizer state live, and who updates them.
+
+    Attributes:
+        rank_sum: sums gradients over the ranks, and has the state of their
+            communication hook; None: nothing does.
+    """
+
+    rank_sum: RankSum | None
 
     @property
     def has_absent_weights(self) -> bool:

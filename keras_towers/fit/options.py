@@ -18,6 +18,7 @@ from keras_towers.reduction import (
     CommunicationHook,
     CompressionName,
     GradientPacker,
+    StatefulHook,
 )
 
 Batches: TypeAlias = Literal["split", "each"]
@@ -100,10 +101,10 @@ class Options:
             losslessly, in the way that the strategy prefers. ``"none"``:
             losslessly, always by its engine. ``"fp16"``, ``"fp16-shards"``,
             ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
-            ``"power-sgd"`` (``keras_towers.reduction.power_sgd(rank)`` for
-            a rank other than 4), or a function of a transport, tensors and a
-            key: see ``keras_towers.reduction.communication_hooks``. These
-            change results. Sparse gradients, metrics and statistics are never
+            ``"power-sgd"`` (``keras_towers.reduction.PowerSGD(rank)`` for
+            a rank other than 4), a function of a transport, tensors and a
+            key, or a ``keras_towers.reduction.StatefulHook``. These change
+            results. Sparse gradients, metrics and statistics are never
             compressed.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates its own weights from its part of each batch, and
@@ -138,7 +139,9 @@ class Options:
     weights: Weights | None = None
     gather_bytes: int = 2**28
     packer: GradientPacker | bool | None = None
-    compression: CompressionName | CommunicationHook | None = None
+    compression: CompressionName | CommunicationHook | StatefulHook | None = (
+        None
+    )
     sync_every: int | None = None
     outer_momentum: float = 0.0
     outer_learning_rate: float = 1.0
@@ -246,7 +249,7 @@ class MeshKeywords(StepKeywords, total=False):
 class RankKeywords(AllReduceKeywords, total=False):
     """The ``Options`` of ranks that all-reduce their gradients."""
 
-    compression: CompressionName | CommunicationHook | None
+    compression: CompressionName | CommunicationHook | StatefulHook | None
     sync_every: int | None
     outer_momentum: float
     outer_learning_rate: float

@@ -14,9 +14,10 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``nccl_available``             whether NCCL can run on devices, and why (not)
 ``PackedReduction(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
-``across_ranks``               extends a reduction to several processes
 ``sum_over_ranks``             sums over processes, by a hook
-``power_sgd(rank)``            a hook that sends low-rank factors of matrices
+``RankSum``                    likewise, with the state of a hook that has one
+``StatefulHook``               the base class of hooks with a state
+``PowerSGD(rank)``             a hook that sends low-rank factors of matrices
 ``hook_for``                   other hooks, by name
 ``shared_memory``              lossless sums over processes on one machine
 =============================  ==============================================
@@ -25,11 +26,12 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 # ``as`` marks a name as re-exported.
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook as CommunicationHook,
-    CompressionName as CompressionName,
-    across_ranks as across_ranks,
-    owned_by as owned_by,
-    power_sgd as power_sgd,
     sum_over_ranks as sum_over_ranks,
+)
+from keras_towers.reduction.compression import (
+    CompressionName as CompressionName,
+    describe_effect as describe_effect,
+    hook_for as hook_for,
 )
 from keras_towers.reduction.gradients import (
     Gradient as Gradient,
@@ -37,6 +39,16 @@ from keras_towers.reduction.gradients import (
     Reduction as Reduction,
     divide as divide,
     scaled as scaled,
+)
+from keras_towers.reduction.rank_sum import (
+    RankSum as RankSum,
+    SavedStates as SavedStates,
+)
+from keras_towers.reduction.stateful_hooks import (
+    ErrorFeedback as ErrorFeedback,
+    HookState as HookState,
+    PowerSGD as PowerSGD,
+    StatefulHook as StatefulHook,
 )
 from keras_towers.reduction.tower_sums import (
     GradientPacker as GradientPacker,

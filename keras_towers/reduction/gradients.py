@@ -80,7 +80,7 @@ def divide(gradient: Gradient, number: Any) -> Gradient:
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 
-def check_floats(tensors: Sequence[tf.Tensor]) -> None:
+def check_floats(tensors: Sequence[tf.Tensor | tf.TensorSpec]) -> None:
     """Refuse integer gradients."""
     for index, tensor in enumerate(tensors):
         if not tensor.dtype.is_floating:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from keras_towers import reduction
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, Options
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
-from keras_towers.reduction import CommunicationHook, communication_hooks
+from keras_towers.reduction import CommunicationHook, StatefulHook
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -87,24 +86,18 @@ def choose(devices: Sequence[str], options: Options) -> Mode:
 
 def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients."""
-    options, reduce = config.options, mode.reduce
-    over_ranks: Callable[[Any], Any] = list
-    transport, updates = config.transport, options.updates
-    rounds = None
-    if transport.size > 1:
-        hook = _choose_hook(config)
-        over_ranks = functools.partial(
-            reduction.sum_over_ranks, transport, hook=hook
-        )
-        if options.sync_every is None:
-            reduce = reduction.across_ranks(reduce, transport, hook)
-        else:
+    options = config.options
+    updates = options.updates
+    rank_sum = rounds = None
+    if config.transport.size > 1:
+        rank_sum = reduction.RankSum(config.transport, _choose_hook(config))
+        if options.sync_every is not None:
             from keras_towers.fit.update.local_sgd import LocalSGD
 
             rounds = LocalSGD(
                 config,
                 options.sync_every,
-                over_ranks,
+                rank_sum,
                 momentum=options.outer_momentum,
                 learning_rate=options.outer_learning_rate,
             )
@@ -125,10 +118,10 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
     kind = WeightUpdate if updates == "once" else UpdateEach
-    return kind(config, reduce, rounds)
+    return kind(config, mode.reduce, rounds, rank_sum)
 
 
-def _choose_hook(config: TowerConfig) -> CommunicationHook:
+def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     """Return the communication hook that ``compression`` asks for."""
     from keras_towers.reduction import shared_memory
 
@@ -137,7 +130,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook:
     shares = shared_memory.available(config.transport)
     if compression is None and on_host and shares:
         return shared_memory.SharedMemoryAllReduce()
-    return communication_hooks.hook_for(compression)
+    return reduction.hook_for(compression)
 
 
 def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
@@ -153,12 +146,18 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
             for name, size in zip(names, sizes, strict=True)
         )
         lines.append(f"{what}: {held}")
+    rank_sum = update.rank_sum
+    if rank_sum is not None and rank_sum.held_bytes:
+        lines.append(
+            "state of the communication hook: "
+            f"{rank_sum.held_bytes:,} bytes on each rank"
+        )
     return lines
 
 
 def describe_rank_options(options: Options) -> list[str]:
     """Describe options of the exchange between ranks that change results."""
-    line = communication_hooks.describe_effect(options.compression)
+    line = reduction.describe_effect(options.compression)
     lines = [line] if line else []
     if options.sync_every is not None:
         end = "averages the ranks' weights"

@@ -1,16 +1,22 @@
 """Checks of a worker: how gradients travel between two ranks."""
 
 import functools
+import pathlib
+import sys
 from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers.reduction import shared_memory
+from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 X = np.random.default_rng(0).normal(size=(s.COUNT, 96)).astype("float32")
 # Both layers together are more than what small messages may have.
 WIDTH = 900
@@ -89,6 +95,38 @@ def models_in_turn_are_trained_as_each_alone():
         return models[0].get_weights()
 
     assert difference(first_of(0), first_of(0, 1)) < 1e-7
+
+
+def resumed_as_undisturbed(**options):
+    """Training that ends and goes on from a backup is as if it had not."""
+
+    def trained(name, *callbacks):
+        mine, strategy = built(0, WIDTH), s.Strategy(**options)
+        folder = FOLDER / f"{options['compression']}-{name}"
+        backup = kt.Backup(folder, every=2)
+        with strategy:
+            s.fit(mine, X, batch_size=10, callbacks=[backup, *callbacks])
+        (state,) = strategy._update.rank_sum.states(mine.optimizer)
+        return mine.get_weights(), [
+            v.numpy() for v in tf.nest.flatten(state.own)
+        ]
+
+    undisturbed = trained("undisturbed")
+    with pytest.raises(s.Boom):
+        trained("broken", s.breaks_behind(3))
+    # As in a new process: of another strategy and another model.
+    resumed = trained("broken")
+    for found, wanted in zip(resumed, undisturbed, strict=True):
+        assert_all_close(found, wanted)
+    # Each rank has its own state.
+    first, *_ = undisturbed[1]
+    assert np.abs(np.subtract(*s.gather(first))).max() > 1e-6
+
+
+@check
+def a_hook_goes_on_with_its_state_from_a_backup():
+    resumed_as_undisturbed(compression="power-sgd")
+    resumed_as_undisturbed(compression="bf16-feedback", sync_every=2)
 
 
 @check

@@ -24,7 +24,7 @@ from keras_towers.fit.contract import NamedGradients, TowerConfig, UpdateCall
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
-from keras_towers.reduction import Gradient, owned_by
+from keras_towers.reduction import RankSum
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 
@@ -38,7 +38,7 @@ class LocalSGD:
         self,
         config: TowerConfig,
         steps: int,
-        over_ranks: Callable[[list[Gradient]], list[Gradient]],
+        rank_sum: RankSum,
         momentum: float = 0.0,
         learning_rate: float = 1.0,
     ):
@@ -46,8 +46,8 @@ class LocalSGD:
         self.order: StepOrder = StepOrder(SingleProcess())
         self._config = config
         self._steps = steps
-        # Maps N changes of weights to their sums over the ranks.
-        self._over_ranks = over_ranks
+        # Sums changes of weights over the ranks.
+        self._rank_sum = rank_sum
         # The outer optimizer's: with momentum 0 and learning rate 1, the new
         # weights are the weighted mean of the ranks' weights.
         self._momentum = momentum
@@ -83,26 +83,26 @@ class LocalSGD:
         round_ = self._round_of[optimizer]
         round_.shares.assign_add(tf.cast(self._share, tf.float64))
         done = round_.updates.assign_add(1) >= self._steps
-        _act_if(done, lambda: self._average(round_, order))
+        _act_if(done, lambda: self._average(optimizer, order))
 
     def end_rounds(self, order: StepOrder) -> None:
         """End all rounds that have begun. Collective, eager."""
-        begun = [
-            (optimizer.name, round_)
+        numbers = {
+            optimizer: int(round_.updates.numpy())
             for optimizer, round_ in self._round_of.items()
-            if int(round_.updates.numpy())
-        ]
+        }
+        begun = [optimizer for optimizer, number in numbers.items() if number]
         updates_here = [
-            f"{int(round_.updates.numpy())} of "
-            f"{rank_checks.without_numbers(name)!r}"
-            for name, round_ in begun
+            f"{numbers[optimizer]} of "
+            f"{rank_checks.without_numbers(optimizer.name)!r}"
+            for optimizer in begun
         ]
         ranks = rank_checks.gather(
             self._config.peers, updates_here, "ends a round"
         )
         if all(rank == updates_here for rank in ranks):
-            for _, round_ in begun:
-                self._average(round_, order)
+            for optimizer in begun:
+                self._average(optimizer, order)
             return
         self.discard_rounds()
         if self._config.peers.rank == 0:
@@ -121,15 +121,17 @@ class LocalSGD:
         for round_ in self._round_of.values():
             round_.reset()
 
-    def _average(self, round_: _Round, order: StepOrder) -> None:
+    def _average(self, optimizer: Any, order: StepOrder) -> None:
         """Run the outer step on all ranks, with the mean of their changes."""
+        round_ = self._round_of[optimizer]
         changes = round_.changes()
-        with owned_by(round_):
-            (sums,) = order.reduce(
-                changes.describe_gradients(),
-                [changes.grads],
-                lambda grads: [self._over_ranks(list(grads[0]))],
-            )
+        (sums,) = order.reduce(
+            changes.describe_gradients(),
+            [changes.grads],
+            lambda grads: [
+                self._rank_sum.sum(optimizer, round_.weights, grads[0])
+            ],
+        )
         round_.assign(sums, self._momentum, self._learning_rate)
 
 
@@ -137,7 +139,7 @@ class _Round:
     """The weights of one optimizer, at the start of a round and now."""
 
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
-        self._weights = list(weights)
+        self.weights: list[keras.Variable] = list(weights)
         self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(0, tf.float64)
@@ -163,7 +165,7 @@ class _Round:
             * tf.cast(share, value.dtype)
             for anchor, value in zip(self._anchors, self._values(), strict=True)
         ]
-        return NamedGradients(tuple(w.path for w in self._weights), changes)
+        return NamedGradients(tuple(w.path for w in self.weights), changes)
 
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float
@@ -179,7 +181,7 @@ class _Round:
                     velocity.assign(moved, read_value=False)
                     change = change + momentum * moved
                 value.assign(anchor.read_value() - rate * change)
-        variables_lib.copy_to_towers(self._weights)
+        variables_lib.copy_to_towers(self.weights)
         self.reset()
 
     def reset(self) -> None:
@@ -187,7 +189,7 @@ class _Round:
         self.shares.assign(0, read_value=False)
 
     def _values(self) -> list[tf.Variable]:
-        return [variables_lib.copy_on_tower(w._value) for w in self._weights]
+        return [variables_lib.copy_on_tower(w._value) for w in self.weights]
 
 
 def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:

@@ -48,8 +48,8 @@ from keras_towers.reduction import (
     Gradient,
     Gradients,
     PackedReduction,
+    RankSum,
     Reduction,
-    owned_by,
     scaled,
     sum_at_variables,
 )
@@ -65,8 +65,9 @@ class WeightUpdate:
     variables live, and which towers update them. This class makes one update
     instead of K, with slot variables on tower 0 only. Without a ``reduction``
     the gradients are summed on the device that updates the weight. With
-    ``local_sgd`` ranks update their weights independently, and gradients are
-    summed over the towers of one rank only.
+    ``rank_sum`` this rank's sums are then summed over the ranks; but with
+    ``local_sgd`` ranks update their weights independently, and it sums at the
+    end of a round.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
@@ -86,6 +87,7 @@ class WeightUpdate:
         config: TowerConfig,
         reduction: Reduction | None = None,
         local_sgd: LocalSGD | None = None,
+        rank_sum: RankSum | None = None,
     ):
         self.config = config
         mirrors = self.mirrors
@@ -94,6 +96,7 @@ class WeightUpdate:
         self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
+        self.rank_sum = rank_sum
         self._reduction = reduction
         if self.name == WeightUpdate.name and self.variables.mirrors:
             self.description += " and copied to the other towers"
@@ -251,6 +254,11 @@ class WeightUpdate:
         else:
             apply(sums)
 
+    @property
+    def _sum_of_step(self) -> RankSum | None:
+        """What sums this rank's gradients over the ranks, in each step."""
+        return self.rank_sum if self.local_sgd is None else None
+
     def _sums(
         self, call: UpdateCall, tower_grads: Gradients
     ) -> list[list[Any]]:
@@ -280,12 +288,20 @@ class WeightUpdate:
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.local_sgd is None else self.local_sgd.order
         given = dataclasses.replace(call, grads=list(tower_grads[0]))
-        with owned_by(call.optimizer):
-            rows = order.reduce(
-                given.describe_gradients(),
-                [[g for g in grads if g is not None] for grads in tower_grads],
-                lambda grads: reduce(grads, trained),
-            )
+        over_ranks = self._sum_of_step
+
+        def reduce_all(grads: Gradients) -> list[list[Gradient]]:
+            rows = reduce(grads, trained)
+            if over_ranks is None:
+                return rows
+            sums = over_ranks.sum(call.optimizer, trained, rows[0])
+            return [sums for _ in rows]
+
+        rows = order.reduce(
+            given.describe_gradients(),
+            [[g for g in grads if g is not None] for grads in tower_grads],
+            reduce_all,
+        )
 
         def complete(sums: Sequence[Any]) -> list[Any]:
             left = iter(sums)
@@ -339,7 +355,8 @@ class UpdateEach(WeightUpdate):
             grads: Gradients, trained: Sequence[Any]
         ) -> list[list[Gradient]]:
             nonlocal unpack
-            if not isinstance(reduction, PackedReduction):
+            sums_over_ranks = self._sum_of_step is not None
+            if sums_over_ranks or not isinstance(reduction, PackedReduction):
                 return self._reduce(grads, trained)
             # The function unpacks them, without a copy.
             rows, unpack = reduction.reduce_packed(grads, devices)

@@ -1,0 +1,274 @@
+"""Sums of gradients over ranks, and the variables of their hook's state."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.reduction.communication_hooks import (
+    CommunicationHook,
+    all_reduce,
+    sum_over_ranks,
+)
+from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.stateful_hooks import HookState, StatefulHook
+from keras_towers.transport import Transport, next_key
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+StateLayout: TypeAlias = list[list[list[tuple[Any, str, bool]]]]
+"""Of each optimizer and each of its states, the tensors.
+
+A tensor is its shape, the name of its dtype, and whether it is a rank's own.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedStates:
+    """The states of all ranks, as plain data.
+
+    Attributes:
+        layout: what the states have, the same on all ranks.
+        values: for each rank, the values of all tensors of the layout, in its
+            order. Rank 0 has them, and other ranks have none.
+    """
+
+    layout: StateLayout
+    values: list[list[np.ndarray]]
+
+    @classmethod
+    def of(
+        cls, layout: StateLayout, ranks: int, values: Iterator[np.ndarray]
+    ) -> SavedStates:
+        """Take the values of so many ranks from those of a file."""
+        number = sum(len(leaves) for states in layout for leaves in states)
+        rows = [[*itertools.islice(values, number)] for _ in range(ranks)]
+        return cls(layout, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """A state in variables; the weights are kept since ids identify them."""
+
+    weights: Sequence[Any]
+    variables: HookState
+
+    def leaves(self) -> list[tuple[tf.Variable, bool]]:
+        """Return the variables, and whether each is this rank's own."""
+        own, common = map(tf.nest.flatten, self.variables)
+        return [*((v, True) for v in own), *((v, False) for v in common)]
+
+    def assign(self, saved: Sequence[Any]) -> None:
+        """Assign saved values; warn if they are of another state."""
+        variables = [variable for variable, _ in self.leaves()]
+        wanted = [list(variable.shape) for variable in variables]
+        if wanted != [list(value.shape) for value in saved]:
+            _warn_of_other_hook()
+            return
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+
+class RankSum:
+    """Sums gradients over the ranks by a hook, whose state it has in variables.
+
+    An optimizer has one state for each list of weights of which it gets
+    gradients, as it has slots.
+
+    Args:
+        transport: connects the ranks.
+        hook: sums dense gradients.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        hook: CommunicationHook | StatefulHook = all_reduce,
+    ):
+        self._transport = transport
+        self._hook = hook
+        self._states: weakref.WeakKeyDictionary[
+            Any, dict[tuple[Any, ...], _State]
+        ] = weakref.WeakKeyDictionary()
+        # Of each optimizer, the values for states that are not made yet.
+        self._restored: weakref.WeakKeyDictionary[
+            Any, list[list[tf.Tensor]]
+        ] = weakref.WeakKeyDictionary()
+
+    def sum(
+        self,
+        optimizer: Any,
+        weights: Sequence[Any],
+        grads: Sequence[Gradient],
+    ) -> list[Gradient]:
+        """Sum each of N gradients over the ranks.
+
+        Args:
+            optimizer: whose state the hook gets.
+            weights: the N weights.
+            grads: this rank's gradients.
+        """
+        hook = self._hook
+        if isinstance(hook, StatefulHook):
+            hook = functools.partial(
+                self._sum_with_state, hook, optimizer, weights
+            )
+        return sum_over_ranks(self._transport, grads, hook)
+
+    def _sum_with_state(
+        self,
+        hook: StatefulHook,
+        optimizer: Any,
+        weights: Sequence[Any],
+        transport: Transport,
+        tensors: Sequence[tf.Tensor],
+        key: str,
+    ) -> list[tf.Tensor]:
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+        variables = self._variables(hook, optimizer, weights, specs)
+        before = tf.nest.map_structure(lambda v: v.read_value(), variables)
+        sums, after = hook.sum(transport, tensors, before, key)
+        stored = tf.nest.map_structure(
+            lambda variable, value: variable.assign(value, read_value=False),
+            variables,
+            after,
+        )
+        # Nothing else in the graph depends on the assignments.
+        with tf.control_dependencies(tf.nest.flatten(stored)):
+            return [tf.identity(total) for total in sums]
+
+    def _variables(
+        self,
+        hook: StatefulHook,
+        optimizer: Any,
+        weights: Sequence[Any],
+        specs: Sequence[tf.TensorSpec],
+    ) -> HookState:
+        states = self._states.setdefault(optimizer, {})
+        key = (*map(id, weights), *specs)
+        if key not in states:
+            with tf.init_scope(), compat.single_device_mode():
+                variables = tf.nest.map_structure(
+                    lambda value: tf.Variable(value, trainable=False),
+                    hook.init(specs),
+                )
+                states[key] = _State(list(weights), variables)
+                restored = self._restored.get(optimizer)
+                if restored:
+                    states[key].assign(restored.pop(0))
+        return states[key].variables
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all states."""
+        return sum(
+            variable.shape.num_elements() * variable.dtype.size
+            for states in self._states.values()
+            for state in states.values()
+            for variable, _ in state.leaves()
+        )
+
+    def states(self, optimizer: Any) -> list[HookState]:
+        """Return this rank's states for an optimizer, of variables."""
+        return [state.variables for state in self._states_of(optimizer)]
+
+    def _states_of(self, optimizer: Any) -> list[_State]:
+        return [*self._states.get(optimizer, {}).values()]
+
+    def save(self, optimizers: Sequence[Any]) -> SavedStates:
+        """Return the states of all ranks, for some optimizers. Collective."""
+        leaves = [
+            [state.leaves() for state in self._states_of(optimizer)]
+            for optimizer in optimizers
+        ]
+        flat = itertools.chain.from_iterable(itertools.chain(*leaves))
+        own = [variable.read_value() for variable, _ in flat]
+        values: list[list[np.ndarray]] = []
+        # One rank after another: only rank 0 has room for all.
+        for rank in range(self._transport.size):
+            sent = self._transport.broadcast(own, next_key("hook"), rank)
+            if own and self._transport.rank == 0:
+                values.append([_numpy(value) for value in sent])
+        layout = [
+            [
+                [
+                    (list(v.shape), _saved_as(v.dtype), is_own)
+                    for v, is_own in of
+                ]
+                for of in states
+            ]
+            for states in leaves
+        ]
+        return SavedStates(layout, values)
+
+    def restore(self, optimizers: Sequence[Any], saved: SavedStates) -> None:
+        """Give each rank its saved state. Collective.
+
+        If the number of ranks has changed, each gets an equal share of the sum
+        of what was the ranks' own.
+
+        Args:
+            optimizers: as many as were saved.
+            saved: the states.
+        """
+        tensors = [*itertools.chain(*itertools.chain(*saved.layout))]
+        if not tensors:
+            return
+        if not isinstance(self._hook, StatefulHook):
+            _warn_of_other_hook()
+            return
+        size, me = self._transport.size, self._transport.rank
+        rows = saved.values
+        if me == 0 and len(rows) != size:
+            is_own = [own for _, _, own in tensors]
+            rows = [_shares(rows, is_own, size) for _ in range(size)]
+        received = []
+        for rank in range(size):
+            sent = [tf.zeros(shape, dtype) for shape, dtype, _ in tensors]
+            if me == 0:
+                sent = [tf.constant(value) for value in rows[rank]]
+            sent = self._transport.broadcast(sent, next_key("hook"))
+            if rank == me:
+                received = sent
+        values = iter(received)
+        for optimizer, layout in zip(optimizers, saved.layout, strict=True):
+            of_states = [[next(values) for _ in leaves] for leaves in layout]
+            for state in self._states_of(optimizer):
+                if of_states:
+                    state.assign(of_states.pop(0))
+            self._restored[optimizer] = of_states
+
+
+def _shares(
+    rows: list[list[np.ndarray]], is_own: Sequence[bool], size: int
+) -> list[np.ndarray]:
+    """Return each new rank's share of the values of other ranks."""
+    return [
+        (np.sum(values, 0) / size).astype(values[0].dtype) if own else values[0]
+        for own, *values in zip(is_own, *rows, strict=True)
+    ]
+
+
+def _warn_of_other_hook() -> None:
+    logger.warning(
+        "the backup has the state of another communication hook, which is "
+        "dropped: this one begins with its first state"
+    )
+
+
+def _saved_as(dtype: tf.DType) -> str:
+    # NumPy's files do not support bfloat16.
+    return "float32" if dtype == tf.bfloat16 else dtype.name
+
+
+def _numpy(value: tf.Tensor) -> np.ndarray:
+    return tf.cast(value, _saved_as(value.dtype)).numpy()
