@@ -24,7 +24,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.data.batches import has_rows, of_any_size
-from keras_towers.fit.options import Options
+from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
 from keras_towers.fit.step.trace import (
     Trace,
@@ -66,7 +66,7 @@ class Setting:
 
     devices: Sequence[str]
     batch_size: int = 32
-    gather_bytes: int = Options.gather_bytes
+    gather_bytes: int = StrategyOptions.gather_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Planned(BaseStrategy):
     """``TowerStrategy`` on devices that need not exist."""
 
     def __init__(self, setting: Setting, **options: Any):
-        super().__init__(setting.devices, Options(**options))
+        super().__init__(setting.devices, StrategyOptions(**options))
         self._compose()
 
 

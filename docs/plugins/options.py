@@ -12,14 +12,14 @@ _IN_ARGS = re.compile(r"^ {4}\*\*options: (.+(?:\n {8}.+)*)\n", re.MULTILINE)
 class Options(griffe.Extension):
     """Replaces ``**options: Unpack[Keywords]`` by the keywords.
 
-    Their defaults are those of the class ``Options``. What a docstring says of
-    ``**options`` becomes a paragraph, since no such argument is left.
+    Their defaults are those of the class ``StrategyOptions``. What a docstring
+    says of ``**options`` becomes a paragraph, since no such argument is left.
     """
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Change the constructors of all classes."""
         module = pkg["fit.options"]
-        defaults = module["Options"].attributes
+        defaults = module["StrategyOptions"].attributes
         for cls in _classes(pkg):
             init = cls.members.get("__init__")
             parameters = getattr(init, "parameters", ())

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import Options
+from keras_towers.fit.options import StrategyOptions
 from keras_towers.reduction import RankSum
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
@@ -65,7 +65,7 @@ class TowerConfig:
     strategy: Strategy
     devices: Sequence[str]
     transport: Transport
-    options: Options
+    options: StrategyOptions
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False

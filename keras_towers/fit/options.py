@@ -43,7 +43,7 @@ _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class StrategyOptions:
     """The options shared by several strategies.
 
     Each strategy accepts some of them as keyword arguments.
@@ -166,7 +166,10 @@ class Options:
 
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
-        if self.weights is None and self.gather_bytes != Options.gather_bytes:
+        if (
+            self.weights is None
+            and self.gather_bytes != StrategyOptions.gather_bytes
+        ):
             raise TowerError(
                 'gather_bytes only applies with weights="sharded": set it, or '
                 "leave gather_bytes out."
@@ -221,7 +224,7 @@ class Options:
 
 
 class StepKeywords(TypedDict, total=False):
-    """The ``Options`` of synchronous steps."""
+    """The ``StrategyOptions`` of synchronous steps."""
 
     average: bool
     batches: Batches
@@ -231,7 +234,7 @@ class StepKeywords(TypedDict, total=False):
 
 
 class AllReduceKeywords(StepKeywords, total=False):
-    """The ``Options`` of towers that all-reduce their gradients."""
+    """The ``StrategyOptions`` of towers that all-reduce their gradients."""
 
     mode: ModeName | None
     updates: Updates | None
@@ -241,13 +244,13 @@ class AllReduceKeywords(StepKeywords, total=False):
 
 
 class MeshKeywords(StepKeywords, total=False):
-    """The ``Options`` of a mesh of devices, which divides weights."""
+    """The ``StrategyOptions`` of a mesh of devices, which divides weights."""
 
     gather_bytes: int
 
 
 class RankKeywords(AllReduceKeywords, total=False):
-    """The ``Options`` of ranks that all-reduce their gradients."""
+    """The ``StrategyOptions`` of ranks that all-reduce their gradients."""
 
     compression: CompressionName | CommunicationHook | StatefulHook | None
     sync_every: int | None
@@ -256,7 +259,7 @@ class RankKeywords(AllReduceKeywords, total=False):
 
 
 class ServerKeywords(TypedDict, total=False):
-    """The ``Options`` of workers that apply gradients on parameter servers."""
+    """The ``StrategyOptions`` of workers of parameter servers."""
 
     scale_gradient: bool
     batches: Batches
@@ -266,7 +269,7 @@ class ServerKeywords(TypedDict, total=False):
 
 def options_of(
     strategy: Any, keywords: type, options: Mapping[str, Any], **fixed: Any
-) -> Options:
+) -> StrategyOptions:
     """Return the options that a strategy got as keyword arguments.
 
     Args:
@@ -288,7 +291,7 @@ def options_of(
             advice = did_you_mean(name, known)
             advice = advice or f". Its options are {', '.join(known)}."
             raise TowerError(f"{kind.__name__} has no option {name!r}{advice}")
-    return Options(**options, **fixed)
+    return StrategyOptions(**options, **fixed)
 
 
 def check_arguments(strategy: type, **arguments: Any) -> None:
@@ -309,7 +312,7 @@ def check_seconds(name: str, seconds: Any) -> None:
 
 @functools.cache
 def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(Options)
+    return typing.get_type_hints(StrategyOptions)
 
 
 def _check(name: str, value: Any, hint: Any) -> None:

@@ -47,7 +47,7 @@ class CannotGather(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class LayoutOptions:
     """Options of a layout.
 
     Attributes:
@@ -105,7 +105,7 @@ class Converter(Builder):
         unit: Unit,
         is_first: Tensor,
         is_first_part: Tensor,
-        options: Options,
+        options: LayoutOptions,
         around: Converter | None = None,
     ):
         super().__init__(can_exchange=around is None)

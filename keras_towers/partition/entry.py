@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.conversions import CannotGather, Options
+from keras_towers.partition.conversions import CannotGather, LayoutOptions
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -74,7 +74,7 @@ def partition_graph(
         placed: operations that return their input, by name, and how to lay it
             out; None: it is whole.
         of_columns: what the last inputs are, which differ between columns.
-        **options: the attributes of ``Options``.
+        **options: the attributes of ``LayoutOptions``.
     """
     if has_control_flow_v1(graph):
         raise TowerError(
@@ -84,10 +84,10 @@ def partition_graph(
         )
     given = graph, layouts, wanted, updates, placed, of_columns
     try:
-        return _laid_out(*given, Options(**options))
+        return _laid_out(*given, LayoutOptions(**options))
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return _laid_out(*given, Options(**options, lists=False))
+        return _laid_out(*given, LayoutOptions(**options, lists=False))
 
 
 def _laid_out(
@@ -97,7 +97,7 @@ def _laid_out(
     updates: Mapping[str, UpdateInfo],
     placed: Mapping[str, InShards | None],
     of_columns: Sequence[ColumnInput],
-    options: Options,
+    options: LayoutOptions,
 ) -> Program:
     number = tf.TensorShape(())
     start = Tensor(SIZE_DTYPE, number, on_towers=True)

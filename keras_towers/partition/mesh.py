@@ -61,7 +61,8 @@ def partition_over_mesh(
         placed: operations that return their input, by name, and how to lay it
             out.
         columns: the number of columns.
-        **options: the attributes of ``Options``, for the layout over towers.
+        **options: the attributes of ``LayoutOptions``, for the layout over
+            towers.
     """
     over_towers = {k: v.towers for k, v in placed.items() if v.towers}
     if columns == 1:

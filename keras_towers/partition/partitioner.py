@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Output
-from keras_towers.partition.conversions import Converter, Options
+from keras_towers.partition.conversions import Converter, LayoutOptions
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import (
     Effect,
@@ -90,7 +90,7 @@ class Partitioner(Converter):
         unit: Unit,
         is_first: Tensor,
         is_first_part: Tensor,
-        options: Options,
+        options: LayoutOptions,
         around: Partitioner | None = None,
     ):
         super().__init__(unit, is_first, is_first_part, options, around)

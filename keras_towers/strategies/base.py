@@ -30,7 +30,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.hooks import keras_patches
-from keras_towers.fit.options import Batches, Options
+from keras_towers.fit.options import Batches, StrategyOptions
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
@@ -81,7 +81,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def __init__(
         self,
         devices: Sequence[str],
-        options: Options | None = None,
+        options: StrategyOptions | None = None,
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
@@ -90,7 +90,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     ):
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
         tf_config.read_config()
-        options = options or Options()
+        options = options or StrategyOptions()
         self._mode = modes.choose(devices, options)
         transport = transport or SingleProcess()
         self._collective_key_base = next(_collective_key_bases)

@@ -11,7 +11,7 @@ from typing import Any
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.options import ModeName, Options
+from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, StatefulHook
 
@@ -49,7 +49,7 @@ class Mode:
     reduce: reduction.Reduction
 
 
-def choose(devices: Sequence[str], options: Options) -> Mode:
+def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     """Choose the reduction for devices; warn if it is not the wanted one."""
     wanted, packer = options.mode, options.packer
     on_host = devices_lib.all_on_host(devices)
@@ -155,7 +155,7 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     return lines
 
 
-def describe_rank_options(options: Options) -> list[str]:
+def describe_rank_options(options: StrategyOptions) -> list[str]:
     """Describe options of the exchange between ranks that change results."""
     line = reduction.describe_effect(options.compression)
     lines = [line] if line else []

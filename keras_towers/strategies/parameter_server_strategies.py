@@ -13,9 +13,9 @@ from typing import Self, Unpack
 from keras_towers import devices as devices_lib
 from keras_towers.fit.options import (
     Batches,
-    Options,
     ServerKeywords,
     StepKeywords,
+    StrategyOptions,
     Where,
     check_arguments,
     options_of,
@@ -89,7 +89,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
             global batch. ``"tower"``: only of each tower's rows.
         micro_batches: into how many parts each tower divides its rows, to save
             memory; ``"auto"``: as few as memory allows.
-        **options: described in more detail by ``Options``.
+        **options: described in more detail by ``StrategyOptions``.
 
     Attributes:
         ps_device: where the weights are: ``"cpu"`` or ``"gpu"``.
@@ -141,7 +141,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
 def connect(
     strategy: str,
     towers: devices_lib.Towers,
-    options: Options,
+    options: StrategyOptions,
     cluster: tf_config.Cluster | None,
 ) -> tuple[list[str], ServerPeers]:
     """Connect to the parameter servers of a job, or run as one of them.
@@ -257,7 +257,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
             worker reads its own data.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         stall_shutdown_s: seconds to wait for workers that are slow or gone.
-        **options: described in more detail by ``Options``.
+        **options: described in more detail by ``StrategyOptions``.
 
     Attributes:
         sync: as given.
@@ -317,7 +317,7 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
             worker reads its own data.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         stall_shutdown_s: seconds to wait for workers that are slow or gone.
-        **options: described in more detail by ``Options``.
+        **options: described in more detail by ``StrategyOptions``.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import Batches, Options, check_arguments
+from keras_towers.fit.options import Batches, StrategyOptions, check_arguments
 from keras_towers.fit.weights.tower_variables import native
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.training_session import AveragedSession
@@ -91,7 +91,7 @@ class AsyncTowerStrategy(BaseStrategy):
         scale_gradient: bool = True,
     ):
         devices = devices_lib.devices_of(towers)
-        given = Options(batches="each", scale_gradient=scale_gradient)
+        given = StrategyOptions(batches="each", scale_gradient=scale_gradient)
         super().__init__(devices, given)
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
@@ -220,7 +220,7 @@ class SyncReplicasStrategy(BaseStrategy):
         )
         cluster = cluster or tf_config.from_environment()
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
-        options = Options(
+        options = StrategyOptions(
             batches=(batches or "split") if served else "each",
             stall_shutdown_s=stall_shutdown_s,
         )

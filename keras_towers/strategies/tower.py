@@ -52,7 +52,7 @@ class TowerStrategy(BaseStrategy):
             gathered at a time.
         packer: packs gradients into a few buffers before they are summed: a
             ``GradientPacker``, True, False, or None to choose.
-        **options: described in more detail by ``Options``.
+        **options: described in more detail by ``StrategyOptions``.
 
     Attributes:
         mode: the mode that runs.

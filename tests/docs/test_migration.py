@@ -149,7 +149,7 @@ def assert_takes(cls, name, value):
     accepted = inspect.signature(cls).parameters
     if name not in accepted:
         assert "options" in accepted
-        options.Options(**({} if value is ... else {name: value}))
+        options.StrategyOptions(**({} if value is ... else {name: value}))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.there)

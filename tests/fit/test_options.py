@@ -10,9 +10,11 @@ import keras_towers as kt
 from keras_towers.fit import options as lib
 from keras_towers.strategies import modes
 
+Options = lib.StrategyOptions
+
 
 def test_keywords_are_the_fields_of_options():
-    fields = {f.name: f.type for f in dataclasses.fields(lib.Options)}
+    fields = {f.name: f.type for f in dataclasses.fields(Options)}
     for keywords in (lib.RankKeywords, lib.ServerKeywords):
         for name, annotation in keywords.__annotations__.items():
             assert annotation.__forward_arg__ == fields[name], name
@@ -54,17 +56,17 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
 @pytest.mark.parametrize(
     "strategy, arguments, message",
     [
-        (lib.Options, {"compression": "zip"}, "'zip'.*-feedback'.*function"),
-        (lib.Options, {"scale_gradient": None}, "scale_gradient=None"),
-        (lib.Options, {"stall_shutdown_s": float("nan")}, "shutdown_s=nan"),
-        (lib.Options, {"stall_shutdown_s": True}, "stall_shutdown_s=True"),
-        (lib.Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
-        (lib.Options, {"sync_every": True}, "=True .* a whole number or N"),
-        (lib.Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
-        (lib.Options, {"sync_every": 2, "average": False}, "contradicts"),
-        (lib.Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
-        (lib.Options, {"sync_every": 2, "outer_momentum": 1}, "=1 .* less"),
-        (lib.Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),
+        (Options, {"compression": "zip"}, "'zip'.*-feedback'.*function"),
+        (Options, {"scale_gradient": None}, "scale_gradient=None"),
+        (Options, {"stall_shutdown_s": float("nan")}, "shutdown_s=nan"),
+        (Options, {"stall_shutdown_s": True}, "stall_shutdown_s=True"),
+        (Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
+        (Options, {"sync_every": True}, "=True .* a whole number or N"),
+        (Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
+        (Options, {"sync_every": 2, "average": False}, "contradicts"),
+        (Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
+        (Options, {"sync_every": 2, "outer_momentum": 1}, "=1 .* less"),
+        (Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),
         (Tower, {"towers": 0}, "0"),
         (Tower, {"packer": 8}, "packer=8 .* a GradientPacker, True, False, or"),
         *(
@@ -101,11 +103,11 @@ def test_values_that_are_not_allowed_are_refused(strategy, arguments, message):
 
 def test_numbers_may_be_those_of_numpy():
     two, half = np.int64(2), np.float32(0.5)
-    lib.Options(micro_batches=two, sync_every=two, outer_momentum=half)
-    lib.Options(stall_shutdown_s=two)
-    lib.Options(stall_shutdown_s=half)
+    Options(micro_batches=two, sync_every=two, outer_momentum=half)
+    Options(stall_shutdown_s=two)
+    Options(stall_shutdown_s=half)
     with pytest.raises(kt.TowerError, match="whole number"):
-        lib.Options(micro_batches=half)
+        Options(micro_batches=half)
 
 
 def test_unknown_options_are_refused_with_those_there_are():

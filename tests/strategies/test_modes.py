@@ -6,7 +6,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import reduction
-from keras_towers.fit.options import Options
+from keras_towers.fit.options import StrategyOptions
 from keras_towers.strategies import modes
 
 pytestmark = pytest.mark.core
@@ -37,7 +37,7 @@ def test_the_default_is_the_host_for_cpus_and_nccl_for_gpus(nccl):
         *((GPUS[:number], *on_gpus) for number in range(2, 9)),
         ([CPUS[0], GPUS[0]], "gpu", "CPU:0 is not a GPU"),
     ):
-        mode = modes.choose(devices, Options())
+        mode = modes.choose(devices, StrategyOptions())
         assert mode.name == name, devices
         assert reason in mode.reason
 
@@ -56,7 +56,7 @@ def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
         *(("hierarchical", kind[:6], None) for kind in (CPUS, GPUS)),
     ):
         caplog.clear()
-        mode = modes.choose(devices, Options(mode=name))
+        mode = modes.choose(devices, StrategyOptions(mode=name))
         if obstacle is None:
             assert (mode.name, caplog.records) == (name, [])
             assert "requested" in mode.reason

@@ -251,7 +251,7 @@ class HorovodStrategy(BaseStrategy):
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
         **options: the options of ``TowerStrategy`` and the options above;
-            ``Options`` describes all of them in more detail.
+            ``StrategyOptions`` describes all of them in more detail.
 
     Raises:
         TowerError: Horovod is not installed or was built for another

@@ -294,7 +294,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
         **options: the options of ``TowerStrategy`` and the options above;
-            ``Options`` describes all of them in more detail.
+            ``StrategyOptions`` describes all of them in more detail.
 
     Raises:
         TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
