@@ -16,10 +16,11 @@ from importlib import metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 import wrapt
 
-from keras_towers.errors import CompatibilityError
+from keras_towers.errors import CompatibilityError, TowerError
 
 # The modules that work without TensorFlow; all others import it.
 _INDEPENDENT = re.compile(
@@ -57,6 +58,37 @@ def packages(module: str) -> dict[str, str]:
     return {
         name.lower().replace("_", "-"): metadata.version(name) for name in names
     }
+
+
+def load_entry(entry: metadata.EntryPoint, role: str) -> Any:
+    """Import what another package adds by an entry point.
+
+    Args:
+        entry: the entry point.
+        role: what it adds, for messages: ``"strategy"``.
+
+    Raises:
+        TowerError: it cannot be imported.
+    """
+    try:
+        return entry.load()
+    except CompatibilityError:
+        raise
+    except Exception as error:
+        cause = f"cannot be imported ({type(error).__name__}: {error})"
+        raise broken_entry(entry, role, cause) from error
+
+
+def broken_entry(
+    entry: metadata.EntryPoint, role: str, cause: str
+) -> TowerError:
+    """Return an error that names the package of an entry point."""
+    package = entry.dist.name if entry.dist else "keras_towers"
+    return TowerError(
+        f"the {role} {entry.name!r} of the package {package} cannot be used: "
+        f"its entry point {entry.value!r} {cause}. Fix or uninstall that "
+        "package."
+    )
 
 
 def find_modules(

@@ -1,13 +1,20 @@
-"""Launchers of several processes, recognized by the variables they set."""
+"""Launchers of several processes, recognized by the variables they set.
+
+Other packages can add launchers by entry points in the group
+``keras_towers.launchers``, such as ``mine = my_package.module:MyLauncher``.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import ClassVar, Self
 
 import psutil
 
+from keras_towers._imports import broken_entry, load_entry
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.hosts import expand_nodes
 from keras_towers.settings import (
@@ -18,6 +25,8 @@ from keras_towers.settings import (
     ENV_SIZE,
 )
 
+GROUP = "keras_towers.launchers"
+
 HOW_TO_TRAIN_ALONE: str = (
     f"If that is what you want, set {ENV_RANK}=0 and {ENV_SIZE}=1 for every "
     "process."
@@ -27,7 +36,8 @@ HOW_TO_TRAIN_ALONE: str = (
 class ClusterEnvironment:
     """A process started by a launcher as one of several.
 
-    Class attributes that end in ``_in`` name the variables that hold a value.
+    A subclass describes a launcher by class attributes; those that end in
+    ``_in`` name the variables that hold a value.
 
     Attributes:
         rank: the rank of this process.
@@ -36,6 +46,12 @@ class ClusterEnvironment:
         address: the host of rank 0; empty if the launcher does not set it.
         speaks_mpi: whether an MPI library finds the other ranks.
         job: the values that identify the job; empty if there are none.
+
+    Example:
+        >>> class Flock(ClusterEnvironment):
+        ...     name = "flock"
+        ...     rank_in, size_in = "FLOCK_RANK", "FLOCK_SIZE"
+        ...     job_in = ("FLOCK_JOB",)
     """
 
     name: ClassVar[str]
@@ -218,11 +234,11 @@ class Slurm(ClusterEnvironment):
         self.address = nodes[0] if nodes else ""
 
 
+# These say what the user wants, whatever launcher runs around them.
+_CHOSEN: tuple[type[ClusterEnvironment], ...] = (Horovodrun, UserSet)
 # A launcher comes before those that may have started it: mpirun, for example,
 # starts its daemons by srun, whose variables the ranks inherit.
-LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
-    Horovodrun,
-    UserSet,
+_KNOWN: tuple[type[ClusterEnvironment], ...] = (
     Torchrun,
     OpenMPI,
     Hydra,
@@ -232,13 +248,38 @@ LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
     IndexedJob,
     EnvironmentVariables,
 )
+LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (*_CHOSEN, *_KNOWN)
+"""The launchers of this package, in the order in which they are asked."""
+
+
+@functools.cache
+def added() -> tuple[type[ClusterEnvironment], ...]:
+    """Import the launchers that other packages add.
+
+    Raises:
+        TowerError: an entry point is broken. Without its launcher, each process
+            would train a model of its own.
+    """
+    launchers = []
+    for entry in entry_points(group=GROUP):
+        launcher = load_entry(entry, "launcher")
+        is_class = isinstance(launcher, type)
+        if not is_class or not issubclass(launcher, ClusterEnvironment):
+            cause = f"is {launcher!r}, not a subclass of ClusterEnvironment"
+            raise broken_entry(entry, "launcher", cause)
+        if not launcher.rank_in or not getattr(launcher, "name", ""):
+            cause = "does not set the class attributes name and rank_in"
+            raise broken_entry(entry, "launcher", cause)
+        launchers.append(launcher)
+    return tuple(launchers)
 
 
 def detect(
     variables: Mapping[str, str] = os.environ,
 ) -> ClusterEnvironment | None:
     """Detect the launcher of this process; None if there is none."""
-    found = (launcher.from_variables(variables) for launcher in LAUNCHERS)
+    launchers = (*_CHOSEN, *added(), *_KNOWN)
+    found = (launcher.from_variables(variables) for launcher in launchers)
     first = next(filter(None, found), None)
     if first and first.is_single_process and first.may_start_others:
         # One task of srun, for example, that starts processes by itself.

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, get_args
 
+from keras_towers._imports import broken_entry, load_entry
 from keras_towers.engines import ENGINES
-from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
+from keras_towers.errors import TowerError, did_you_mean
 
 GROUP = "keras_towers.strategies"
 
@@ -99,23 +100,10 @@ def strategy_names() -> list[str]:
 
 def _load(entry: EntryPoint) -> Callable[..., Any]:
     """Import the class that an entry point names."""
-    package = entry.dist.name if entry.dist else "keras_towers"
-    message = (
-        f"the strategy '{entry.name}' of the package {package} cannot be "
-        f"created: its entry point '{entry.value}'"
-    )
-    advice = "Fix or uninstall that package, or give another name."
-    try:
-        factory = entry.load()
-    except CompatibilityError:
-        raise
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise TowerError(
-            f"{message} cannot be imported ({cause}). {advice}"
-        ) from error
+    factory = load_entry(entry, "strategy")
     if not callable(factory):
-        raise TowerError(f"{message} is {factory!r}, not a class. {advice}")
+        cause = f"is {factory!r}, not a class"
+        raise broken_entry(entry, "strategy", cause)
     return factory
 
 

@@ -1,7 +1,11 @@
 """The ranks that launchers name."""
 
+import sys
+
 import pytest
 
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.launchers import detect
 from tests.kit.scripts import parse_variables
 
@@ -85,3 +89,64 @@ def test_jobs_are_distinguished():
     ]
     assert len({detect(job).job for job in jobs}) == len(jobs)
     assert detect(OPEN_MPI).job == detect({**OPEN_MPI, "PMIX_RANK": "0"}).job
+
+
+PACKAGE = """
+from keras_towers.rendezvous.launchers import ClusterEnvironment
+
+class Flock(ClusterEnvironment):
+    name = "flock"
+    rank_in, size_in, address_in = "FLOCK_RANK", "FLOCK_SIZE", "FLOCK_HOST"
+    job_in = ("FLOCK_JOB",)
+
+class Nameless(ClusterEnvironment):
+    rank_in = "FLOCK_RANK"
+"""
+FLOCK = parse_variables("FLOCK_RANK=2 FLOCK_SIZE=4 FLOCK_HOST=n1 FLOCK_JOB=7")
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a package with an entry point that has a value."""
+    (tmp_path / "flock_package.py").write_text(PACKAGE)
+    folder = tmp_path / "flock_package-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: flock-package\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def with_entry(value):
+        text = f"[keras_towers.launchers]\nflock = {value}\n"
+        (folder / "entry_points.txt").write_text(text)
+        launchers.added.cache_clear()
+
+    yield with_entry
+    sys.modules.pop("flock_package", None)
+    launchers.added.cache_clear()
+
+
+def test_a_package_adds_a_launcher(install):
+    assert detect(FLOCK) is None
+    install("flock_package:Flock")
+    # It may have been started as a task of srun.
+    found = detect(STEP | FLOCK)
+    assert str(found) == "rank 2 of 4 that flock started"
+    assert (found.address, found.job) == ("n1", "7")
+    assert detect(STEP).name == "srun"
+    # What the user has chosen comes first.
+    assert detect(FLOCK | parse_variables(ALONE)).is_single_process
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ("flock_package.gone:Flock", "ModuleNotFoundError: "),
+        ("flock_package:Gone", "AttributeError: "),
+        ("flock_package:__name__", "is 'flock_package', not a subclass"),
+        ("flock_package:Nameless", "does not set .* name and rank_in"),
+    ],
+)
+def test_the_package_of_a_broken_launcher_is_named(install, value, cause):
+    install(value)
+    said = f"launcher 'flock' of the package flock-package.*{value}.*{cause}"
+    with pytest.raises(TowerError, match=said):
+        detect({})
