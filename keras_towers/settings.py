@@ -26,6 +26,9 @@ ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: `host:port` of the job's store; launchers set it.
 ENV_STORE = "KERAS_TOWERS_STORE"
+#: Key of the job's store for which a process waits that stands by;
+#: `keras-towers run --standby` sets it.
+ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 #: Set by a launcher that shows each rank only its own GPUs, instead of all GPUs
 #: of the machine.
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"

@@ -64,6 +64,7 @@ def run(
     ] = settings.STALL_SHUTDOWN_S,
     grace: Seconds = settings.SCRIPT_GRACE_S,
     restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
+    standby: Annotated[bool, typer.Option("--standby")] = False,
     network_interface: Annotated[
         str | None, typer.Option(metavar="NAME")
     ] = None,
@@ -115,6 +116,10 @@ def run(
         restarts: How often to start all processes again if one is lost: it was
             killed, its host does not answer, or it ended with exit code 75. A
             script that gives kt.Backup to fit goes on where it was.
+        standby: With --restarts, keep a second process of each rank, which has
+            imported TensorFlow, to start again in less time. The script cannot
+            set variables that TensorFlow reads when it is imported: export
+            them.
         network_interface: Network interface for the rendezvous. Default:
             loopback if all ranks are local, otherwise the one with a route to
             the hosts.
@@ -146,6 +151,10 @@ def run(
             "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
             "are for elastic jobs: give --min-np, too"
         )
+    if standby and not restarts:
+        raise TowerError(
+            "--standby is for jobs that may start again: give --restarts, too"
+        )
     if restarts and elastic:
         raise TowerError(
             "--restarts is for jobs with a fixed number of processes: an "
@@ -175,6 +184,7 @@ def run(
         servers=_count_servers(servers, strategy, plan),
         no_strategy=no_strategy,
         restarts=restarts,
+        standby=standby,
     )
     if plan.joined:
         if restarts:

@@ -9,7 +9,13 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +25,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launching import supervision
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, check_reachable
-from keras_towers.rendezvous import rank_environment, tf_config
+from keras_towers.rendezvous import rank_environment, store, tf_config
 from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.store_server import StoreServer
@@ -39,6 +45,8 @@ class Job:
             without servers.
         no_strategy: whether the processes are not meant to be connected.
         restarts: how often to start all processes again if one is lost.
+        standby: whether a second process of each rank, which has imported
+            TensorFlow, stands by for that.
         runs: what each process runs: a script, or a function, which no option
             puts into a strategy.
     """
@@ -56,6 +64,7 @@ class Job:
     servers: int | None = None
     no_strategy: bool = False
     restarts: int = 0
+    standby: bool = False
     runs: Literal["script", "function"] = "script"
 
     def how_to_connect(self, strategy: str, kind: str) -> str:
@@ -68,6 +77,30 @@ class Job:
         """Variables for every process, whichever engine connects them."""
         return rank_environment.process_environment(
             self.stall_warning_s, self.stall_shutdown_s, self.seed
+        )
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """How a process of a round is started: arguments of a ``RankProcess``."""
+
+    name: str | None
+    index: int
+    variables: dict[str, str] = dataclasses.field(compare=False)
+    host: str = LOOPBACK
+    local_size: int = 1
+    serves: bool = False
+
+    def run(self, job: RunningJob, variables: dict[str, str]) -> RankProcess:
+        """Start the process, with these variables."""
+        return RankProcess(
+            job,
+            self.name,
+            self.index,
+            variables,
+            host=self.host,
+            local_size=self.local_size,
+            serves=self.serves,
         )
 
 
@@ -86,6 +119,9 @@ class RunningJob:
         self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
             lambda: threading.Semaphore(settings.LOGINS)
         )
+        self._round = 0
+        self._starts: list[RankStart] = []
+        self._standby: dict[RankStart, RankProcess] = {}
         self.undo = contextlib.ExitStack()
         self.console = Console(job.output, self.events.put, job.launcher)
         self.undo.callback(self.console.close)
@@ -122,13 +158,45 @@ class RunningJob:
     def _beat(self, ended: threading.Event) -> None:
         """Send heartbeats to the agents on other hosts."""
         while not ended.wait(settings.BEAT_S):
-            for process in [*self.processes]:
+            for process in [*self.processes, *self._standby.values()]:
                 if process.host:
                     process.send(0)
 
     def __exit__(self, *error: object) -> None:
-        supervision.end_all(self.processes)
+        supervision.end_all([*self.processes, *self._standby.values()])
         self.undo.close()
+
+    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
+        """Let ranks meet; the processes of an earlier round have ended."""
+        self.processes.clear()
+        self._round += 1
+        self.server.begin_round(plan)
+
+    def start(self, starts: Sequence[RankStart]) -> None:
+        """Start processes, or let those begin that stand by for them."""
+        self._starts = list(starts)
+        standby, self._standby = self._standby, {}
+        for start in starts:
+            process = standby.pop(start, None)
+            if process is None or process.code is not None:
+                start.run(self, start.variables)
+                continue
+            self.processes.append(process)
+            key = store.BEGIN.format(self._round, start.index)
+            self.server.put(key, start.variables)
+        supervision.end_all(list(standby.values()))
+
+    def stand_by(self) -> None:
+        """Start processes that wait for the next round, if there may be one."""
+        if not self.job.standby or self._round > self.job.restarts:
+            return
+        for start in self._starts:
+            key = store.BEGIN.format(self._round + 1, start.index)
+            variables = {**start.variables, settings.ENV_STANDBY: key}
+            process = start.run(self, variables)
+            self.processes.remove(process)
+            self._standby[start] = process
+        self._starts.clear()
 
     def run_rounds(
         self, run_round: Callable[[], supervision.Outcome]
@@ -144,7 +212,6 @@ class RunningJob:
                 f"{self.job.restarts})"
             )
             supervision.end_all(self.processes)
-            self.processes.clear()
             outcome = run_round()
         return outcome
 
@@ -179,23 +246,27 @@ def run_ranks(
 ) -> supervision.Outcome:
     """Run all ranks of a plan until they end."""
     job, environment = run.job, run.environment()
-    run.server.begin_round(plan)
+    run.begin_round(plan)
     servers = None
     if job.servers:
         servers = engine.load(engine.servers)(run, job.servers, plan)
-    # By local rank, so that the logins on all hosts overlap.
-    for slot in sorted(plan, key=lambda slot: slot.local_rank):
-        variables = {**environment, **slot.environment}
-        if servers:
-            variables |= servers.environment(slot)
-        RankProcess(
-            run,
-            str(slot.rank) if job.ranks > 1 else None,
-            slot.rank,
-            variables,
-            host=slot.hostname,
-            local_size=slot.local_size,
-        )
+    run.start(
+        [
+            RankStart(
+                str(slot.rank) if job.ranks > 1 else None,
+                slot.rank,
+                {
+                    **environment,
+                    **slot.environment,
+                    **(servers.environment(slot) if servers else {}),
+                },
+                slot.hostname,
+                slot.local_size,
+            )
+            # By local rank, so that the logins on all hosts overlap.
+            for slot in sorted(plan, key=lambda slot: slot.local_rank)
+        ]
+    )
     helpers = servers.processes if servers else ()
     return supervision.Supervisor(run, helpers=helpers).wait(
         job.how_to_connect(engine.strategy, engine.strategy_class)
@@ -223,26 +294,30 @@ def run_tasks(run: RunningJob, clusters: list[Cluster]) -> supervision.Outcome:
         run: the job.
         clusters: the cluster as each task sees it.
     """
-    run.server.begin_round(())
+    run.begin_round(())
     common = {
         **run.environment(),
         # This process may be a rank of another job.
         "HOROVOD_RANK": "",
     }
-    for cluster in clusters:
-        serves = cluster.role == "ps"
-        variables = {**common, tf_config.VARIABLE: cluster.to_json()}
-        if serves:
-            # Workers need all of a GPU's memory.
-            variables["CUDA_VISIBLE_DEVICES"] = "-1"
-        RankProcess(
-            run,
-            f"{cluster.role} {cluster.index}",
-            cluster.number,
-            variables,
-            local_size=len(clusters),
-            serves=serves,
-        )
+    # Workers need all of a GPU's memory.
+    without_gpus = {"CUDA_VISIBLE_DEVICES": "-1"}
+    run.start(
+        [
+            RankStart(
+                f"{cluster.role} {cluster.index}",
+                cluster.number,
+                {
+                    **common,
+                    tf_config.VARIABLE: cluster.to_json(),
+                    **(without_gpus if cluster.role == "ps" else {}),
+                },
+                local_size=len(clusters),
+                serves=cluster.role == "ps",
+            )
+            for cluster in clusters
+        ]
+    )
     has_servers = any(cluster.role == "ps" for cluster in clusters)
     runtime = engines.RUNTIME.strategy, engines.RUNTIME.strategy_class
     advised = _ON_SERVERS if has_servers else runtime

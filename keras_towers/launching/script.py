@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.settings import ENV_SEED
 
@@ -44,6 +45,7 @@ class Setup:
 
 def main(setup: Setup, script: str, *arguments: str) -> None:
     """Run the script, inside a strategy or refusing to train without one."""
+    _stand_by()
     # When ranks connect, they compare the script that this names.
     sys.argv = [script, *arguments]
     if setup.suggested:
@@ -67,6 +69,26 @@ def main(setup: Setup, script: str, *arguments: str) -> None:
         sys.last_traceback = _from_script(error.__traceback__)
         traceback.print_exception(type(error), error, sys.last_traceback)
         sys.exit(1)
+
+
+def _stand_by() -> None:
+    """Wait until this process is needed, if it was started before that."""
+    key = os.environ.pop(settings.ENV_STANDBY, None)
+    if key is None:
+        return
+    # What takes long, and is the same for every script.
+    import keras  # noqa: F401
+
+    from keras_towers.rendezvous import store
+
+    server = store.from_environment()
+    assert server is not None
+    variables = None
+    while variables is None:
+        # If the launcher is gone, its agent ends this process.
+        with contextlib.suppress(OSError):
+            variables = server.get(key, settings.HOLD_S)
+    os.environ.update(variables)
 
 
 def _forbid_separate_training(suggested: str, has_servers: bool) -> None:

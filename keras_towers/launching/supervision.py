@@ -172,6 +172,8 @@ class Supervisor:
         """Record that a rank has connected, or has ended."""
         if isinstance(event, Connected):
             self._connected.add(event.rank)
+            if len(self._connected) == len(self._ranks):
+                self._run.stand_by()
             return
         self._ended.append(event)
         # Not every engine tells ranks that another one has left the job.

@@ -105,3 +105,32 @@ time.sleep(0 if size == "1" else 600)
     assert done.code == 0, done.err
     assert "rank 1: lost the ssh connection to 192.0.2.1" in done.err
     assert done.out.endswith("[0] of 1\n")
+
+
+# Rank 1 kills itself once a second process of each rank is there.
+STANDS_BY = """
+import os, pathlib, signal, time
+import psutil
+from keras_towers.rendezvous import store
+own, killed = psutil.Process(), pathlib.Path("killed")
+again = killed.exists()
+rank = int(os.environ["HOROVOD_RANK"])
+store.report_connected(rank)
+launcher = own.parent().parent()
+while not again:
+    waiting = [len(agent.children()) for agent in launcher.children()]
+    if rank == 1 and sum(waiting) == 4:
+        killed.write_text(str(time.time()))
+        os.kill(own.pid, signal.SIGKILL)
+    time.sleep(0.05)
+assert own.create_time() < float(killed.read_text())
+print("of", os.environ["HOROVOD_SIZE"], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_stand_by_begin_where_one_is_lost(run):
+    done = run("-np 2 --no-strategy --restarts 1 --standby", STANDS_BY)
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == ["[0] of 2", "[1] of 2"]
+    assert done.err.count(AGAIN) == 1

@@ -54,6 +54,7 @@ def refused(options):
         (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
         (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
         (PEERS, "give the number of processes that train"),
+        ("-np 2 --standby", "may start again: give --restarts, too"),
         # Elastic jobs.
         (
             "--min-np 2 --restarts 1",

@@ -12,6 +12,7 @@ from keras_towers.launching.supervision import (
     Supervisor,
     describe,
     find_culprit,
+    lost_among,
 )
 from keras_towers.rendezvous.hosts import place_ranks
 
@@ -44,6 +45,25 @@ def test_the_rank_that_failed_first_by_itself(ends, expected):
     assert (found and (ranks.index(found[0]), found[1])) == expected
 
 
+@pytest.mark.parametrize(
+    ("end", "host", "is_lost"),
+    [
+        ((0,), None, False),
+        ((1, "ValueError"), None, False),
+        ((75,), None, True),
+        ((137,), None, True),
+        # The other's loss ended it.
+        ((134, LOST), None, False),
+        ((255,), "b", True),
+        ((255,), None, False),
+    ],
+)
+def test_a_new_start_helps_against_losses_only(end, host, is_lost):
+    rank = ended(*end)
+    rank.host = host
+    assert lost_among([rank]) == ((rank,) if is_lost else ())
+
+
 def test_ranks_that_wait_for_one_that_has_ended_are_told():
     """Not every engine does."""
     ranks = [
@@ -55,6 +75,7 @@ def test_ranks_that_wait_for_one_that_has_ended_are_told():
         console=SimpleNamespace(say=lambda text: None),
         server=SimpleNamespace(gone={}),
         processes=ranks,
+        stand_by=lambda: None,
         job=SimpleNamespace(no_strategy=True),
     )
     for event in (Connected(0), Connected(1), *ranks):

@@ -76,16 +76,22 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
 
 
 @pytest.mark.parametrize(
-    "strategy", sample_of(["multi-worker", "byteps", "horovod"])
+    ("strategy", "standby"),
+    sample_of(
+        itertools.product(
+            ["multi-worker", "byteps", "horovod"], [(), ("--standby",)]
+        ),
+        part=3,
+    ),
 )
 def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(
-    tmp_path, strategy
+    tmp_path, strategy, standby
 ):
     if strategy == "byteps" and not importlib.util.find_spec("byteps"):
         pytest.skip("BytePS is not installed: make .venv/byteps-cpu")
     (tmp_path / "victim").touch()
     count = "--workers" if strategy == "multi-worker" else "-np"
-    options = (*(count, "2"), *("--restarts", "1"))
+    options = (*(count, "2"), *("--restarts", "1"), *standby)
     servers = ("--servers", "1") if strategy == "byteps" else ()
     worker = "-m", "tests.processes.enduring", str(tmp_path), strategy
     done = Launched(tmp_path, *options, *servers, *worker).finish(400)
