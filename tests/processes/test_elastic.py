@@ -81,7 +81,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         itertools.product(
             ["multi-worker", "byteps", "horovod"], [(), ("--standby",)]
         ),
-        part=3,
+        part=6,
     ),
 )
 def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(
