@@ -61,9 +61,17 @@ def sum_over_ranks(
     transport: Transport,
     grads: Sequence[Summed],
     hook: CommunicationHook = all_reduce,
+    key: str | None = None,
 ) -> list[Summed]:
-    """Sum each of N gradients over the ranks; a hook sums dense ones."""
-    key = next_key("sum")
+    """Sum each of N gradients over the ranks; a hook sums dense ones.
+
+    Args:
+        transport: connects the ranks.
+        grads: this rank's gradients.
+        hook: sums the dense ones.
+        key: of the collectives; None: the next one.
+    """
+    key = next_key("sum") if key is None else key
     totals = hook(transport, dense_of(grads), key)
     # Sparse gradients become the slices of all ranks, in rank order.
     slices = [

@@ -181,6 +181,11 @@ class EngineTransport(Transport):
         """Hide from TensorFlow what its optimizer must not know of a tensor."""
         return tensor
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is nothing to exchange, now and later."""
+        return self.size == 1
+
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
         """Whether to exchange eager tensors without a ``tf.function``."""
         return False
@@ -230,7 +235,7 @@ class EngineTransport(Transport):
                 ranks.
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if not tensors or self.size == 1:
+        if not tensors or self._is_alone:
             return tensors
         specs = [
             tf.TensorSpec(

@@ -7,6 +7,9 @@ reduced gradients, as in a single process.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +24,13 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.step.step_order import are_equal
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
     optimizers_in,
 )
+from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.transport import Transport
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
 # variables to track.
@@ -35,7 +41,18 @@ class Reducer(ABC):
     """Reduces the gradients of one optimizer over the ranks.
 
     Variables, and the variables of layers, may be declared local: every rank
-    applies its own gradients to them.
+    applies its own gradients to them. If the ranks' gradients differ, the
+    reduction fails on all of them.
+
+    Names of layers and optimizers differ if one rank has created more models
+    than another, so the keys of collectives are numbered in an order that is
+    the same on all ranks.
+
+    Args:
+        sparse_as_dense: whether sparse gradients become dense ones.
+        key: a part of the keys of its collectives, the same on all ranks, and
+            different from any reducer whose reductions may run at the same
+            time; None: the next number.
 
     Attributes:
         module: the usual name of the drop-in's module, for messages.
@@ -48,12 +65,17 @@ class Reducer(ABC):
 
     module: str
     all_ranks: bool = True
+    _numbers = itertools.count()
 
-    def __init__(self, sparse_as_dense: bool):
+    def __init__(self, sparse_as_dense: bool, key: str | None = None):
         self.local_keys: set[IdentityKey[Any]] = set()
         self.local_layers: list[keras.Layer] = []
         self.accumulator: GradientAccumulator | None = None
         self._sparse_as_dense = sparse_as_dense
+        self._key = key
+        self._compiled = tf.function(
+            self._compare_and_reduce, reduce_retracing=True, autograph=False
+        )
 
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any]
@@ -85,14 +107,104 @@ class Reducer(ABC):
         }
 
     @abstractmethod
+    def transport(self) -> Transport:
+        """Return the connection to the ranks that it reduces over."""
+
     def communicates(self) -> bool:
         """Whether there are other ranks to reduce with."""
+        return self.transport().size > 1
+
+    def groups_of(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[list[int]]:
+        """Return the indices of the gradients to reduce together."""
+        return [[index] for index, _ in enumerate(grads)]
 
     @abstractmethod
+    def reduce_groups(
+        self, grads: list[Any], groups: list[list[int]], key: str
+    ) -> list[Any]:
+        """Reduce gradients that are the same ones on all ranks.
+
+        Args:
+            grads: this rank's gradients.
+            groups: the indices of those to reduce together.
+            key: of the collectives.
+        """
+
     def reduce_global(
         self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
         """Reduce the gradients of variables that are not local."""
+        if self._key is None:
+            self._key = str(next(self._numbers))
+        # Descriptions, because the function must not keep variables alive.
+        described = [
+            _describe(index, grad, variable)
+            for index, (grad, variable) in enumerate(
+                zip(grads, variables, strict=True)
+            )
+        ]
+        groups = self.groups_of(grads, variables)
+        if tf.executing_eagerly():
+            # Eager operations run in sequence; in a function they overlap.
+            return self._compiled(grads, described, groups)
+        return self._compare_and_reduce(grads, described, groups)
+
+    def _compare_and_reduce(
+        self,
+        grads: list[Any],
+        described: list[tuple[str, str]],
+        groups: list[list[int]],
+    ) -> list[Any]:
+        """Reduce gradients, or fail on all ranks if the gradients differ."""
+        with tf.control_dependencies([self._assert_same(described)]):
+            reduced = self.reduce_groups(grads, groups, str(self._key))
+        begun, ended = self._counts
+        with tf.device("CPU:0"):
+            # Once it has the gradients, this rank only waits.
+            with tf.control_dependencies(_tensors(grads)):
+                number = begun.assign_add(1)
+            with tf.control_dependencies(_tensors(reduced)):
+                ended.assign(number, read_value=False)
+        return reduced
+
+    @functools.cached_property
+    def _counts(self) -> tuple[tf.Variable, tf.Variable]:
+        """How many reductions have begun, and how many have ended."""
+        begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
+        # Counts are compared between ranks, so all ranks have to count.
+        if self.all_ranks:
+            watch.counters.append(
+                lambda: (int(begun.numpy()), int(ended.numpy()))
+            )
+        return begun, ended
+
+    def _assert_same(self, described: list[tuple[str, str]]) -> Any:
+        """Return an assertion that all ranks have the same gradients.
+
+        Otherwise each rank could wait for tensors that another never sends.
+        """
+        transport, key = self.transport(), f"kt.alike.{self._key}"
+        text = "\n".join(kind for kind, _ in described)
+        digest = tf.constant(zlib.crc32(text.encode()), tf.int64)
+        _, ended = self._counts
+        with tf.device("CPU:0"):
+            # Reading the variable makes the comparison follow the previous step
+            # of a loop, and keeps constant folding from running it.
+            digest = tf.where(ended >= 0, digest, 0)
+            same = tf.reduce_all(are_equal(transport, digest, [], key).exact)
+
+            def describe_difference() -> str:
+                ranks = transport.gather_objects(described)
+                return rank_checks.describe_gradients(ranks)
+
+            message = tf.cond(
+                same,
+                lambda: "",
+                lambda: tf.numpy_function(describe_difference, [], tf.string),
+            )
+            return tf.debugging.Assert(same, [message])
 
     def scale_local(self, grad: Any) -> Any:
         """Scale the gradient of a local variable."""
@@ -103,6 +215,24 @@ class Reducer(ABC):
         if grad is None or (sparse and not self._sparse_as_dense):
             return grad
         return tf.convert_to_tensor(grad)
+
+
+def name_of(variable: Any) -> str:
+    """Return the name of a variable or tensor; "tensor" if it has none."""
+    return getattr(variable, "name", None) or "tensor"
+
+
+def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
+    """Describe a gradient: for a comparison of ranks, and for messages."""
+    sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
+    kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
+    name = name_of(variable)
+    path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
+    return f"{index} {name} {kind}", f"{path} {kind}"
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    return tf.nest.flatten(list(values), expand_composites=True)
 
 
 def distribute(

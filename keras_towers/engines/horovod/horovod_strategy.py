@@ -105,18 +105,46 @@ def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
 
 
 class HorovodTransport(EngineTransport):
-    """Horovod as a ``keras_towers.transport.Transport``."""
+    """Horovod as a ``keras_towers.transport.Transport``.
+
+    Args:
+        process_set: Horovod's set of the ranks to connect; None: all ranks.
+    """
 
     name = "Horovod"
     _attempts = 0
 
-    def __init__(self):
+    def __init__(self, process_set: Any = None):
         super().__init__(HOROVOD.import_module())
         connect(self.engine)
-        watch.start_watch(self.rank, self.size)
+        if process_set is self.engine.global_process_set:
+            process_set = None
+        self._process_set = process_set
+        watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
         if store.from_environment() is None and not is_elastic():
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
+
+    @property
+    def rank(self) -> int:
+        ranks = self._process_set
+        return super().rank if ranks is None else int(ranks.rank())
+
+    @property
+    def size(self) -> int:
+        ranks = self._process_set
+        return super().size if ranks is None else int(ranks.size())
+
+    @property
+    def _is_alone(self) -> bool:
+        # The number of ranks may change while a traced function is kept.
+        return super()._is_alone and not is_elastic()
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The arguments of all operations."""
+        ranks = self._process_set or self.engine.global_process_set
+        return {"process_set": ranks, "ignore_name_scope": True}
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
@@ -179,26 +207,30 @@ class HorovodTransport(EngineTransport):
                 tensor,
                 name=f"{key}.{index}",
                 op=self.engine.Sum,
-                ignore_name_scope=True,
+                **self._options,
             )
             for index, tensor in enumerate(tensors)
         ]
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return _send_bits(tensor, self.engine.allgather, name=key)
+        options = self._options
+        return _send_bits(tensor, self.engine.allgather, name=key, **options)
 
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return _send_bits(tensor, self.engine.alltoall, name=key)
+        options = self._options
+        return _send_bits(tensor, self.engine.alltoall, name=key, **options)
 
     def _broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
+        ranks = self._process_set
         return [
             _send_bits(
                 tensor,
                 self.engine.broadcast,
-                root_rank=root,
+                root_rank=root if ranks is None else ranks.ranks[root],
                 name=f"{key}.{index}",
+                **self._options,
             )
             for index, tensor in enumerate(tensors)
         ]
@@ -218,7 +250,7 @@ def _send_bits(
     tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
 ) -> tf.Tensor:
     """Send a tensor, as bytes if Horovod lacks its dtype."""
-    send = functools.partial(send, ignore_name_scope=True, **options)
+    send = functools.partial(send, **options)
     if tensor.dtype.name in _SENT_AS_THEY_ARE.split():
         return send(tensor)
     return messages.tensor_of(send(messages.bytes_of(tensor)), tensor.dtype)

@@ -461,18 +461,19 @@ def are_equal(
         approximate: more numbers, which may differ by one.
         key: the key of the collective.
     """
-    # One sum is faster than a gather, which exchanges sizes first.
-    size = transport.size
+    # One sum is faster than a gather, which exchanges sizes first. Ranks that
+    # have joined, as Horovod calls it, contribute zeros.
     half = tf.constant(2**16, tf.int64)
     exact = tf.reshape(exact, [-1])
     halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
     nearly = tf.cast(approximate, tf.int64)
     numbers = tf.concat([halves, nearly], 0)
-    both = tf.concat([numbers, numbers**2], 0)
-    (sums,) = transport.all_reduce([both], key)
+    sent = tf.concat([tf.ones([1], tf.int64), numbers, numbers**2], 0)
+    (sums,) = transport.all_reduce([sent], key)
     # The mean of the squares equals the square of the mean only if all
     # numbers are equal. Of large numbers, both are modulo 2**64.
-    total, squares = tf.split(sums, 2)
+    size = sums[0]
+    total, squares = tf.split(sums[1:], 2)
     # The most that numbers which differ by one can reach.
     slack = tf.ones_like(nearly) * (size**2 // 4)
     allowed = tf.concat([tf.zeros_like(halves), slack], 0)

@@ -196,13 +196,16 @@ class _MeanReducer(Reducer):
         super().__init__(sparse_as_dense)
         self._hook = _compression_hook(compression)
 
-    def communicates(self) -> bool:
-        return bool(size() > 1)
+    def transport(self) -> Transport:
+        return transport()
 
-    def reduce_global(
-        self, grads: list[Any], variables: list[Any]
+    def reduce_groups(
+        self, grads: list[Any], groups: list[list[int]], key: str
     ) -> list[Any]:
-        totals = sum_over_ranks(transport(), grads, self._hook)
+        # BytePS decides what it sends together.
+        totals = sum_over_ranks(
+            transport(), grads, self._hook, f"bps.gradients.{key}"
+        )
         return [divide(total, size()) for total in totals]
 
 

@@ -6,9 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-import itertools
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +24,16 @@ from keras_towers.engines.dropin import (
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
+    name_of,
     reducer_of,
 )
+from keras_towers.engines.horovod.horovod_strategy import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
-from keras_towers.reduction import divide
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous.rank_environment import is_elastic
-from keras_towers.transport import next_key
+from keras_towers.transport import Transport, next_key
 
 if TYPE_CHECKING:
     _GradientTape = Any
@@ -377,10 +376,6 @@ def _check_op(op: Any) -> None:
             )
 
 
-# Greater than any digest of gradients; digests are positive.
-_ABOVE_DIGESTS = 2**32 + 2
-
-
 @dataclasses.dataclass(frozen=True)
 class ReductionOptions:
     """Options of a reduction; see ``DistributedOptimizer``.
@@ -404,28 +399,20 @@ class ReductionOptions:
 class GradientReducer(Reducer):
     """Reduces the gradients of one optimizer or tape over the ranks.
 
-    Horovod matches tensors by name. Names of layers and optimizers differ if
-    one rank has created more models than another, so the names here are
-    numbered in an order that is the same on all ranks.
-
     Args:
         options: how to reduce.
-        key: a part of these names, the same on all ranks, and different from
-            any reducer whose reductions may run at the same time; None: the
-            next number.
+        key: as for ``Reducer``.
     """
 
     module = "hvd"
-    _numbers = itertools.count()
 
     def __init__(self, options: ReductionOptions, key: str | None = None):
-        super().__init__(options.sparse_as_dense)
+        super().__init__(options.sparse_as_dense, key)
         self.options = options
         self.all_ranks = options.process_set.process_set_id == 0
-        self._key = key
-        self._compiled = tf.function(
-            self._compare_and_reduce, reduce_retracing=True, autograph=False
-        )
+
+    def transport(self) -> Transport:
+        return HorovodTransport(self.options.process_set)
 
     def communicates(self) -> bool:
         if is_elastic():  # The number of ranks may change later.
@@ -445,106 +432,24 @@ class GradientReducer(Reducer):
         if any(sparse) and self.options.op == hvd.Adasum:
             raise TowerError(
                 "Adasum cannot reduce sparse gradients, such as the gradient "
-                f"of {_name(variables[sparse.index(True)])}. Give "
+                f"of {name_of(variables[sparse.index(True)])}. Give "
                 "sparse_as_dense=True."
             )
-        if self._key is None:
-            self._key = str(next(self._numbers))
-        # Descriptions, because the function must not keep variables alive.
-        described = [
-            _describe(index, grad, variable)
-            for index, (grad, variable) in enumerate(
-                zip(grads, variables, strict=True)
-            )
-        ]
-        groups = self._groups(grads, variables)
-        if tf.executing_eagerly():
-            # Eager operations run in sequence; in a function they overlap.
-            return self._compiled(grads, described, groups)
-        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
+        if not tf.executing_eagerly() and compat.in_xla_context(
+            tf.compat.v1.get_default_graph()
+        ):
             raise TowerError(
                 "Horovod's operations do not run inside XLA: use "
                 "model.compile(..., jit_compile=False), or leave jit_compile "
                 "out of your tf.function."
             )
-        return self._compare_and_reduce(grads, described, groups)
+        return super().reduce_global(grads, variables)
 
-    def _compare_and_reduce(
-        self,
-        grads: list[Any],
-        described: list[tuple[str, str]],
-        groups: list[list[int]],
-    ) -> list[Any]:
-        """Reduce gradients, or fail on all ranks if the gradients differ."""
-        with tf.control_dependencies([self._compare_gradients(described)]):
-            reduced = self._reduce_groups(grads, groups)
-        begun, ended = self._counts
-        with tf.device("CPU:0"):
-            # Once it has the gradients, this rank only waits.
-            with tf.control_dependencies(_tensors(grads)):
-                number = begun.assign_add(1)
-            with tf.control_dependencies(_tensors(reduced)):
-                ended.assign(number, read_value=False)
-        return reduced
-
-    @functools.cached_property
-    def _counts(self) -> tuple[tf.Variable, tf.Variable]:
-        """How many reductions have begun, and how many have ended."""
-        begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
-        # Counts are compared between ranks, so all ranks have to count.
-        if self.all_ranks:
-            watch.counters.append(
-                lambda: (int(begun.numpy()), int(ended.numpy()))
-            )
-        return begun, ended
-
-    def _compare_gradients(self, described: list[tuple[str, str]]) -> Any:
-        """Return an assertion that all ranks have the same gradients.
-
-        Otherwise each rank could wait for tensors that another never sends. The
-        ranks compare a digest of all gradients by its maximum, which ignores
-        ranks that have joined: these contribute zeros.
-        """
-        text = "\n".join(kind for kind, _ in described)
-        digest = zlib.crc32(text.encode()) + 1
-        name = f"keras_towers_alike_{self._key}"
-        with tf.device("CPU:0"):
-            # Reading the variable makes the comparison follow the previous step
-            # of a loop, and keeps constant folding from running it.
-            ended = self._counts[1] >= 0
-            own_digest = tf.where(ended, tf.constant(digest, tf.int64), 0)
-            highest, lowest = tf.unstack(
-                hvd.allreduce(
-                    tf.stack([own_digest, _ABOVE_DIGESTS - own_digest]),
-                    op=hvd.Max,
-                    name=name,
-                    process_set=self.options.process_set,
-                    ignore_name_scope=True,
-                )
-            )
-
-            def describe_difference() -> str:
-                return rank_checks.describe_gradients(
-                    hvd.allgather_object(
-                        described,
-                        name=name,
-                        process_set=self.options.process_set,
-                    )
-                )
-
-            same = highest + lowest == _ABOVE_DIGESTS
-            message = tf.cond(
-                same,
-                lambda: "",
-                lambda: tf.numpy_function(describe_difference, [], tf.string),
-            )
-            return tf.debugging.Assert(same, [message])
-
-    def _reduce_groups(
-        self, grads: list[Any], groups: list[list[int]]
+    def reduce_groups(
+        self, grads: list[Any], groups: list[list[int]], key: str
     ) -> list[Any]:
         results: list[Any] = [None] * len(grads)
-        prefix = f"{self.options.name}_{self._key}_grad"
+        prefix = f"{self.options.name}_{key}_grad"
         prefix = re.sub("[^a-zA-Z0-9_]", "_", prefix)
         for group in groups:
             first, *rest = group
@@ -566,20 +471,8 @@ class GradientReducer(Reducer):
         return results
 
     def _gather(self, grad: tf.IndexedSlices, name: str) -> Any:
-        def gather(tensor: tf.Tensor, field: str) -> tf.Tensor:
-            return hvd.allgather(
-                tensor,
-                name=f"{name}_{field}",
-                ignore_name_scope=True,
-                process_set=self.options.process_set,
-            )
-
         with tf.device(self.options.device_sparse):
-            gathered = tf.IndexedSlices(
-                gather(grad.values, "values"),
-                gather(grad.indices, "indices"),
-                grad.dense_shape,
-            )
+            (gathered,) = sum_over_ranks(self.transport(), [grad], key=name)
         if self.options.op == hvd.Sum:
             return gathered
         return self._divide_by_size(gathered)
@@ -606,10 +499,9 @@ class GradientReducer(Reducer):
         )
         return divide(grad, size)
 
-    def _groups(
+    def groups_of(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[list[int]]:
-        """The indices of the gradients to reduce together."""
         dense = {
             variable_key(variable): index
             for index, (grad, variable) in enumerate(
@@ -627,21 +519,3 @@ class GradientReducer(Reducer):
         members = {index for group in grouped for index in group}
         single = [[i] for i in range(len(grads)) if i not in members]
         return [group for group in grouped if group] + single
-
-
-def _name(variable: Any) -> str:
-    """The name of a variable or tensor; "tensor" if it has none."""
-    return getattr(variable, "name", None) or "tensor"
-
-
-def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
-    """Describe a gradient: for a comparison of ranks, and for messages."""
-    sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
-    kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
-    name = _name(variable)
-    path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
-    return f"{index} {name} {kind}", f"{path} {kind}"
-
-
-def _tensors(values: Sequence[Any]) -> list[Any]:
-    return tf.nest.flatten(list(values), expand_composites=True)
