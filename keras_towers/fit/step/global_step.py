@@ -277,10 +277,9 @@ class GlobalStep:
         # The handles of variables that each tower has a copy or a shard of.
         variables = self.update.variables
         alone = transport.size < self.update.config.transport.size
-        known = variables.on_towers(alone)
-        on_towers = _captures_in(known, traced)
+        on_towers = variables.on_towers(traced.captures, alone)
         if transport.size > 1 and not call.trains:
-            _refuse_writes_to_shards(traced, known, call)
+            _refuse_writes_to_shards(traced, on_towers, call)
         program, local_step = self._lay_out(traced, divided, on_towers, call)
         if transport.size > 1:
             self._compare_with_ranks(traced, program, divided, call.model)
@@ -320,10 +319,6 @@ class GlobalStep:
             where = "" if source is None else f": {step_costs.line_of(source)}"
             what = "a part of the step" if ready.compiled else "the step"
             log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
-        # A tf.Variable that was made in the block has copies for replicas.
-        others = [t for t in traced.written if id(t) not in known]
-        for copied in filter(None, map(variables.all_handles, others)):
-            copy_first(copied, config.devices)
         return traced.output_with(results)
 
     def plan(
@@ -338,7 +333,7 @@ class GlobalStep:
         """
         divided = self._divide(batch, call.kind)
         traced = self._trace(step, divided, call)
-        on_towers = _captures_in(self.update.variables.on_towers(), traced)
+        on_towers = self.update.variables.on_towers(traced.captures)
         program, _ = self._lay_out(traced, divided, on_towers, call)
         return traced, program
 
@@ -580,24 +575,14 @@ class GlobalStep:
         return of_all, of_all._replace(total=here, start=0)
 
 
-def _captures_in(
-    known: Mapping[int, TowerHandles], traced: Trace
-) -> dict[int, TowerHandles]:
-    """Return the handles that a trace captures, by the capture's index."""
-    return {
-        index: known[id(tensor)]
-        for index, tensor in enumerate(traced.captures)
-        if id(tensor) in known
-    }
-
-
 def _refuse_writes_to_shards(
-    traced: Trace, known: Mapping[int, TowerHandles], call: KerasCall
+    traced: Trace, on_towers: Mapping[int, TowerHandles], call: KerasCall
 ) -> None:
     """Refuse a step that would leave the wholes that ranks hold behind."""
-    for tensor in traced.written:
-        found = known.get(id(tensor))
-        if found is not None and isinstance(found.layout, InShards):
+    written = {id(tensor) for tensor in traced.written}
+    for index, found in on_towers.items():
+        tensor = traced.captures[index]
+        if id(tensor) in written and isinstance(found.layout, InShards):
             raise TowerError(
                 f"{call.kind} of model {call.model.name!r} writes "
                 f"{_describe_variable(capture(tensor))}, in shards on several "

@@ -449,41 +449,56 @@ class TowerVariables:
             for values in found
         }
 
-    def on_towers(self, alone: bool = False) -> dict[int, TowerHandles]:
-        """Return the handles of variables that towers have, or rows of them.
-
-        By the id of the handle that stands for all of them in a trace.
+    def on_towers(
+        self, captures: Sequence[Any], alone: bool = False
+    ) -> dict[int, TowerHandles]:
+        """Return the handles of captures of which towers have a copy or rows.
 
         Args:
+            captures: what a trace captures. A variable's first handle stands
+                for all of its handles.
             alone: whether this is for a step without other ranks, which takes
                 the wholes that this rank holds.
+
+        Returns:
+            The handles, by the capture's index.
         """
-        found = {
-            key: TowerHandles(MIRRORED, [[handle] for handle in handles])
-            for key, handles in self.handles().items()
-        }
+        in_shards = {}
         for variable in self._moved:
             value = variable._value
             if isinstance(value, ShardedVariable) and not alone:
+                in_shards[id(value.handle)] = value
+        found = {}
+        for index, capture in enumerate(captures):
+            copies = self._handles_of_copies(capture)
+            value = in_shards.get(id(capture))
+            if value is not None:
                 whole = MIRRORED if len(value.shards) > 1 else REPLICATED
-                found[id(value.handle)] = TowerHandles(
+                found[index] = TowerHandles(
                     value.layout.towers or whole,
                     value.handles,
                     value.layout.columns,
                 )
+            elif copies:
+                found[index] = TowerHandles(MIRRORED, [[h] for h in copies])
         return found
 
-    def all_handles(self, handle: Any) -> list[Any]:
-        """Return the handles of a variable's copies, given one; [] if alone.
+    def _handles_of_copies(self, handle: Any) -> list[Any]:
+        """Return the handles of a variable's copies, given the first one.
 
-        Of any variable with copies, such as a ``tf.Variable`` of the block.
+        Of any variable with copies, such as a ``tf.Variable`` of the block;
+        an empty list if it has none, or if they may differ.
         """
         container = getattr(handle, "_distributed_container", None)
         variable: Any = container and container()
-        strategy = self._config.strategy
-        if is_copied(variable) and variable.distribute_strategy is strategy:
-            return [copy.handle for copy in variable.values]
-        return []
+        is_one = (
+            is_copied(variable)
+            and variable.distribute_strategy is self._config.strategy
+            and not isinstance(variable, compat.SyncOnReadVariable)
+        )
+        if not is_one or variable.values[0].handle is not handle:
+            return []
+        return [copy.handle for copy in variable.values]
 
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back on its original device, with its new value."""
