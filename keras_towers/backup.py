@@ -326,7 +326,7 @@ class BackupFile(FitPosition):
         self.epochs, self.history = epochs, history
 
     def read(self, peers: Peers) -> None:
-        """Read the file; without a file, begin with the first epoch."""
+        """Read the file on rank 0; without it, begin with the first epoch."""
         self.writes = peers.rank == 0
         if self.writes:
             make_writable(self.folder, "give Backup another one.")
@@ -335,17 +335,19 @@ class BackupFile(FitPosition):
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
         self._move_to(0, 0, secrets.randbits(31), random.getstate(), [], {})
         self.metrics, self._hook_states = [], SavedStates([], [])
-        self._resumes = self.path.exists()
+        self._shapes, self._values = [], []
+        self._resumes = self.writes and self.path.exists()
         if self._resumes:
             self._load()
         if peers.size > 1:
-            layout = self._hook_states.layout
-            values = self._resumes, self._position, self.metrics, layout
+            states = self._hook_states
+            found = self._resumes, self._shapes, self.metrics, states.layout
+            values = self._position, found
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            self._resumes, position, self.metrics, layout = of_rank_0
+            position, found = of_rank_0
             self._move_to(**position)
-            rows = self._hook_states.values if self.writes else []
-            self._hook_states = SavedStates(layout, rows)
+            self._resumes, self._shapes, self.metrics, layout = found
+            self._hook_states = SavedStates(layout, states.values)
 
     def _load(self) -> None:
         try:
@@ -371,7 +373,10 @@ class BackupFile(FitPosition):
         self.metrics = list(values)
 
     def attach(self, model: keras.Model) -> None:
-        """Restore a model from the file, and write its state from now on."""
+        """Restore a model from the file, and write its state from now on.
+
+        Rank 0 does; the others get its values.
+        """
         self._model = model
         if not self._resumes:
             return
@@ -379,11 +384,9 @@ class BackupFile(FitPosition):
         call = tower_call.current()
         if call is not None:
             call.prepare()
-        if self._values:
-            self._restore_variables()
+        self._restore_variables()
         adoption = _adoption()
         if adoption is not None:
-            # Not every rank may have the file.
             adoption.broadcast(model)
         self._restore_hook()
 
@@ -397,8 +400,10 @@ class BackupFile(FitPosition):
                 f"was compiled differently from {model.name!r}: use another "
                 "folder, or delete it."
             )
-        for variable, value in zip(self._variables, self._values, strict=True):
-            variable.assign(value)
+        if self.writes:
+            pairs = zip(self._variables, self._values, strict=True)
+            for variable, value in pairs:
+                variable.assign(value)
         self._values = []
 
     def _restore_hook(self) -> None:

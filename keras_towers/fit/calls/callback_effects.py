@@ -247,6 +247,12 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _take_over(self) -> None:
         """Give all ranks the values that callbacks of any rank have written."""
         variables = self._variables(self.model)
+        adoption = self._adoption
+        apart = adoption is not None and adoption.ranks_diverge(self.model)
+        # Each rank then counts on its own, and the ranks' metrics are summed.
+        kept = state_lib.collect(self.model).metrics if apart else []
+        for variable in kept:
+            self._written.pop(variable, None)
         written = {
             str(index): (
                 rank_agreement.digest_of(variable),
@@ -259,8 +265,6 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = rank_checks.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
-        adoption = self._adoption
-        apart = adoption is not None and adoption.ranks_diverge(self.model)
         roots: dict[int, list[keras.Variable]] = {}
         conflict = ""
         for index in dict.fromkeys(itertools.chain(*ranks)):
