@@ -1,8 +1,7 @@
-"""Folds what is known before a step runs: sizes, axes, numbers and slices."""
+"""Folds what is known before a step runs: sizes, axes and numbers."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -13,11 +12,10 @@ import tensorflow as tf
 
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
+from keras_towers.partition.spans import spans, split_sizes
 
 # Larger constants are not folded.
 LARGEST = 512
-# Stops that Keras uses for "to the end".
-_FAR = (2**31 - 1, 2**63 - 1)
 
 Fold: TypeAlias = Callable[..., Any]
 
@@ -51,7 +49,7 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
         ]
     try:
         result = fold(node, *inputs)
-    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+    except (ValueError, LookupError, ZeroDivisionError):
         return None
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):
@@ -191,20 +189,20 @@ def _sliced(node: Node, array: Any, *ends: Any) -> Any:
     index: list[Any] = []
     for span in spans(node, array.shape, *ends):
         if span.dropped:
-            index.append(int(span.begin))
-        elif span.axis is None or span.is_whole:
+            index.append(_int(span.begin))
+            continue
+        if span.axis is None or span.is_whole:
             index.append(None if span.axis is None else slice(None))
-        elif not span.size:
+            continue
+        size = _int(span.size)
+        if not size:
             index.append(slice(0))
-        elif node.type == "Slice" and not (
-            0 <= span.begin <= array.shape[span.axis] - span.size
-        ):
+            continue
+        begin, whole = _int(span.begin), array.shape[span.axis]
+        if node.type == "Slice" and not 0 <= begin <= whole - size:
             raise ValueError("outside of the array")
-        else:
-            last = span.begin + span.size * span.stride
-            index.append(
-                slice(span.begin, last if last >= 0 else None, span.stride)
-            )
+        last = begin + size * span.stride
+        index.append(slice(begin, last if last >= 0 else None, span.stride))
     return array[tuple(index)]
 
 
@@ -231,13 +229,13 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
 
 def _gathered(node: Node, array: Any, indices: Any, axis: Any) -> Any:
     if node.attr("batch_dims"):
-        raise ValueError("not needed of sizes")
-    return np.take(array, _indices(indices), int(axis))
+        raise ValueError("a row of indices for each row")
+    return np.take(array, _indices(indices), _int(axis))
 
 
 def _indices(array: Any) -> Any:
     """Indices, which do not count from the end, as they do in NumPy."""
-    found = array.astype(int)
+    found = np.array(_ints(np.ravel(array)), int).reshape(np.shape(array))
     if found.min(initial=0) < 0:
         raise ValueError("a negative index")
     return found
@@ -275,8 +273,8 @@ def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
     results, before = [], 0
     for shape in shapes:
         offset = np.zeros(len(shape), object)
-        offset[int(axis)] = before
-        before = before + shape[int(axis)]
+        offset[_int(axis)] = before
+        before = before + shape[_int(axis)]
         results.append(offset)
     return results
 
@@ -300,11 +298,11 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
 
 
 def _split(node: Node, array: Any, sizes: Any, axis: Any) -> Any:
-    whole = array.shape[int(axis)]
+    whole = array.shape[_int(axis)]
     known = split_sizes(_ints(sizes), whole)
     if min(known) < 0 or sum(known) != whole:
         raise ValueError("the parts are not the whole")
-    return np.split(array, np.cumsum(known)[:-1], int(axis))
+    return np.split(array, np.cumsum(known)[:-1], _int(axis))
 
 
 def _range(node: Node, *ends: Any) -> Any:
@@ -334,8 +332,16 @@ def _small(shape: Any) -> list[int]:
 
 
 def _ints(array: Any) -> list[int]:
-    """The entries of a vector, all of which have to be integers."""
-    return [int(entry) for entry in array]
+    """The entries of a vector, all of which have to be known."""
+    return list(map(_int, array))
+
+
+def _int(entry: Any) -> int:
+    """The only entry of an array, which has to be known."""
+    known = np.asarray(entry, dtype=object).item()
+    if not isinstance(known, int | np.integer):
+        raise ValueError(f"{known} is not known")
+    return int(known)
 
 
 _FOLDS: dict[str, Fold] = {
@@ -369,15 +375,17 @@ _FOLDS: dict[str, Fold] = {
     "Unpack": lambda node, array: list(
         np.moveaxis(array, node.attr("axis"), 0)
     ),
-    "ConcatV2": lambda _, *arrays: np.concatenate(arrays[:-1], int(arrays[-1])),
+    "ConcatV2": lambda _, *arrays: np.concatenate(
+        arrays[:-1], _int(arrays[-1])
+    ),
     **dict.fromkeys(("StridedSlice", "Slice"), _sliced),
     "Split": lambda node, axis, array: np.split(
-        array, node.num_outputs, int(axis)
+        array, node.num_outputs, _int(axis)
     ),
     "SplitV": _split,
     "Reshape": lambda node, array, shape: array.reshape(_ints(shape)),
     "ExpandDims": lambda node, array, axis: np.expand_dims(
-        array, int(np.ravel(axis)[0])
+        array, _int(np.ravel(axis)[0])
     ),
     "Squeeze": lambda node, array: np.squeeze(
         array, tuple(node.attr("squeeze_dims")) or None
@@ -404,130 +412,3 @@ _FOLDS: dict[str, Fold] = {
 _OF_WHOLE_NUMBERS = frozenset(
     ("FloorDiv", "FloorMod", "Abs", "Maximum", "Minimum", "Max", "Min")
 )
-
-
-# ---- slices ------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """The range of an axis that a slice selects.
-
-    Attributes:
-        axis: the axis of the sliced tensor; None for a new axis.
-        begin: the first index.
-        size: the number of entries; None: all entries.
-        stride: the distance between entries.
-        dropped: whether a single entry is selected, and the axis is dropped.
-    """
-
-    axis: int | None
-    begin: Any = 0
-    size: Any = None
-    stride: int = 1
-    dropped: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of an axis is selected."""
-        return self.axis is not None and self.size is None
-
-
-def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
-    """Return the spans of a slice, axis by axis.
-
-    Args:
-        node: a slice, a strided slice, or the gradient of one.
-        shape: the shape of the sliced tensor.
-        *ends: the known entries of its begin and size, or of its begin, end and
-            strides.
-    """
-    if node.type == "Slice":
-        return [
-            _span_of_size(*given)
-            for given in zip(range(len(shape)), shape, *ends, strict=True)
-        ]
-    begin, end, strides = ends
-    masks = {
-        name: node.attr(f"{name}_mask")
-        for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
-    }
-    # An entry is the ellipsis, a new axis, or the range of an axis.
-    others = masks["ellipsis"] | masks["new_axis"]
-    named = sum(not others >> k & 1 for k in range(len(strides)))
-    taken: list[Span] = []
-    axis = 0
-    for k, stride in enumerate(strides):
-        if masks["ellipsis"] >> k & 1:
-            left = len(shape) - named
-            taken += [Span(a) for a in range(axis, axis + left)]
-            axis += left
-            continue
-        if masks["new_axis"] >> k & 1:
-            taken.append(Span(None))
-            continue
-        if masks["shrink_axis"] >> k & 1:
-            taken.append(Span(axis, begin[k], 1, dropped=True))
-        else:
-            first = None if masks["begin"] >> k & 1 else begin[k]
-            last = None if masks["end"] >> k & 1 else end[k]
-            taken.append(_span(axis, shape[axis], first, last, stride))
-        axis += 1
-    return taken + [Span(a) for a in range(axis, len(shape))]
-
-
-def split_sizes(sizes: Sequence[Any], whole: Any) -> list[Any]:
-    """Return the sizes of the parts of a split.
-
-    Args:
-        sizes: the given sizes; -1: the rest.
-        whole: the size of the axis.
-    """
-    rest = whole - sum(size for size in sizes if size != -1)
-    return [rest if size == -1 else size for size in sizes]
-
-
-def _span_of_size(axis: int, whole: Any, begin: Any, size: Any) -> Span:
-    if begin == 0 and (size == -1 or size == whole):
-        return Span(axis)
-    return Span(axis, begin, whole - begin if size == -1 else size)
-
-
-def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
-    stride = stride if isinstance(stride, int) else 0
-    if (
-        isinstance(size, int)
-        and isinstance(begin, int | None)
-        and isinstance(end, int | None)
-        and stride
-    ):
-        taken = range(size)[slice(begin, end, stride)]
-        if taken == range(size):
-            return Span(axis)
-        return Span(axis, taken.start, len(taken), stride)
-    begin = 0 if begin is None else begin
-    is_last = end is None or end == size or end in _FAR
-    if stride == 1 and begin == 0 and is_last:
-        return Span(axis)
-    end = size if is_last else end
-    begin, end = _from_end(begin, size), _from_end(end, size)
-    inside = [
-        compared(operator.le, *pair) is True
-        for pair in ((0, begin), (begin, end), (end, size))
-    ]
-    if not all(inside) or stride < 1:
-        return Span(axis, UNKNOWN, UNKNOWN, stride or 0)
-    if stride == 1:
-        length = end - begin
-    else:
-        starts = isinstance(begin, int) and begin < stride
-        length = size // stride if starts and is_last else UNKNOWN
-    return Span(axis, begin, length, stride)
-
-
-def _from_end(end: Any, size: Any) -> Any:
-    """Convert an index that may count from the end."""
-    negative = compared(operator.lt, end, 0)
-    if negative is UNKNOWN:
-        return UNKNOWN
-    return size + end if negative else end

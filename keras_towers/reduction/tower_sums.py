@@ -49,7 +49,7 @@ def copy_to(device: str, tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
 
 
-def sum_slices(
+def concat_slices(
     slices: Sequence[tf.IndexedSlices], main: str, devices: Sequence[str]
 ) -> list[tf.IndexedSlices]:
     """Concatenate the slices of K towers on one device; copy them to all.
@@ -87,7 +87,7 @@ def reduce_each(
     # order, reduction can then start before the backward pass ends.
     for index, column in reversed(list(enumerate(zip(*grads, strict=True)))):
         if is_sparse(column[0]):
-            columns.append(sum_slices(column, sparse_on(index), devices))
+            columns.append(concat_slices(column, sparse_on(index), devices))
         else:
             columns.append(dense(index, column))
     columns.reverse()
@@ -148,7 +148,7 @@ def sum_at_variables(
     if len(grads) == 1:
         return list(grads[0])
     return [
-        sum_slices(column, place, [place])[0]
+        concat_slices(column, place, [place])[0]
         if is_sparse(column[0])
         else add_on(place, column)
         for column, place in zip(zip(*grads, strict=True), places, strict=True)

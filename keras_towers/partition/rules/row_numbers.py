@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from keras_towers.partition.folding import Span, spans
 from keras_towers.partition.layouts import (
     BelowLimit,
     RaggedSplits,
@@ -29,6 +28,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
+from keras_towers.partition.spans import Span, spans
 
 # Moves that leave out no row number, or all.
 _WHOLE_MOVES = (

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.partition.division import Factors, NewAxis, divide
-from keras_towers.partition.folding import Span, spans, split_sizes
 from keras_towers.partition.layouts import (
     Sharded,
     Value,
@@ -26,6 +25,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.spans import Span, spans, split_sizes
 
 
 def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
