@@ -47,8 +47,10 @@ from keras_towers.reduction.rank_sum import (
 from keras_towers.reduction.stateful_hooks import (
     ErrorFeedback as ErrorFeedback,
     HookState as HookState,
+    NesterovMomentum as NesterovMomentum,
     PowerSGD as PowerSGD,
     StatefulHook as StatefulHook,
+    as_stateful as as_stateful,
 )
 from keras_towers.reduction.tower_sums import (
     GradientPacker as GradientPacker,

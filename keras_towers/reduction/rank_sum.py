@@ -20,7 +20,11 @@ from keras_towers.reduction.communication_hooks import (
     sum_over_ranks,
 )
 from keras_towers.reduction.gradients import Gradient
-from keras_towers.reduction.stateful_hooks import HookState, StatefulHook
+from keras_towers.reduction.stateful_hooks import (
+    HookState,
+    StatefulHook,
+    as_stateful,
+)
 from keras_towers.transport import Transport, next_key
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -72,7 +76,10 @@ class _State:
         variables = [variable for variable, _ in self.leaves()]
         wanted = [list(variable.shape) for variable in variables]
         if wanted != [list(value.shape) for value in saved]:
-            _warn_of_other_hook()
+            logger.warning(
+                "the backup has the state of another communication hook, which "
+                "is dropped: this one begins with its first state"
+            )
             return
         for variable, value in zip(variables, saved, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
@@ -95,7 +102,7 @@ class RankSum:
         hook: CommunicationHook | StatefulHook = all_reduce,
     ):
         self._transport = transport
-        self._hook = hook
+        self._hook = as_stateful(hook)
         self._states: weakref.WeakKeyDictionary[
             Any, dict[tuple[Any, ...], _State]
         ] = weakref.WeakKeyDictionary()
@@ -117,16 +124,11 @@ class RankSum:
             weights: the N weights.
             grads: this rank's gradients.
         """
-        hook = self._hook
-        if isinstance(hook, StatefulHook):
-            hook = functools.partial(
-                self._sum_with_state, hook, optimizer, weights
-            )
+        hook = functools.partial(self._sum_dense, optimizer, weights)
         return sum_over_ranks(self._transport, grads, hook)
 
-    def _sum_with_state(
+    def _sum_dense(
         self,
-        hook: StatefulHook,
         optimizer: Any,
         weights: Sequence[Any],
         transport: Transport,
@@ -134,9 +136,9 @@ class RankSum:
         key: str,
     ) -> list[tf.Tensor]:
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-        variables = self._variables(hook, optimizer, weights, specs)
+        variables = self._variables(optimizer, weights, specs)
         before = tf.nest.map_structure(lambda v: v.read_value(), variables)
-        sums, after = hook.sum(transport, tensors, before, key)
+        sums, after = self._hook.sum(transport, tensors, before, key)
         stored = tf.nest.map_structure(
             lambda variable, value: variable.assign(value, read_value=False),
             variables,
@@ -148,7 +150,6 @@ class RankSum:
 
     def _variables(
         self,
-        hook: StatefulHook,
         optimizer: Any,
         weights: Sequence[Any],
         specs: Sequence[tf.TensorSpec],
@@ -159,7 +160,7 @@ class RankSum:
             with tf.init_scope(), compat.single_device_mode():
                 variables = tf.nest.map_structure(
                     lambda value: tf.Variable(value, trainable=False),
-                    hook.init(specs),
+                    self._hook.init(specs),
                 )
                 states[key] = _State(list(weights), variables)
                 restored = self._restored.get(optimizer)
@@ -223,9 +224,6 @@ class RankSum:
         tensors = [*itertools.chain(*itertools.chain(*saved.layout))]
         if not tensors:
             return
-        if not isinstance(self._hook, StatefulHook):
-            _warn_of_other_hook()
-            return
         size, me = self._transport.size, self._transport.rank
         rows = saved.values
         if me == 0 and len(rows) != size:
@@ -256,13 +254,6 @@ def _shares(
         (np.sum(values, 0) / size).astype(values[0].dtype) if own else values[0]
         for own, *values in zip(is_own, *rows, strict=True)
     ]
-
-
-def _warn_of_other_hook() -> None:
-    logger.warning(
-        "the backup has the state of another communication hook, which is "
-        "dropped: this one begins with its first state"
-    )
 
 
 def _saved_as(dtype: tf.DType) -> str:

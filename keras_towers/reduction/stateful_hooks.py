@@ -94,6 +94,80 @@ class StatefulHook:
 
 
 @dataclasses.dataclass(frozen=True)
+class WithoutState(StatefulHook):
+    """A hook that keeps nothing, in the form of one with a state.
+
+    Attributes:
+        hook: sums tensors.
+    """
+
+    hook: CommunicationHook
+
+    def init(self, specs: Sequence[tf.TensorSpec]) -> HookState:
+        """Return an empty state."""
+        return HookState()
+
+    def sum(
+        self,
+        transport: Transport,
+        tensors: Sequence[tf.Tensor],
+        state: HookState,
+        key: str,
+    ) -> tuple[list[tf.Tensor], HookState]:
+        """Return the sums, and the empty state."""
+        return self.hook(transport, tensors, key), state
+
+
+def as_stateful(hook: CommunicationHook | StatefulHook) -> StatefulHook:
+    """Return a hook of either kind as one with a state."""
+    return hook if isinstance(hook, StatefulHook) else WithoutState(hook)
+
+
+@dataclasses.dataclass(frozen=True)
+class NesterovMomentum(StatefulHook):
+    """Adds Nesterov momentum to the sums of another hook.
+
+    The velocity v becomes the momentum times v, plus the sum; what is returned
+    is the sum plus the momentum times the new v.
+
+    Attributes:
+        hook: sums tensors.
+        momentum: at least 0, and less than 1.
+    """
+
+    hook: StatefulHook
+    momentum: float
+
+    def init(self, specs: Sequence[tf.TensorSpec]) -> HookState:
+        """Return velocities of zero, besides the state of the other hook."""
+        own, common = self.hook.init(specs)
+        velocities = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+        return HookState(own, (common, velocities))
+
+    def sum(
+        self,
+        transport: Transport,
+        tensors: Sequence[tf.Tensor],
+        state: HookState,
+        key: str,
+    ) -> tuple[list[tf.Tensor], HookState]:
+        """Return the sums with momentum, and the next velocities."""
+        common, velocities = state.common
+        sums, after = self.hook.sum(
+            transport, tensors, HookState(state.own, common), key
+        )
+        velocities = [
+            self.momentum * velocity + total
+            for velocity, total in zip(velocities, sums, strict=True)
+        ]
+        sums = [
+            total + self.momentum * velocity
+            for velocity, total in zip(velocities, sums, strict=True)
+        ]
+        return sums, HookState(after.own, (after.common, velocities))
+
+
+@dataclasses.dataclass(frozen=True)
 class ErrorFeedback(StatefulHook):
     """Adds the rounding error of each gradient to the next one.
 

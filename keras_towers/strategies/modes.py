@@ -90,7 +90,12 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     updates = options.updates
     rank_sum = rounds = None
     if config.transport.size > 1:
-        rank_sum = reduction.RankSum(config.transport, _choose_hook(config))
+        hook = _choose_hook(config)
+        if options.outer_momentum:
+            hook = reduction.NesterovMomentum(
+                reduction.as_stateful(hook), options.outer_momentum
+            )
+        rank_sum = reduction.RankSum(config.transport, hook)
         if options.sync_every is not None:
             from keras_towers.fit.update.local_sgd import LocalSGD
 
@@ -98,7 +103,6 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
                 config,
                 options.sync_every,
                 rank_sum,
-                momentum=options.outer_momentum,
                 learning_rate=options.outer_learning_rate,
             )
     divides_weights = options.weights == "sharded"

@@ -104,5 +104,7 @@ def test_the_state_of_another_hook_is_dropped(caplog):
     assert "another communication hook" in caplog.text
     caplog.clear()
     (saved,) = saved_by(1)
-    RankSum(SingleProcess(), all_reduce).restore([Owner(), Owner()], saved)
+    rank_sum, optimizer = RankSum(SingleProcess(), all_reduce), Owner()
+    rank_sum.restore([Owner(), optimizer], saved)
+    rank_sum.sum(optimizer, [optimizer], [tf.ones(1)])
     assert "another communication hook" in caplog.text

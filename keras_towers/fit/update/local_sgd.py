@@ -39,18 +39,16 @@ class LocalSGD:
         config: TowerConfig,
         steps: int,
         rank_sum: RankSum,
-        momentum: float = 0.0,
         learning_rate: float = 1.0,
     ):
         # Orders this rank's local updates, for which no other rank waits.
         self.order: StepOrder = StepOrder(SingleProcess())
         self._config = config
         self._steps = steps
-        # Sums changes of weights over the ranks.
+        # Sums changes of weights over the ranks, and adds the momentum of the
+        # outer optimizer: with momentum 0 and learning rate 1, the new weights
+        # are the weighted mean of the ranks' weights.
         self._rank_sum = rank_sum
-        # The outer optimizer's: with momentum 0 and learning rate 1, the new
-        # weights are the weighted mean of the ranks' weights.
-        self._momentum = momentum
         self._learning_rate = learning_rate
         self._share: Any = None
         self._round_of: weakref.WeakKeyDictionary[Any, _Round] = (
@@ -74,7 +72,7 @@ class LocalSGD:
 
         if optimizer not in self._round_of:
             weights = trained_by(optimizer)
-            self._round_of[optimizer] = _Round(weights, self._momentum)
+            self._round_of[optimizer] = _Round(weights)
         self._round_of[optimizer].note_weights()
         return dataclasses.replace(call, original=apply)
 
@@ -132,21 +130,18 @@ class LocalSGD:
                 self._rank_sum.sum(optimizer, round_.weights, grads[0])
             ],
         )
-        round_.assign(sums, self._momentum, self._learning_rate)
+        round_.assign(sums, self._learning_rate)
 
 
 class _Round:
     """The weights of one optimizer, at the start of a round and now."""
 
-    def __init__(self, weights: Sequence[keras.Variable], momentum: float):
+    def __init__(self, weights: Sequence[keras.Variable]):
         self.weights: list[keras.Variable] = list(weights)
         self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(0, tf.float64)
         self._anchors = [_zeros_like(value) for value in self._values()]
-        self._momenta = [
-            _zeros_like(value) for value in self._values() if momentum
-        ]
 
     def note_weights(self) -> None:
         def note() -> None:
@@ -167,19 +162,12 @@ class _Round:
         ]
         return NamedGradients(tuple(w.path for w in self.weights), changes)
 
-    def assign(
-        self, means: Sequence[tf.Tensor], momentum: float, rate: float
-    ) -> None:
+    def assign(self, means: Sequence[tf.Tensor], rate: float) -> None:
         """Run the outer step from the weights at the start of the round."""
-        for index, (anchor, value, change) in enumerate(
-            zip(self._anchors, self._values(), means, strict=True)
+        for anchor, value, change in zip(
+            self._anchors, self._values(), means, strict=True
         ):
             with tf.device(value.device):
-                if momentum:
-                    velocity = self._momenta[index]
-                    moved = momentum * velocity.read_value() + change
-                    velocity.assign(moved, read_value=False)
-                    change = change + momentum * moved
                 value.assign(anchor.read_value() - rate * change)
         variables_lib.copy_to_towers(self.weights)
         self.reset()
