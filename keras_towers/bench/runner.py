@@ -111,6 +111,29 @@ class Measurements:
     samples: list[Sample] = field(default_factory=list)
     complete: bool = False
 
+    def has_failed(self, cell: Cell) -> bool:
+        """Whether a run of the same row, model and number has failed."""
+        return any(s.error and s.cell.title == cell.title for s in self.samples)
+
+    def add(self, sample: Sample, compares: bool) -> None:
+        """Add a sample.
+
+        Args:
+            sample: the sample, which fails if its losses are wrong.
+            compares: whether they have to be those of plain Keras.
+        """
+        self.samples.append(sample)
+        if not compares or sample.error:
+            return
+        plain = replace(sample.cell, row="plain", replicas=1)
+        curves = [
+            other.result["losses"]
+            for other in self.samples
+            if other.cell == plain and not other.error
+        ]
+        reference = curves[0] if curves else ()
+        sample.error = difference(sample.result["losses"], reference)
+
 
 def plan_cells(
     rows: Mapping[str, Row],
@@ -156,25 +179,13 @@ def measure_all(
                     title = f"{cell.title} ({number + 1} of {len(cells)})"
                     bar.update(task, completed=number, description=title)
                     # A repeat would use up the time limit again.
-                    failed = {s.cell.title for s in found.samples if s.error}
-                    if cell.title in failed:
+                    if found.has_failed(cell):
                         continue
                     if not console.is_terminal:
                         console.print(title, style="dim")
                     row = rows[cell.row]
                     sample = run_cell(row, cell, setting, stored[cell.model])
-                    found.samples.append(sample)
-                    if setting.exact and not (row.alone or sample.error):
-                        plain = replace(cell, row="plain", replicas=1)
-                        reference = [
-                            s.result["losses"]
-                            for s in found.samples
-                            if s.cell == plain and not s.error
-                        ]
-                        sample.error = difference(
-                            sample.result["losses"],
-                            reference[0] if reference else (),
-                        )
+                    found.add(sample, compares=setting.exact and not row.alone)
             found.complete = True
         except KeyboardInterrupt:
             done = f"{len(found.samples)} of {len(cells)} runs made."
