@@ -3,6 +3,7 @@
 In a session on GPUs (``tests/kit/gpus.py``) those take their place.
 """
 
+import gc
 import itertools
 import os
 import pathlib
@@ -36,6 +37,9 @@ else:
 
 scripts.forget_launchers()
 untuned.leave_untuned(optimize=bool(gpus.ON))
+
+# Traces make many objects, and few circles of them that end soon.
+gc.set_threshold(50_000, 20, 50)
 
 _collective_keys = itertools.count(10_000, 1_000)
 

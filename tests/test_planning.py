@@ -13,6 +13,7 @@ from keras_towers.fit.step.step_costs import format_bytes
 from keras_towers.fit.weights.model_state import collect
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.fit.weights.tower_variables import copies_of
+from tests.kit.sampling import sample_of
 
 TOWERS = 3
 RANDOM = np.random.default_rng(1)
@@ -101,7 +102,7 @@ def held(variables):
     return [found[f"device:CPU:{index}"] for index in range(TOWERS)]
 
 
-@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("build", sample_of(MODELS))
 def test_a_plan_is_what_a_step_has_and_sends(build):
     by_host = plans_of(build, "CPU")
     for choice, options in OPTIONS.items():
@@ -115,7 +116,7 @@ def test_a_plan_is_what_a_step_has_and_sends(build):
         assert (gathers in said) == bool(costs.gathered)
 
 
-@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("build", sample_of(MODELS))
 def test_a_plan_for_gpus_has_what_devices_of_their_own_memory_have(build):
     planned = plans_of(build, "GPU")
     for choice, options in OPTIONS.items():

@@ -18,6 +18,7 @@ from tests.kit.compare import (
     assert_same_model,
 )
 from tests.kit.ordinary import assert_ordinary
+from tests.kit.sampling import on_some_days, sample_of
 
 WIDTH, WORDS, LENGTH, HEADS = 24, 50, 11, 6
 RNG = np.random.default_rng(0)
@@ -77,7 +78,7 @@ def train(model):
 
 @pytest.mark.parametrize(
     ("rows", "columns", "options"),
-    [(1, 2, {}), (2, 3, {}), (2, 2, {"micro_batches": 2})],
+    sample_of([(1, 2, {}), (2, 3, {}), (2, 2, {"micro_batches": 2})], 3),
 )
 @pytest.mark.core
 def test_a_transformer_is_the_same(rows, columns, options):
@@ -89,6 +90,7 @@ def test_a_transformer_is_the_same(rows, columns, options):
     assert "computed once" not in description
 
 
+@on_some_days()
 def test_towers_may_have_copies_as_gpus_have(monkeypatch):
     monkeypatch.setattr(in_shards.UpdateInShards, "mirrors", True)
     strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2)))
@@ -121,7 +123,7 @@ def rows_of_a_table():
     return keras.Model(words, layers.Dense(4)(layers.Flatten()(x)))
 
 
-@pytest.mark.parametrize("build", [Logged, rows_of_a_table])
+@pytest.mark.parametrize("build", sample_of([Logged, rows_of_a_table]))
 def test_what_steps_of_users_do(build):
     x = RNG.integers(0, 20, (14, 4 if build is Logged else 3))
 
@@ -143,7 +145,7 @@ def test_what_steps_of_users_do(build):
     assert_exact(make, act, strategy)
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("kind", sample_of(["ragged", "sparse"]))
 def test_rows_of_other_things_than_examples(kind):
     """The first axis of their entries has the size of no batch."""
     if kind == "ragged":
@@ -266,6 +268,7 @@ def test_a_script_for_other_backends_runs_as_it_is():
     assert_same_model(model, reference, 2e-5)
 
 
+@on_some_days()
 def test_towers_divide_what_columns_divide_too(tmp_path):
     """As the layout maps of KerasHub do; the file is an ordinary one."""
     both = {
@@ -303,6 +306,7 @@ def test_towers_divide_what_columns_divide_too(tmp_path):
     )
 
 
+@on_some_days(3)
 def test_the_axis_of_the_batch_may_be_the_second():
     mesh = mesh_of(2, 3, ("model", "batch"))
     strategy = kt.ModelParallelStrategy(layout_map(mesh), "batch")
@@ -310,6 +314,7 @@ def test_the_axis_of_the_batch_may_be_the_second():
     assert_exact(transformer, train, strategy, tolerance=2e-5)
 
 
+@on_some_days()
 def test_a_mesh_of_one_axis_divides_batches_and_weights():
     mesh = keras.distribution.DeviceMesh((2,), ["data"], ["cpu:0", "cpu:1"])
     layouts = layout_map(mesh, {".*kernel": ("data",)})

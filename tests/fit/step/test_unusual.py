@@ -52,7 +52,7 @@ def test_any_callable_is_exact(form):
     assert_exact(make, trained, kt.TowerStrategy(3))
 
 
-@pytest.mark.parametrize("updates", ["once", "each", "sharded"])
+@pytest.mark.parametrize("updates", sample_of(["once", "each", "sharded"], 3))
 def test_slots_that_the_first_update_of_a_step_makes(updates):
     def step(model, data):
         logs = type(model).train_step(model, data)
@@ -142,7 +142,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", sample_of(COMPILED, 3))
 def test_functions_that_xla_compiles_in_a_step(name):
     size = 12 if name == "Conv1D" else 24
     x = tf.tile(X, [1, 4])[:, :size].numpy()

@@ -123,7 +123,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", sample_of(CASES, 3))
+@pytest.mark.parametrize("case", sample_of(CASES, 5))
 def test_the_same_as_one_device_with_xla(case, reasons):
     build, optimizer, strategy, act = CASES[case]
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)

@@ -59,7 +59,7 @@ def _mlp():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("towers", [2, 3])
+@pytest.mark.parametrize("towers", sample_of([2, 3]))
 def test_a_tower_has_its_part_of_the_bytes(towers):
     make = stacked(_mlp, optimizer=adam)
     strategy = sharded(towers)
@@ -96,7 +96,7 @@ _OPTIMIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"), sample_of(itertools.product(_OPTIMIZERS, [1, 2]), 5)
+    ("name", "parts"), sample_of(itertools.product(_OPTIMIZERS, [1, 2]), 8)
 )
 def test_an_optimizer_sees_what_it_sees_on_one_device(name, parts):
     # Micro-batches of a tower share what it computes from its shards.
@@ -108,8 +108,10 @@ def test_an_optimizer_sees_what_it_sees_on_one_device(name, parts):
     )
 
 
-@pytest.mark.parametrize("vocabulary", [48, 50])
-@pytest.mark.parametrize("optimizer", sample_of([m.momentum, adam], 1))
+@pytest.mark.parametrize(
+    ("vocabulary", "optimizer"),
+    sample_of(itertools.product([48, 50], [m.momentum, adam])),
+)
 def test_rows_are_looked_up_where_they_are(vocabulary, optimizer):
     """A table that is divided along its rows, or along its columns."""
 
@@ -190,7 +192,7 @@ def _deep():
     return [layers.Dense(32, activation="tanh") for _ in range(8)]
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", sample_of([False, True]))
 def test_no_more_is_gathered_than_the_budget(monkeypatch, jit_compile):
     kernel = 4 * 32 * 32
     make = stacked(
@@ -266,7 +268,7 @@ def _recurrent():
     ]
 
 
-@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("unroll", sample_of([False, True]))
 def test_loops_get_whole_weights(unroll):
     def build():
         found = _recurrent()

@@ -8,7 +8,7 @@ from tests.partition.kit import check_divided, check_on_towers, sharded
 
 # Towers that a mask leaves nothing, and batches of a single example.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
-DRAWN = 6
+DRAWN = 10
 _X = sharded(-1, 4, 3)
 _Y = sharded(-1, 3)
 _CLASS = sharded(-1, dtype="int32", low=0, high=2)

@@ -25,7 +25,7 @@ from tests.partition.rules.cases import (
 )
 from tests.partition.rules.cases.case import SIZES, draw_broadcast_axes
 
-DRAWN = 20
+DRAWN = 30
 _FAMILIES = (elementwise, images, matrices, moves, parts, picks)
 _CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
