@@ -112,6 +112,8 @@ def test_a_plan_is_what_a_step_has_and_sends(build):
             said = strategy.describe()
         costs = by_host[choice].costs
         assert f"{model.name!r}: {costs.exchange_summary}" in said
+        replaced = f"in place of sums of {format_bytes(costs.replaced_sums)}"
+        assert (replaced in said) == bool(costs.replaced_sums)
         gathers = f"at most {format_bytes(costs.gathered)} of gathered"
         assert (gathers in said) == bool(costs.gathered)
 
@@ -137,6 +139,16 @@ def test_a_plan_for_gpus_has_what_devices_of_their_own_memory_have(build):
             max(map(sum, zip(found.weights, found.optimizer, strict=True)))
             + found.step
         )
+
+
+@pytest.mark.parametrize("towers", [2, 4, 8])
+def test_rows_are_gathered_in_place_of_sums_in_the_memory_of_one_host(towers):
+    """GPUs would compute the whole gradient each, which none has measured."""
+    on_host, on_gpus = (
+        plans_of(perceptron, kind, towers)["copies"].costs
+        for kind in ("CPU", "GPU")
+    )
+    assert on_host.replaced_sums > on_gpus.replaced_sums == 0
 
 
 def test_slots_of_a_plan_are_those_that_towers_divide():

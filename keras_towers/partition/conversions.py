@@ -97,7 +97,8 @@ class Converter(Builder):
         units: the data-dependent units, by the symbols of their sizes.
         variable_units: the axes of variables in shards, by their sizes.
         near: the level of the inputs of the operation that is being laid out.
-        has_gathered: whether rows are gathered because of ``gather_ratio``.
+        replaced_sums: the bytes of the sums in place of which rows are
+            gathered, because of ``gather_ratio``.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Converter(Builder):
         self.is_first = is_first
         self.is_first_part = is_first_part
         self.options = options
-        self.has_gathered = False
+        self.replaced_sums = 0
         self.near = 0
         self.variable_units: dict[int, Unit] = {}
         self._gathers = Gathers(options.gather_bytes)
@@ -280,7 +281,11 @@ class Converter(Builder):
         if value.whole_from is not None:
             wholes = [self.assemble(given) for given in value.whole_from.inputs]
             outputs = self.copy(value.whole_from.operation, wholes)
-            return outputs[value.whole_from.index]
+            whole = outputs[value.whole_from.index]
+            if all(given.sharded for given in value.whole_from.inputs):
+                size = required(whole.shape.num_elements())
+                self.replaced_sums += whole.dtype.size * size
+            return whole
         local = required(value.local)
         if isinstance(value.layout, Partial):
             return self.exchange("sum", local, sizes=value.shape)

@@ -205,7 +205,6 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
         for output in outputs:
             output.local = _drop_padding(partitioner, output, layout)
     if _should_gather_rows(node, inputs, outputs):
-        partitioner.has_gathered = True
         (output,) = outputs
         output.whole_from = WholeFrom(
             node.operation, 0, list(inputs), gathers=True

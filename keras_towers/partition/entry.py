@@ -178,7 +178,7 @@ def _laid_out(
         partitioner.graphs,
         [o for o in partitioner.computed_once if id(o) in sources],
         by_name,
-        partitioner.has_gathered,
+        partitioner.replaced_sums,
     )
 
 

@@ -272,8 +272,8 @@ class Program:
         graphs: the graphs whose functions are called unchanged.
         computed_once: traced operations that take rows, but are not divided.
         values: the values of the traced tensors, by their names.
-        has_gathered: whether rows are gathered in place of larger sums, which
-            is slow for batches larger than expected.
+        replaced_sums: the bytes of the sums in place of which rows are
+            gathered, which is slow for batches larger than expected.
     """
 
     inputs: Inputs
@@ -284,7 +284,7 @@ class Program:
     graphs: Sequence[Any]
     computed_once: Sequence[Any]
     values: Mapping[str, Any]
-    has_gathered: bool = False
+    replaced_sums: int = 0
 
     @property
     def levels(self) -> int:

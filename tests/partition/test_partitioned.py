@@ -303,6 +303,7 @@ def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
     program = check_on_towers(function, *given, gather_ratio=ratio)
     assert exchange_counts(program)["gather"] == (2 if ratio else 0)
     assert exchange_counts(program)["sum"] == (1 if ratio else 2)
+    assert program.replaced_sums == (4 * 600 * 700 if ratio else 0)
     assert not computed_once(program)
 
 

@@ -404,7 +404,7 @@ class GlobalStep:
             gather_bytes=config.options.gather_bytes,
             examples=self.examples or _ASSUMED_BATCH,
         )
-        self.has_gathered |= program.has_gathered
+        self.has_gathered |= program.replaced_sums > 0
         if self._diverges(call.kind):
             program = write_only_rows(program)
         local_step = to_local_step(program) if self._has_workers else None

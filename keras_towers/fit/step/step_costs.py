@@ -72,6 +72,8 @@ class StepCosts:
             multiple of, as in ``per_unit``; "": of nothing.
         over_columns: how many of the exchanges are among the devices of each
             tower.
+        replaced_sums: the bytes of the sums in place of which rows are
+            gathered.
     """
 
     exchanges: int
@@ -85,6 +87,7 @@ class StepCosts:
     gathered: int = 0
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
     over_columns: int = 0
+    replaced_sums: int = 0
 
     @property
     def exchange_summary(self) -> str:
@@ -164,6 +167,9 @@ def describe_steps(config: TowerConfig) -> list[str]:
         lines.append(f"{name}: {costs.exchange_summary}")
         if config.transport.size > 1:
             lines.append(f"{name}: each rank has to send {costs.sent_summary}")
+        if costs.replaced_sums:
+            sums = format_bytes(costs.replaced_sums)
+            lines.append(f"{name}: gathers rows in place of sums of {sums}")
         if costs.gathered:
             most = format_bytes(costs.gathered)
             lines.append(
@@ -244,6 +250,7 @@ def costs_of(
         over_columns=sum(
             e.over == "columns" and e.kind != "first" for e in program.exchanges
         ),
+        replaced_sums=program.replaced_sums,
     )
 
 
