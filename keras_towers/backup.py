@@ -108,9 +108,6 @@ class ResumingCallback(ResumesFit):
             for variable, value in zip(self._metrics(), saved, strict=True):
                 variable.assign(value)
 
-    # Ranks that train separately are not to have the metrics of rank 0, too.
-    setattr(on_epoch_begin, NEVER_STOPS, True)
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         done = self._skipped + batch + 1
         if done == self.params.get("steps"):
