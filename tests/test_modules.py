@@ -1,0 +1,92 @@
+"""Each module has a test at its place, or is listed with what shows it."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "keras_towers"
+# What users see of these modules is tested elsewhere.
+SHOWN_BY = {
+    "docs": "errors settings",
+    "engines/byteps": """
+        engines/byteps/bps/callbacks engines/byteps/byteps_recipe
+        engines/byteps/byteps_servers engines/byteps/byteps_strategy
+    """,
+    "engines/horovod": """
+        engines/dropin/callbacks engines/dropin/distributed_models
+        engines/dropin/distributed_optimizer
+        engines/horovod/horovod_recipe engines/horovod/horovod_strategy
+        engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
+    """,
+    "fit/calls/test_tower_call.py": """
+        fit/calls/lone_call fit/calls/model_building fit/calls/synchronous
+        fit/context/patches fit/context/thread_state
+    """,
+    "fit/data/test_inputs.py": """
+        fit/data/batches fit/data/epoch_iterator fit/data/shuffle_order
+        fit/step/divided_batch
+    """,
+    "fit/step/test_global_step.py": """
+        fit/contract fit/step/exchanges fit/step/places fit/step/program_inputs
+        fit/step/trace
+    """,
+    "fit/update/test_optimizers.py": "fit/update/weight_update",
+    "fit/weights/test_adoption.py": "fit/weights/model_state",
+    "exactness/test_xla.py": "fit/update/compiled_update",
+    "bench/test_runner.py": "bench/rows",
+    "launching/test_run.py": "cli/run",
+    "parameter_servers": """
+        parameter_servers/remote_runtime parameter_servers/server_process
+        parameter_servers/server_variables parameter_servers/training_session
+        parameter_servers/worker_fit
+    """,
+    "partition/rules": """
+        partition/conversions partition/division partition/effects
+        partition/infinities partition/registry partition/rules/batched
+        partition/rules/draws partition/rules/elementwise
+        partition/rules/indexing partition/rules/reductions
+        partition/rules/shapes partition/rules/slices partition/spans
+    """,
+    "partition/test_partitioned.py": """
+        partition/entry partition/layouts partition/partitioner
+        partition/program partition/undivided
+    """,
+    "partition/test_mirrored.py": "partition/rules/variables",
+    "processes/test_elastic.py": """
+        engines/horovod/elastic_state engines/horovod/hvd/elastic
+    """,
+    "processes/test_ranks.py": """
+        fit/calls/callback_effects fit/update/local_sgd reduction/compression
+        reduction/gradients transport/engine_transport
+    """,
+    "rendezvous/test_hosts.py": "rendezvous/network",
+    "rendezvous/test_store.py": "rendezvous/store_server",
+    "strategies/test_async_towers.py": """
+        replicas/averages replicas/hogwild replicas/named_resources
+        replicas/replica_calls replicas/replica_group replicas/staleness
+        replicas/tower_threads strategies/replica_strategies
+    """,
+    "strategies/test_base.py": "_strategy strategies/tower",
+    "strategies/test_model_parallel.py": """
+        partition/mesh partition/rules/columns
+    """,
+    "test_what_is_printed.py": "_notices",
+    "timeline": "timeline",
+}
+
+
+def test_each_module_has_a_test_or_says_what_shows_it():
+    modules = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if not path.name.startswith("__")
+    }
+    without = {module for module in modules if not _test_of(module).exists()}
+    listed = [name for names in SHOWN_BY.values() for name in names.split()]
+    assert sorted(listed) == sorted(without)
+    assert all((ROOT / "tests" / place).exists() for place in SHOWN_BY)
+
+
+def _test_of(module):
+    folder, name = (PACKAGE / module).parent, pathlib.Path(module).name
+    tests = ROOT / "tests" / folder.relative_to(PACKAGE)
+    return tests / f"test_{name.lstrip('_')}.py"
