@@ -112,6 +112,21 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
                 )
 
 
+def check_sums(
+    sums: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+) -> None:
+    """Refuse what a communication hook cannot have summed."""
+    pairs = itertools.zip_longest(sums, gradients)
+    for index, (total, gradient) in enumerate(pairs):
+        if not _match(total, gradient):
+            raise TowerError(
+                f"Gradient {index} is {_describe(gradient)}, but the "
+                f"communication hook's sum of it is {_describe(total)}. A hook "
+                "has to return one sum for each gradient, with its shape and "
+                "dtype."
+            )
+
+
 def _match(gradient: Gradient | None, first: Gradient | None) -> bool:
     """Whether the gradients of two towers can be added."""
     if gradient is None or first is None:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     all_reduce,
@@ -139,11 +140,19 @@ class RankSum:
         variables = self._variables(optimizer, weights, specs)
         before = tf.nest.map_structure(lambda v: v.read_value(), variables)
         sums, after = self._hook.sum(transport, tensors, before, key)
-        stored = tf.nest.map_structure(
-            lambda variable, value: variable.assign(value, read_value=False),
-            variables,
-            after,
-        )
+        try:
+            stored = tf.nest.map_structure(
+                lambda variable, value: variable.assign(
+                    value, read_value=False
+                ),
+                variables,
+                after,
+            )
+        except (TypeError, ValueError) as error:
+            raise TowerError(
+                f"The next state of {type(self._hook).__name__} needs the "
+                f"structure, shapes and dtypes of that of init: {error}"
+            ) from error
         # Nothing else in the graph depends on the assignments.
         with tf.control_dependencies(tf.nest.flatten(stored)):
             return [tf.identity(total) for total in sums]
