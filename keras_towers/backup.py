@@ -33,6 +33,7 @@ from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import shared_variables
+from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -43,6 +44,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _NAME = "backup{}.npz"
+_PARTIAL = ".backup-in-progress"
 _POSITION = ("epoch", "batch", "seed", "random_state", "epochs", "history")
 # The number of finished calls of fit with a backup in each folder.
 _ended: collections.Counter[Path] = collections.Counter()
@@ -305,6 +307,7 @@ class BackupFile(FitPosition):
         self._resumes = False
         self._values: list[np.ndarray] = []
         self._shapes: list[str] = []
+        self._trained: list[list[int]] = []
         self._hook_states = SavedStates([], [])
 
     @property
@@ -330,23 +333,26 @@ class BackupFile(FitPosition):
         self.writes = peers.rank == 0
         if self.writes:
             make_writable(self.folder, "give Backup another one.")
+            # A process that was killed while it wrote has left it.
+            for partial in self.folder.glob(f"*{_PARTIAL}"):
+                partial.unlink(missing_ok=True)
         # Number the calls of fit: a restarted script repeats them in order.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
         self._move_to(0, 0, secrets.randbits(31), random.getstate(), [], {})
         self.metrics, self._hook_states = [], SavedStates([], [])
-        self._shapes, self._values = [], []
+        self._shapes, self._trained, self._values = [], [], []
         self._resumes = self.writes and self.path.exists()
         if self._resumes:
             self._load()
         if peers.size > 1:
             states = self._hook_states
-            found = self._resumes, self._shapes, self.metrics, states.layout
-            values = self._position, found
+            found = self._resumes, self._shapes, self._trained, self.metrics
+            values = self._position, found, states.layout
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            position, found = of_rank_0
+            position, found, layout = of_rank_0
             self._move_to(**position)
-            self._resumes, self._shapes, self.metrics, layout = found
+            self._resumes, self._shapes, self._trained, self.metrics = found
             self._hook_states = SavedStates(layout, states.values)
 
     def _load(self) -> None:
@@ -354,22 +360,25 @@ class BackupFile(FitPosition):
             with np.load(self.path, allow_pickle=False) as file:
                 encoded, *arrays = file.values()
                 facts = json.loads(str(encoded))
+                self._move_to(**facts["position"])
+                self._shapes, layout = facts["variables"], facts["hook"]
+                self._trained = facts["trained"]
+                ranks = facts["ranks"]
         except (
             EOFError,
             OSError,
+            TypeError,
             ValueError,
             KeyError,
             zipfile.BadZipFile,
         ) as error:
             raise TowerError(
                 f"{self.path} is not a backup of keras_towers, or damaged "
-                f"({error}): delete it to train from the beginning."
+                f"({error!r}): delete it to train from the beginning."
             ) from error
-        self._move_to(**facts["position"])
-        self._shapes, layout = facts["variables"], facts["hook"]
         values = iter(arrays)
         self._values = list(itertools.islice(values, len(self._shapes)))
-        self._hook_states = SavedStates.of(layout, facts["ranks"], values)
+        self._hook_states = SavedStates.of(layout, ranks, values)
         self.metrics = list(values)
 
     def attach(self, model: keras.Model) -> None:
@@ -384,11 +393,22 @@ class BackupFile(FitPosition):
         call = tower_call.current()
         if call is not None:
             call.prepare()
+        self._build_optimizers()
         self._restore_variables()
         adoption = _adoption()
         if adoption is not None:
             adoption.broadcast(model)
         self._restore_hook()
+
+    def _build_optimizers(self) -> None:
+        """Make the slots of optimizers that a step of the model would build."""
+        strategy, weights = contract.active_strategy(), self._weights
+        # What has other optimizers or weights is refused later.
+        pairs = zip(self._optimizers, self._trained, strict=False)
+        for optimizer, numbers in pairs:
+            trained = [weights[n] for n in numbers if n < len(weights)]
+            if strategy is not None and trained and not optimizer.built:
+                strategy._update.make_ready(optimizer, trained)
 
     def _restore_variables(self) -> None:
         model = self._model
@@ -424,9 +444,21 @@ class BackupFile(FitPosition):
         return state_lib.collect(self._model).optimizers
 
     @property
+    def _weights(self) -> list[keras.Variable]:
+        return state_lib.collect(self._model).weights
+
+    @property
     def _variables(self) -> list[keras.Variable]:
         """All variables but metrics, those of optimizers last."""
         return shared_variables(self._model)
+
+    def _find_trained(self) -> list[list[int]]:
+        """Return the numbers of the weights that each optimizer updates."""
+        numbers = {id(w): n for n, w in enumerate(self._weights)}
+        return [
+            [numbers[id(w)] for w in trained_by(o) if id(w) in numbers]
+            for o in self._optimizers
+        ]
 
     def commit(self) -> None:
         """Write the file on rank 0. Collective."""
@@ -440,13 +472,14 @@ class BackupFile(FitPosition):
         facts = {
             "position": self._position,
             "variables": _shapes(variables),
+            "trained": self._find_trained(),
             "ranks": len(hook.values),
             "hook": hook.layout,
         }
         values = [*values, *itertools.chain(*hook.values), *self.metrics]
-        encoded = np.array(json.dumps(facts, default=float))
+        encoded = np.array(json.dumps(facts, default=_plain))
         # The old file is replaced only once the new one is complete.
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent)
+        descriptor, name = tempfile.mkstemp(_PARTIAL, dir=self.path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 np.savez(file, encoded, *values, allow_pickle=False)
@@ -456,6 +489,11 @@ class BackupFile(FitPosition):
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def _plain(value: Any) -> Any:
+    """Turn a value of a ``History`` into what JSON has."""
+    return np.asarray(value, float).tolist()
 
 
 def _numpy(variable: keras.Variable) -> np.ndarray:

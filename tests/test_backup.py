@@ -1,5 +1,6 @@
 """Training that a signal ends, and that goes on when it is started again."""
 
+import io
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import signal
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import backup
@@ -83,6 +85,8 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     interrupted(last, 0, 1, kill(signal.SIGTERM))
     interrupted(last, 1, 4, kill(signal.SIGUSR1))
     assert "starts afresh" not in caplog.text
+    # As of a process that was killed while it wrote.
+    (tmp_path / "last" / f"1{backup._PARTIAL}").touch()
     stopping = keras.callbacks.EarlyStopping("loss", patience=9)
     assert_equal(train(last, stopping), undisturbed)
     assert "EarlyStopping starts afresh" in caplog.text
@@ -108,6 +112,51 @@ def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
     assert_equal(on_one(train), first)
     assert list(tmp_path.iterdir()) == []
+
+
+class Alternating(keras.Model):
+    """Two optimizers, which its step builds; it cannot be called."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.parts = [
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            for _ in range(2)
+        ]
+        self.trained_by = (
+            keras.optimizers.Adam(name="one"),
+            keras.optimizers.Nadam(name="other"),
+        )
+        self.compile()
+
+    def train_step(self, data):
+        logs = {}
+        for part, optimizer in zip(self.parts, self.trained_by, strict=True):
+            with tf.GradientTape() as tape:
+                errors = tf.reduce_mean((part(data[0]) - data[1]) ** 2, 0)
+                loss = tf.reduce_sum(errors)
+            weights = part.trainable_variables
+            grads = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(grads, weights, strict=True))
+            logs[optimizer.name] = errors
+        return logs
+
+
+def test_slots_that_only_a_step_makes_and_vectors_of_a_history(tmp_path):
+    last = kt.Backup(tmp_path)
+    undisturbed = train(last, made=Alternating())
+    for when in (0, 4), (2, 1):
+        interrupted(last, *when, kill(signal.SIGTERM), made=Alternating())
+        # As in a new process.
+        backup._ended.clear()
+    one, other = train(last, made=Alternating()), undisturbed
+    for its, same in zip(one[0].trained_by, other[0].trained_by, strict=True):
+        assert_all_close(its.variables, same.variables, TOLERANCE)
+    assert_all_close(one[0].weights, other[0].weights, TOLERANCE)
+    assert np.shape(other[1].history["one"]) == (3, 2)
+    for name, values in other[1].history.items():
+        np.testing.assert_allclose(one[1].history[name], values, TOLERANCE)
 
 
 class Batches(keras.utils.PyDataset):
@@ -152,6 +201,13 @@ def test_another_model_is_refused_in_the_middle_of_an_epoch(tmp_path):
         assert_all_close(other.get_weights(), untrained, 0)
 
 
+def without_position():
+    """A file of arrays, but not what a backup has."""
+    file = io.BytesIO()
+    np.savez(file, np.array("{}"))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -162,7 +218,7 @@ def test_another_model_is_refused_in_the_middle_of_an_epoch(tmp_path):
         (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
     ],
 )
-@pytest.mark.parametrize("found", [b"PK nonsense", b""])
+@pytest.mark.parametrize("found", [b"PK nonsense", b"", without_position()])
 def test_what_is_refused(given, words, found, tmp_path):
     (tmp_path / "backup.npz").write_bytes(found)
     one = kt.Backup(tmp_path)

@@ -10,6 +10,7 @@ from keras_towers.reduction.communication_hooks import (
     bf16_shards,
     fp16,
     fp16_shards,
+    sum_over_ranks,
 )
 from keras_towers.transport import SingleProcess
 from tests.reduction.cases import assert_sums
@@ -89,3 +90,18 @@ def test_nothing_to_sum_and_shapes_that_are_not_known():
     step = step.get_concrete_function(tf.TensorSpec([None, 2], tf.float32))
     for shape in (3, 2), (0, 2):
         assert step(tf.ones(shape)).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (lambda t, tensors, key: tensors[:1], "sum of it is None"),
+        (lambda t, tensors, key: [*tensors] * 2, "Gradient 2 is None"),
+        (lambda t, tensors, key: [x[:1] for x in tensors], r"float32 \(1,\)"),
+        (lambda t, tensors, key: [tf.cast(x, "int32") for x in tensors], "32"),
+    ],
+)
+def test_sums_of_other_gradients_are_refused(hook, said):
+    """Fewer would end the input, and other shapes may be broadcast."""
+    with pytest.raises(TowerError, match=said):
+        sum_over_ranks(SingleProcess(), [tf.ones(2), tf.ones(3)], hook)

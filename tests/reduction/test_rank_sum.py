@@ -1,8 +1,10 @@
 """Where a hook's state is, and what becomes of it in another job."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.reduction import HookState, RankSum, StatefulHook
 from keras_towers.reduction.communication_hooks import all_reduce
 from keras_towers.transport import SingleProcess
@@ -108,3 +110,16 @@ def test_the_state_of_another_hook_is_dropped(caplog):
     rank_sum.restore([Owner(), optimizer], saved)
     rank_sum.sum(optimizer, [optimizer], [tf.ones(1)])
     assert "another communication hook" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "after", [HookState(), HookState({"mine": [tf.zeros(7)]}, tf.zeros([]))]
+)
+def test_another_state_than_that_of_init_is_refused(after):
+    class Changes(Remembers):
+        def sum(self, transport, tensors, state, key):
+            return list(tensors), after
+
+    rank_sum, optimizer = RankSum(SingleProcess(), Changes()), Owner()
+    with pytest.raises(TowerError, match="state of Changes needs the struct"):
+        rank_sum.sum(optimizer, [optimizer], [tf.ones(1)])
