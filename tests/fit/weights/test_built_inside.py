@@ -228,3 +228,43 @@ def test_values_written_inside_reach_every_tower(updates, tmp_path):
 
     strategy = kt.TowerStrategy(2, updates=updates)
     assert_exact(make, act, strategy, tolerance=1e-5)
+
+
+class Centered(keras.layers.Layer):
+    """Has a variable of TensorFlow, which its calls write."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = tf.Variable(tf.zeros([X.shape[1]]), trainable=False)
+
+    def call(self, x):
+        self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
+        return x - self.mean
+
+
+def _fit_with_a_variable_of_tensorflow():
+    """Steps, eager steps and callbacks write it in turn."""
+    layer = Centered()
+    model = linear(layer)
+    writes = [
+        lambda: layer.mean.assign(X[0]),
+        lambda: layer.mean[1:3].assign([5.0, 6.0]),
+        lambda: layer.mean.scatter_nd_update([[0]], [7.0]),
+    ]
+
+    def write(batch, logs=None):
+        writes[batch % len(writes)]()
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=write)
+    for model.run_eagerly in (False, True, False):
+        fit(model, callbacks=[callback])
+        fit(model)
+    return layer.mean.numpy(), model.predict(X, verbose=0), model.get_weights()
+
+
+@pytest.mark.parametrize("updates", ["once", "each"])
+def test_a_variable_of_tensorflow_made_inside_has_one_value(updates):
+    wanted = _fit_with_a_variable_of_tensorflow()
+    with kt.TowerStrategy(3, updates=updates):
+        found = _fit_with_a_variable_of_tensorflow()
+    tf.nest.map_structure(assert_close, found, wanted)
