@@ -25,7 +25,8 @@ SCRIPTS = sorted(
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_each_is_short_and_listed(path):
     assert len(path.read_text().splitlines()) < 70
-    assert f"| `{path.name}` |" in (EXAMPLES / "README.md").read_text()
+    listed = (EXAMPLES / "README.md").read_text()
+    assert f"| [`{path.name}`]({path.name}) |" in listed
 
 
 # The pages' first example, and snippets, train the same way.
