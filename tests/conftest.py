@@ -11,6 +11,9 @@ import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+if "KERAS_TOWERS_TEST_OPTIMIZED" not in os.environ:
+    # XLA takes much longer to optimize a step of these models than to run it.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import pytest
 import tensorflow as tf

@@ -13,13 +13,14 @@ import keras_towers as kt
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness.cases import CASES
+from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
-from tests.kit.training import X, Y, adam, compiled, fit
+from tests.kit.training import X, Y, compiled, fit
 
 # XLA rounds fused operations differently.
 ROUNDING = 1e-5
-DRAWN = 24
+DRAWN = 36
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def functions(monkeypatch):
     return noted
 
 
+def trained(model):
+    """Two batches of one size, for each of which XLA compiles again."""
+    return fit(model, x=X[:14], y=Y[:14], batch_size=7)
+
+
 def with_xla(build):
     model = build()
     model.jit_compile = not model.run_eagerly
@@ -72,7 +78,9 @@ def test_towers_with_copies_compile_all_functions(
     found = use_model(build, case.fit, strategy)
     assert functions["not"] == []
     assert functions["compiled"] or build().run_eagerly
-    wanted = use_model(build, case.fit)
+    # Of what is drawn XLA has other numbers.
+    alone = name != "draws"
+    wanted = on_one_device(name) if alone else use_model(build, case.fit)
     assert_same(found, wanted, max(case.tolerance, ROUNDING))
 
 
@@ -116,19 +124,15 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("name", sample_of(DRAWS, 5))
+@pytest.mark.parametrize("name", sample_of(DRAWS, 10))
 def test_towers_draw_what_one_device_draws(name, functions):
     def build():
         keras.utils.set_random_seed(1)
         return Drawing(DRAWS[name])
 
-    make = compiled(build, adam, jit_compile=True)
-
-    def act(model):
-        return fit(model, x=X[:29], y=Y[:29], batch_size=8)
-
+    make = compiled(build, jit_compile=True)
     strategy = kt.TowerStrategy(3, updates="each")
-    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert_exact(make, trained, strategy, tolerance=ROUNDING, in_graph=True)
     assert functions["not"] == []
 
 
@@ -162,13 +166,13 @@ def test_branches_that_write_and_loops_that_read_are_compiled(functions):
         layers = [Counting(), keras.layers.Dense(5, "tanh")]
         return keras.Sequential([*layers, keras.layers.Dense(3)])
 
-    make = compiled(build, adam, jit_compile=True)
+    make = compiled(build, jit_compile=True)
 
     def act(model):
-        logs = fit(model, x=X[:29], y=Y[:29], batch_size=8)
+        logs = trained(model)
         layer = model.layers[0]
         return logs, float(layer.large), float(layer.rounds)
 
     strategy = kt.TowerStrategy(3, updates="each")
-    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert_exact(make, act, strategy, tolerance=ROUNDING)
     assert functions["not"] == []

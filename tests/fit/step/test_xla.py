@@ -123,7 +123,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", sample_of(CASES, 5))
+@pytest.mark.parametrize("case", sample_of(CASES, 6))
 def test_the_same_as_one_device_with_xla(case, reasons):
     build, optimizer, strategy, act = CASES[case]
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)
@@ -145,24 +145,22 @@ def test_sizes_that_the_trace_does_not_know_may_be_larger_than_assumed():
         return keras.Sequential([keras.Input((None, 3)), *layers])
 
     def act(model):
-        rows = np.random.default_rng(0).normal(size=(13, 20, 3))
-        pairs = tf.data.Dataset.from_tensor_slices((rows, Y[:13]))
+        rows = np.random.default_rng(0).normal(size=(8, 20, 3))
+        pairs = tf.data.Dataset.from_tensor_slices((rows, Y[:8]))
         padded = pairs.padded_batch(8, ((None, 3), ()))
         return model.fit(padded, verbose=0).history
 
-    make = compiled(build, adam, jit_compile=True)
+    make = compiled(build, jit_compile=True)
     strategy = kt.TowerStrategy(2, updates="each")
-    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert_exact(make, act, strategy, tolerance=ROUNDING)
 
 
 def test_xla_draws_other_numbers():
     one, other = (
-        use_model(compiled(dropping, adam, jit_compile=xla), trained).values[0][
-            1
-        ]
+        tf.function(drop(), jit_compile=xla)(tf.ones([50]), training=True)
         for xla in (True, False)
     )
-    assert np.abs(one - other).max() > 1e-3
+    assert np.abs(one - other).max() > 1
 
 
 def test_operations_computed_once_are_not_compiled(reasons):
@@ -235,8 +233,8 @@ class WithFunction(keras.layers.Layer):
 
 def test_functions_of_the_model_are_not_left_with_what_xla_got():
     def act(model):
-        return fit(model, validation_data=(X[:FEW], Y[:FEW]))
+        few = X[:FEW], Y[:FEW]
+        return fit(model, 1, *few, validation_data=few)
 
     make = stacked(lambda: [WithFunction(), Dense(4)], jit_compile=True)
-    strategy = kt.TowerStrategy(2)
-    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    assert_exact(make, act, kt.TowerStrategy(2), tolerance=ROUNDING)
