@@ -16,11 +16,11 @@ from keras_towers import _imports, engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
+    from keras_towers import elastic
     from keras_towers.backup import Backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
-    from keras_towers.engines.horovod import elastic_state as elastic
     from keras_towers.engines.horovod import hvd as horovod  # noqa: F401
     from keras_towers.engines.horovod.horovod_strategy import HorovodStrategy
     from keras_towers.engines.runtime.multi_worker import (
@@ -111,23 +111,19 @@ _NAMES_IN = {
 _MODULES = {
     "byteps": "engines.byteps.bps",
     "byteps.callbacks": "engines.byteps.bps.callbacks",
-    "elastic": "engines.horovod.elastic_state",
     "horovod": "engines.horovod.hvd",
     "horovod.callbacks": "engines.dropin.callbacks",
 }
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
-    # As the other modules, it needs an engine, which may be missing: what lists
-    # or imports all names does not load it.
-    __all__.remove("elastic")
 
     def __getattr__(name: str) -> Any:
         for home, names in _NAMES_IN.items():
             if name in names.split():
                 globals()[name] = value = getattr(_import(home), name)
                 return value
-        if name in _MODULES:  # The import puts it here.
+        if name in (*_MODULES, "elastic"):  # The import puts it here.
             return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"

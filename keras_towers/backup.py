@@ -1,8 +1,4 @@
-"""Training that resumes where an earlier run stopped, and ``kt.Backup``.
-
-``ResumingCallback`` saves positions of ``fit`` and resumes from them. A
-``FitPosition`` decides where: that of ``Backup`` is a file.
-"""
+"""``kt.Backup``: training that resumes where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -15,11 +11,10 @@ import os
 import random
 import secrets
 import signal
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import keras
 import numpy as np
@@ -35,176 +30,25 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import shared_variables
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
-from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.system import handle_signals, make_writable
+from keras_towers.system import (
+    handle_signals,
+    make_writable,
+    replace_file,
+)
 from keras_towers.transport import Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals after which training ends with a backup."""
 _NAME = "backup{}.npz"
 _PARTIAL = ".backup-in-progress"
+_NOTES = "notes"
 _POSITION = ("epoch", "batch", "seed", "random_state", "epochs", "history")
 # The number of finished calls of fit with a backup in each folder.
 _ended: collections.Counter[Path] = collections.Counter()
-
-
-class FitPosition:
-    """A position of ``fit`` in its epochs, with the weights at that point.
-
-    Attributes:
-        outlives_process: whether it is still available after the process ends.
-            SIGTERM and SIGUSR1 then end ``fit`` after the next batch, with exit
-            code 75.
-    """
-
-    epoch: int
-    batch: int
-    seed: int
-    random_state: Sequence[Any]
-    epochs: list[int]
-    history: dict[str, list[Any]]
-    metrics: list[np.ndarray]
-    outlives_process: bool = False
-
-    def commit(self) -> None:
-        """Save the position, and the state of the model."""
-        raise NotImplementedError
-
-
-class ResumingCallback(ResumesFit):
-    """Saves the position of ``fit``, and makes ``fit`` resume from there."""
-
-    def __init__(self, position: FitPosition, every: int | None):
-        super().__init__()
-        if every is not None and every < 1:
-            raise TowerError(f"every={every} batches: give 1 or more.")
-        self.position = position
-        self._every = every
-        self._skipped = 0
-        self._signals: list[int] = []
-
-    def find_start(self, peers: Peers) -> FitStart:
-        position = self.position
-        return FitStart(
-            position.epoch,
-            position.batch,
-            position.seed,
-            position.random_state,
-        )
-
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        self._signals.clear()
-        numbers = _SIGNALS if self.position.outlives_process else ()
-        with handle_signals(
-            numbers, lambda number, _: self._signals.append(number)
-        ):
-            yield
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._skipped = self.position.batch
-        if self.position.batch and self._counts_for_all():
-            saved = self.position.metrics
-            for variable, value in zip(self._metrics(), saved, strict=True):
-                variable.assign(value)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        done = self._skipped + batch + 1
-        if done == self.params.get("steps"):
-            return  # The epoch's end is next.
-        ends = self._should_end()
-        due = self._every and done - self.position.batch >= self._every
-        if ends or due:
-            call = tower_call.current()
-            if call is not None:
-                # Asynchronous towers may still train on earlier batches.
-                call.wait_for_steps(trains=True)
-            self.position.batch = done
-            self.position.metrics = self._gather_metrics()
-            self.position.commit()
-        if ends:
-            self._end(f"after batch {done} of epoch {self.position.epoch + 1}")
-
-    setattr(on_train_batch_end, NEVER_STOPS, True)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        position = self.position
-        position.epoch, position.batch, position.metrics = epoch + 1, 0, []
-        position.epochs = [*position.epochs, epoch]
-        position.history = {
-            name: [*position.history.get(name, []), value]
-            for name, value in (logs or {}).items()
-        }
-        position.commit()
-        if self._should_end():
-            self._end(f"after epoch {epoch + 1}")
-
-    def on_train_end(self, logs: Any = None) -> None:
-        history = self.model.history or keras.callbacks.History()
-        history.epoch = list(self.position.epochs)
-        history.history = {k: list(v) for k, v in self.position.history.items()}
-        self.model.history = history
-
-    def _metrics(self) -> list[keras.Variable]:
-        return state_lib.collect(self.model).metrics
-
-    def _ranks_train_separately(self) -> bool:
-        """Whether each rank counts its own examples, as with ``sync_every``."""
-        adoption = _adoption()
-        return adoption is not None and adoption.ranks_diverge(self.model)
-
-    def _counts_for_all(self) -> bool:
-        """Whether this rank continues with the metrics of all ranks."""
-        transport = _transport()
-        first = transport is None or transport.rank == 0
-        return first or not self._ranks_train_separately()
-
-    def _gather_metrics(self) -> list[np.ndarray]:
-        """Return the metrics of all ranks, and gather the model (collective).
-
-        With ``sync_every``, ranks end their round and continue with rank 0's
-        optimizer, as they do after reading the backup.
-        """
-        adoption = _adoption()
-        if adoption is not None:
-            adoption.gather_slots()
-        local = [v.numpy() for v in self._metrics()]
-        if adoption is None or not self._ranks_train_separately():
-            return local
-        adoption.broadcast(self.model)
-        adoption.sum_metrics(self.model)
-        total = [v.numpy() for v in self._metrics()]
-        for variable, value in zip(self._metrics(), local, strict=True):
-            variable.assign(value)
-        return total
-
-    def _should_end(self) -> bool:
-        """Whether any rank has received a signal."""
-        if not self.position.outlives_process:
-            return False
-        signals = len(self._signals)
-        transport = _transport()
-        if transport is not None:
-            transport.note_wait("the end of a batch")
-            (total,) = sum_over_ranks(transport, [tf.constant(signals)])
-            signals = int(total)
-        return signals > 0
-
-    def _end(self, where: str) -> None:
-        transport = _transport()
-        if transport is not None:
-            # The launcher ends all ranks as soon as one has ended.
-            rank_checks.gather(transport, None, "waits for rank 0 to commit")
-        logger.warning(
-            "fit of model %r ends %s, because of a signal. Start it again to "
-            "resume from there; the exit code is %d.",
-            self.model.name,
-            where,
-            EXIT_AGAIN,
-        )
-        raise SystemExit(EXIT_AGAIN)
 
 
 def _adoption() -> contract.AdoptsModels | None:
@@ -228,7 +72,7 @@ def _transport() -> Transport | None:
     return transport if transport.size > 1 else None
 
 
-class Backup(ResumingCallback):
+class Backup(ResumesFit):
     """Backs up training, ends it cleanly on a signal, and resumes it.
 
     For jobs that may be stopped and restarted: Slurm's ``--requeue``,
@@ -269,13 +113,31 @@ class Backup(ResumingCallback):
         every: int | None = None,
         delete: bool = True,
     ):
-        self._file = BackupFile(Path(folder))
-        super().__init__(self._file, every)
-        self._delete = delete
+        self._resume_by(BackupFile(Path(folder)), every, delete)
+
+    def _resume_by(
+        self, file: BackupFile, every: int | None, delete: bool
+    ) -> None:
+        super().__init__()
+        if every is not None and every < 1:
+            raise TowerError(f"every={every} batches: give 1 or more.")
+        self._file, self._every, self._delete = file, every, delete
+        self._skipped = 0
+        self._signals: list[int] = []
 
     def find_start(self, peers: Peers) -> FitStart:
-        self._file.read(peers)
-        return super().find_start(peers)
+        file = self._file
+        file.read(peers)
+        return FitStart(file.epoch, file.batch, file.seed, file.random_state)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        self._signals.clear()
+        numbers = END_SIGNALS if self._file.is_kept else ()
+        with handle_signals(
+            numbers, lambda number, _: self._signals.append(number)
+        ):
+            yield
 
     def on_train_begin(self, logs: Any = None) -> None:
         if contract.active_strategy() is None:
@@ -286,22 +148,137 @@ class Backup(ResumingCallback):
             )
         self._file.attach(self.model)
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._skipped = self._file.batch
+        if self._file.batch and self._counts_for_all():
+            saved = self._file.metrics
+            for variable, value in zip(self._metrics(), saved, strict=True):
+                variable.assign(value)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        done = self._skipped + batch + 1
+        if done == self.params.get("steps"):
+            return  # The epoch's end is next.
+        ends = self._should_end()
+        due = self._every and done - self._file.batch >= self._every
+        if ends or due:
+            call = tower_call.current()
+            if call is not None:
+                # Asynchronous towers may still train on earlier batches.
+                call.wait_for_steps(trains=True)
+            self._file.batch = done
+            self._file.metrics = self._gather_metrics()
+            self._file.commit()
+        if ends:
+            self._end(f"after batch {done} of epoch {self._file.epoch + 1}")
+
+    setattr(on_train_batch_end, NEVER_STOPS, True)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        position = self._file
+        position.epoch, position.batch, position.metrics = epoch + 1, 0, []
+        position.epochs = [*position.epochs, epoch]
+        position.history = {
+            name: [*position.history.get(name, []), value]
+            for name, value in (logs or {}).items()
+        }
+        position.commit()
+        if self._should_end():
+            self._end(f"after epoch {epoch + 1}")
+
     def on_train_end(self, logs: Any = None) -> None:
-        super().on_train_end(logs)
-        _ended[self._file.folder] += 1
-        if self._delete and self._file.writes:
-            self._file.path.unlink(missing_ok=True)
+        history = self.model.history or keras.callbacks.History()
+        history.epoch = list(self._file.epochs)
+        history.history = {k: list(v) for k, v in self._file.history.items()}
+        self.model.history = history
+        self._file.end(self._delete)
+
+    def _metrics(self) -> list[keras.Variable]:
+        return state_lib.collect(self.model).metrics
+
+    def _ranks_train_separately(self) -> bool:
+        """Whether each rank counts its own examples, as with ``sync_every``."""
+        adoption = _adoption()
+        return adoption is not None and adoption.ranks_diverge(self.model)
+
+    def _counts_for_all(self) -> bool:
+        """Whether this rank continues with the metrics of all ranks."""
+        transport = _transport()
+        first = transport is None or transport.rank == 0
+        return first or not self._ranks_train_separately()
+
+    def _gather_metrics(self) -> list[np.ndarray]:
+        """Return the metrics of all ranks, and gather the model (collective).
+
+        With ``sync_every``, ranks end their round and continue with rank 0's
+        optimizer, as they do after reading the backup.
+        """
+        adoption = _adoption()
+        if adoption is not None:
+            adoption.gather_slots()
+        local = [v.numpy() for v in self._metrics()]
+        if adoption is None or not self._ranks_train_separately():
+            return local
+        adoption.broadcast(self.model)
+        adoption.sum_metrics(self.model)
+        total = [v.numpy() for v in self._metrics()]
+        for variable, value in zip(self._metrics(), local, strict=True):
+            variable.assign(value)
+        return total
+
+    def _should_end(self) -> bool:
+        """Whether any rank has received a signal."""
+        if not self._file.is_kept:
+            return False
+        signals = len(self._signals)
+        transport = _transport()
+        if transport is not None:
+            transport.note_wait("the end of a batch")
+            (total,) = sum_over_ranks(transport, [tf.constant(signals)])
+            signals = int(total)
+        return signals > 0
+
+    def _end(self, where: str) -> None:
+        transport = _transport()
+        if transport is not None:
+            # The launcher ends all ranks as soon as one has ended.
+            rank_checks.gather(transport, None, "waits for rank 0 to commit")
+        logger.warning(
+            "fit of model %r ends %s, because of a signal. Start it again to "
+            "resume from there; the exit code is %d.",
+            self.model.name,
+            where,
+            EXIT_AGAIN,
+        )
+        raise SystemExit(EXIT_AGAIN)
 
 
-class BackupFile(FitPosition):
-    """Position of ``fit`` and state of a model, in a NumPy file of rank 0."""
+class BackupFile:
+    """Position of ``fit`` and state of a model, in a NumPy file of rank 0.
 
-    outlives_process = True
+    Args:
+        folder: its folder; None: nothing is kept.
+        notes: returns bytes to keep with each backup.
 
-    def __init__(self, folder: Path):
-        self.folder: Path = folder.absolute()
+    Attributes:
+        epoch: the epoch of the last backup, from 0.
+        batch: the number of global batches of this epoch before it.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    seed: int
+    random_state: Sequence[Any]
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    metrics: list[np.ndarray]
+
+    def __init__(self, folder: Path | None, notes: Callable[[], bytes] = bytes):
+        self.is_kept: bool = folder is not None
+        self.folder: Path = (folder or Path()).absolute()
         self.path: Path = self.folder
-        self.writes: bool = False
+        self._notes = notes
+        self._writes = False
         self._model: Any = None
         # What the file has, until the model has it.
         self._resumes = False
@@ -330,8 +307,8 @@ class BackupFile(FitPosition):
 
     def read(self, peers: Peers) -> None:
         """Read the file on rank 0; without it, begin with the first epoch."""
-        self.writes = peers.rank == 0
-        if self.writes:
+        self._writes = self.is_kept and peers.rank == 0
+        if self._writes:
             make_writable(self.folder, "give Backup another one.")
             # A process that was killed while it wrote has left it.
             for partial in self.folder.glob(f"*{_PARTIAL}"):
@@ -342,9 +319,11 @@ class BackupFile(FitPosition):
         self._move_to(0, 0, secrets.randbits(31), random.getstate(), [], {})
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._shapes, self._trained, self._values = [], [], []
-        self._resumes = self.writes and self.path.exists()
+        self._resumes = self._writes and self.path.exists()
         if self._resumes:
             self._load()
+        if self._writes:
+            commits.check_last(self.path, [self.epoch, self.batch])
         if peers.size > 1:
             states = self._hook_states
             found = self._resumes, self._shapes, self._trained, self.metrics
@@ -358,7 +337,9 @@ class BackupFile(FitPosition):
     def _load(self) -> None:
         try:
             with np.load(self.path, allow_pickle=False) as file:
-                encoded, *arrays = file.values()
+                named = dict(file)
+                named.pop(_NOTES, None)
+                encoded, *arrays = named.values()
                 facts = json.loads(str(encoded))
                 self._move_to(**facts["position"])
                 self._shapes, layout = facts["variables"], facts["hook"]
@@ -381,14 +362,28 @@ class BackupFile(FitPosition):
         self._hook_states = SavedStates.of(layout, ranks, values)
         self.metrics = list(values)
 
+    def read_notes(self) -> bytes | None:
+        """Return the notes of the folder's last backup, if there is one."""
+        if not self.is_kept:
+            return None
+        files = [*self.folder.glob(_NAME.format("*"))]
+        if not files:
+            return None
+        with np.load(max(files, key=os.path.getmtime)) as file:
+            return bytes(file[_NOTES])
+
     def attach(self, model: keras.Model) -> None:
         """Restore a model from the file, and write its state from now on.
 
         Rank 0 does; the others get its values.
         """
         self._model = model
-        if not self._resumes:
-            return
+        if self._resumes:
+            self._restore()
+        if self._writes:
+            commits.report_resumes()
+
+    def _restore(self) -> None:
         self._resumes = False
         call = tower_call.current()
         if call is not None:
@@ -397,7 +392,7 @@ class BackupFile(FitPosition):
         self._restore_variables()
         adoption = _adoption()
         if adoption is not None:
-            adoption.broadcast(model)
+            adoption.broadcast(self._model)
         self._restore_hook()
 
     def _build_optimizers(self) -> None:
@@ -420,7 +415,7 @@ class BackupFile(FitPosition):
                 f"was compiled differently from {model.name!r}: use another "
                 "folder, or delete it."
             )
-        if self.writes:
+        if self._writes:
             pairs = zip(self._variables, self._values, strict=True)
             for variable, value in pairs:
                 variable.assign(value)
@@ -465,7 +460,7 @@ class BackupFile(FitPosition):
         hook, rank_sum = SavedStates([], []), _rank_sum()
         if rank_sum is not None:
             hook = rank_sum.save(self._optimizers)
-        if not self.writes:
+        if not self._writes:
             return
         variables = self._variables
         values = [_numpy(v) for v in variables]
@@ -478,17 +473,20 @@ class BackupFile(FitPosition):
         }
         values = [*values, *itertools.chain(*hook.values), *self.metrics]
         encoded = np.array(json.dumps(facts, default=_plain))
-        # The old file is replaced only once the new one is complete.
-        descriptor, name = tempfile.mkstemp(_PARTIAL, dir=self.path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.savez(file, encoded, *values, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        notes = {_NOTES: np.frombuffer(self._notes(), np.uint8)}
+
+        def write(file: IO[bytes]) -> None:
+            np.savez(file, encoded, *values, allow_pickle=False, **notes)
+
+        replace_file(self.path, _PARTIAL, write)
+        commits.report_last(self.path, [self.epoch, self.batch])
+
+    def end(self, delete: bool) -> None:
+        """End a call of ``fit``, with or without its backup."""
+        _ended[self.folder] += 1
+        if delete and self._writes:
+            commits.report_last(self.path, [])
+            self.path.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

@@ -26,6 +26,10 @@ ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: `host:port` of the job's store; launchers set it.
 ENV_STORE = "KERAS_TOWERS_STORE"
+#: Set where ranks become tasks of TensorFlow, which they find by the store.
+ENV_TASKS = "KERAS_TOWERS_TASKS"
+#: The folder of an elastic job's commits, which its launcher names.
+ENV_COMMITS = "KERAS_TOWERS_COMMITS"
 #: Key of the job's store for which a process waits that stands by;
 #: `keras-towers run --standby` sets it.
 ENV_STANDBY = "KERAS_TOWERS_STANDBY"
@@ -107,13 +111,13 @@ STORE_ANSWER_S = 5.0
 HOLD_S = 4.0
 #: For the rest of a request to the store to arrive.
 REQUEST_S = 3
-#: Added to Horovod's own time limits when ranks find out whether one is lost.
-INTACT_MARGIN_S = 5.0
 #: For ssh to connect to a host.
 SSH_CONNECT_S = 10
 #: Largest number of simultaneous ssh logins on a host: by default its server
 #: refuses more than 10.
 LOGINS = 8
+#: After so many rounds without a backup, a job without a limit ends.
+IDLE_ROUNDS = 3
 #: For the host discovery script of an elastic job to end.
 DISCOVERY_S = 20
 #: Between two runs of that script.

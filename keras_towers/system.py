@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
@@ -52,6 +52,28 @@ def make_writable(folder: Path, advice: str) -> Path:
         raise UnusableFolder(
             f"cannot write to the folder {folder} ({why}): {advice}"
         ) from error
+
+
+def replace_file(
+    path: Path, partial: str, write: Callable[[IO[bytes]], object]
+) -> None:
+    """Replace a file once the new one is complete.
+
+    Args:
+        path: the file.
+        partial: ends the name of the file that is being written beside it.
+        write: writes the new content.
+    """
+    descriptor, name = tempfile.mkstemp(partial, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def check_writable(path: Path, writer: str) -> None:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers import virtual_towers
 from tests.kit import gpus, sampling, scripts, untuned
+from tests.kit.again import starts_again as starts_again
 from tests.kit.processes import Tasks
 
 TOWERS = 8

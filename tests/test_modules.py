@@ -52,7 +52,7 @@ SHOWN_BY = {
     """,
     "partition/test_mirrored.py": "partition/rules/variables",
     "processes/test_elastic.py": """
-        engines/horovod/elastic_state engines/horovod/hvd/elastic
+        engines/horovod/hvd/elastic
     """,
     "processes/test_ranks.py": """
         fit/calls/callback_effects fit/update/local_sgd reduction/compression

@@ -14,7 +14,7 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_job import ElasticOptions, run_elastic
+from keras_towers.launching.elastic_hosts import ElasticOptions
 from keras_towers.launching.job import Job, run_cluster, run_job
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import launchers, tf_config
@@ -76,6 +76,7 @@ def run(
         tuple[int, int] | None, typer.Option(metavar="SECONDS SECONDS")
     ] = None,
     reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+    commits: Path | None = None,
 ) -> None:
     """Run a script as N processes that train one model together.
 
@@ -112,14 +113,14 @@ def run(
             for; 0: never.
         stall_shutdown: Seconds until a stalled job is ended; 0: never.
         grace: Seconds that a script may take to end after SIGTERM, for a backup
-            (kt.Backup), before it is killed; not in elastic jobs.
+            (kt.Backup), before it is killed.
         restarts: How often to start all processes again if one is lost: it was
             killed, its host does not answer, or it ended with exit code 75. A
             script that gives kt.Backup to fit goes on where it was.
-        standby: With --restarts, keep a second process of each rank, which has
-            imported TensorFlow, to start again in less time. The script cannot
-            set variables that TensorFlow reads when it is imported: export
-            them.
+        standby: With --restarts, or in an elastic job, keep a second process of
+            each rank, which has imported TensorFlow, to start again in less
+            time. The script cannot set variables that TensorFlow reads when it
+            is imported: export them.
         network_interface: Network interface for the rendezvous. Default:
             loopback if all ranks are local, otherwise the one with a route to
             the hosts.
@@ -133,17 +134,22 @@ def run(
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
             avoid a host after a worker failed on it; doubles with each failure.
             Default: 5 600.
-        reset_limit: Elastic jobs: end the job after ranks have joined or left
-            this many times.
+        reset_limit: Elastic jobs: how often to start again with other ranks.
+            Default: without a limit.
+        commits: Folder for the commits of kt.elastic, the same on every host.
+            Default: a temporary one here; for a job on several hosts, in the
+            working folder.
     """
     elastic = bool(min_np or max_np or host_discovery_script)
-    tasks = _count_tasks(strategy, ps, workers, processes)
-    if tasks and (elastic or hosts or hostfile or network_interface):
+    slots = _slots(hosts, hostfile)
+    default = min_np or sum((slots or {}).values())
+    tasks = _count_tasks(strategy, ps, workers, processes, default)
+    if "ps" in tasks and (elastic or hosts or hostfile or network_interface):
         raise TowerError(
             "hosts, --network-interface and options of elastic jobs are not "
-            "for jobs on TensorFlow's own runtime, whose tasks are started on "
-            "this machine only. On several machines, start the script on each "
-            "with TF_CONFIG"
+            "for jobs with parameter servers, which are started on this "
+            "machine only. On several machines, start the script on each with "
+            "TF_CONFIG"
         )
     limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
     if not elastic and limits != (None, None, None):
@@ -151,17 +157,19 @@ def run(
             "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
             "are for elastic jobs: give --min-np, too"
         )
-    if standby and not restarts:
-        raise TowerError(
-            "--standby is for jobs that may start again: give --restarts, too"
-        )
+    if not restarts and not elastic:
+        for option, given in (("--standby", standby), ("--commits", commits)):
+            if given:
+                raise TowerError(
+                    f"{option} is for jobs that may start again: give "
+                    "--restarts or --min-np, too"
+                )
     if restarts and elastic:
         raise TowerError(
             "--restarts is for jobs with a fixed number of processes: an "
             "elastic job goes on after a loss by itself, --reset-limit times"
         )
-    slots = _slots(hosts, hostfile)
-    plan = _make_plan(processes or min_np, slots, tasks, elastic)
+    plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
     _check_script(script, module)
     _check_strategy(strategy, no_strategy, towers, seed, plan)
     setup = Setup(
@@ -171,6 +179,17 @@ def run(
         towers=towers,
         module=module,
     )
+    options = None
+    if elastic:
+        options = ElasticOptions(
+            ranks=plan.ranks,
+            min_ranks=min_np or workers or processes or 0,
+            max_ranks=max_np,
+            hosts=plan.hosts,
+            script=host_discovery_script,
+            timeout_s=elastic_timeout or settings.ELASTIC_TIMEOUT_S,
+            cooldown_s=blacklist_cooldown_range or settings.ELASTIC_COOLDOWN_S,
+        )
     job = Job(
         command=setup.command(script, *(arguments or [])),
         ranks=plan.ranks,
@@ -181,9 +200,12 @@ def run(
         seed=_seed(seed, plan.joined) if strategy else None,
         output=output,
         grace_s=grace,
+        tasks=plan.connects_tasks,
         servers=_count_servers(servers, strategy, plan),
         no_strategy=no_strategy,
-        restarts=restarts,
+        elastic=options,
+        restarts=reset_limit if elastic else restarts,
+        commits=commits,
         standby=standby,
     )
     if plan.joined:
@@ -199,20 +221,8 @@ def run(
         _exec_as_rank(job)
     if strategy and plan.has_several_workers:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
-    if plan.tasks:
+    if plan.has_servers:
         code = run_cluster(job, plan.tasks).code
-    elif plan.elastic:
-        options = ElasticOptions(
-            ranks=plan.ranks,
-            min_ranks=min_np or processes or 0,
-            max_ranks=max_np,
-            hosts=plan.hosts,
-            script=host_discovery_script,
-            timeout_s=elastic_timeout or settings.ELASTIC_TIMEOUT_S,
-            reset_limit=reset_limit,
-            cooldown_s=blacklist_cooldown_range or settings.ELASTIC_COOLDOWN_S,
-        )
-        code = run_elastic(job, options)
     else:
         code = run_job(job).code
     raise typer.Exit(code)
@@ -237,7 +247,7 @@ class Plan:
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
         tasks: the number of tasks of TensorFlow's runtime, by role; empty: the
-            processes are ranks.
+            processes are ranks of another engine.
         joined: the rank or task that another launcher made of this process.
     """
 
@@ -251,6 +261,11 @@ class Plan:
     def has_servers(self) -> bool:
         """Whether there are parameter servers."""
         return bool(self.tasks.get("ps"))
+
+    @property
+    def connects_tasks(self) -> bool:
+        """Whether the ranks are tasks, which this command connects."""
+        return bool(self.tasks and not self.has_servers and not self.joined)
 
     @property
     def has_several_workers(self) -> bool:
@@ -275,11 +290,13 @@ def _make_plan(
     elastic: bool,
 ) -> Plan:
     """Decide which processes the command starts."""
-    if tasks:
+    if "ps" in tasks:
         return Plan(sum(tasks.values()), tasks=tasks)
     if elastic:
         _refuse_other_launcher("an elastic job")
-        return Plan(ranks or 0, hosts, elastic=True)
+        return Plan(ranks or 0, hosts, elastic=True, tasks=tasks)
+    if tasks:
+        return Plan(tasks["worker"], hosts, tasks=tasks)
     if hosts is None:
         rank = _rank_to_join(ranks)
         task = tf_config.from_environment() if rank and not ranks else None
@@ -407,10 +424,10 @@ def _count_servers(
             f"{strategy} has no use for servers"
         )
     servers = number or (1 if strategy in names else None)
-    if servers and (plan.elastic or plan.joined or plan.tasks):
+    if servers and (plan.joined or plan.tasks):
         raise TowerError(
-            "servers are for jobs with a fixed number of processes "
-            "that this command starts: give -np, and -H for other machines"
+            "servers are for jobs whose processes this command starts: give "
+            "-np, and -H for other machines"
         )
     return servers
 
@@ -420,8 +437,13 @@ def _count_tasks(
     ps: int | None,
     workers: int | None,
     processes: int | None,
+    default: int,
 ) -> dict[str, int]:
-    """Return the number of tasks by role; empty: the processes are ranks."""
+    """Return the number of tasks by role.
+
+    It is empty if the processes are ranks of another engine. Without ``ps`` and
+    ``workers``, their number is ``processes``, or else ``default``.
+    """
     known = STRATEGIES.get(strategy or "")
     roles = known.roles if known else ()
     if (ps, workers) == (None, None) and (not roles or processes == 1):
@@ -445,7 +467,7 @@ def _count_tasks(
         raise TowerError(
             "give --workers for the processes that train, instead of -np"
         )
-    count = workers or processes
+    count = workers or processes or default
     if not count:
         raise TowerError("give the number of processes that train: --workers N")
     _refuse_other_launcher("a cluster")

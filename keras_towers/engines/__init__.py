@@ -59,6 +59,8 @@ class Engine:
 
     def check_installed(self) -> None:
         """Raise an error before any rank does, if the package is missing."""
+        if not self.module:
+            return
         found = importlib.util.find_spec(self.name)
         if found is None:
             raise TowerError(
@@ -128,8 +130,15 @@ ENGINES: dict[str, Engine] = {
 """The engines by name."""
 
 
-def engine_of_job(servers: int | None) -> Engine:
-    """The engine of a job, by its number of servers; None: it has none."""
+def engine_of_job(servers: int | None, tasks: bool = False) -> Engine:
+    """The engine of a job.
+
+    Args:
+        servers: its number of servers; None: it has none.
+        tasks: whether its ranks are tasks of TensorFlow's runtime.
+    """
+    if tasks:
+        return RUNTIME
     return BYTEPS if servers else HOROVOD
 
 

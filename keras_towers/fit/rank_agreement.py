@@ -25,7 +25,6 @@ from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.liveness import State, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.engine_transport import (
     MAYBE_LOST,
@@ -117,8 +116,7 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
     """
     where = f"is at the beginning of {kind}"
     transport = config.transport
-    # Elastic jobs go on without ranks that have ended.
-    if not isinstance(transport, EngineTransport) or is_elastic():
+    if not isinstance(transport, EngineTransport):
         return rank_checks.gather(config.peers, settings, where)
     try:
         return watch.wait_for_ranks(
@@ -157,8 +155,7 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
 
     For calls that begin without a comparison of the ranks.
     """
-    is_watched = isinstance(config.transport, EngineTransport)
-    if not is_watched or is_elastic():
+    if not isinstance(config.transport, EngineTransport):
         yield
         return
     refuse = functools.partial(_not_called, config, kind)

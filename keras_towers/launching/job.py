@@ -1,4 +1,7 @@
-"""A job with a fixed number of processes."""
+"""A job, in rounds: a round ends with its processes, and another may follow.
+
+Between two rounds processes may have been lost, and hosts may come and go.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import collections
 import contextlib
 import dataclasses
 import queue
+import shutil
 import signal
-import socket
+import tempfile
 import threading
+import time
 from collections.abc import (
     Callable,
+    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -23,6 +29,7 @@ from typing import Any, Literal, Self
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import supervision
+from keras_towers.launching.elastic_hosts import ElasticHosts, ElasticOptions
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, check_reachable
 from keras_towers.rendezvous import rank_environment, store, tf_config
@@ -30,7 +37,7 @@ from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.system import handle_signals
+from keras_towers.system import handle_signals, make_writable
 
 _ON_SERVERS = ("sync-replicas", "SyncReplicasStrategy")
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -41,10 +48,15 @@ class Job:
     """The options of a job; 0 seconds means never.
 
     Attributes:
+        tasks: whether the ranks are tasks of TensorFlow's runtime.
         servers: how many servers of the engine to start; None for an engine
             without servers.
         no_strategy: whether the processes are not meant to be connected.
-        restarts: how often to start all processes again if one is lost.
+        elastic: how their number may change; None: it is fixed.
+        restarts: how often to start all processes again if one is lost, or if
+            hosts come and go; None: without a limit.
+        commits: the folder where scripts commit for that; None: a temporary
+            one of this machine, or on several hosts one in the working folder.
         standby: whether a second process of each rank, which has imported
             TensorFlow, stands by for that.
         runs: what each process runs: a script, or a function, which no option
@@ -61,9 +73,12 @@ class Job:
     output: Path | None = None
     grace_s: int = settings.SCRIPT_GRACE_S
     launcher: str = "keras-towers run"
+    tasks: bool = False
     servers: int | None = None
     no_strategy: bool = False
-    restarts: int = 0
+    elastic: ElasticOptions | None = None
+    restarts: int | None = 0
+    commits: Path | None = None
     standby: bool = False
     runs: Literal["script", "function"] = "script"
 
@@ -119,7 +134,9 @@ class RunningJob:
         self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
             lambda: threading.Semaphore(settings.LOGINS)
         )
-        self._round = 0
+        self.round: int = 0
+        # The last backup when a failure was taken for a transient one.
+        self._tried: Any = None
         self._starts: list[RankStart] = []
         self._standby: dict[RankStart, RankProcess] = {}
         self.undo = contextlib.ExitStack()
@@ -127,17 +144,38 @@ class RunningJob:
         self.undo.callback(self.console.close)
         self.server = StoreServer(self.address)
         self.undo.callback(self.server.stop)
-        self.server.on_connected = lambda rank, connection: self.events.put(
+        self.server.on_connected = lambda rank: self.events.put(
             supervision.Connected(rank)
         )
+        self._commits: Path | None = None
+        if job.restarts != 0:
+            self._commits = self._make_commit_folder(remote)
 
-    def environment(self, *, elastic: bool = False) -> dict[str, str]:
+    def _make_commit_folder(self, remote: Collection[str]) -> Path:
+        """Make the folder that ranks commit to; the job's own ends with it."""
+        if self.job.commits:
+            make_writable(self.job.commits, "give --commits another one.")
+            return self.job.commits.absolute()
+        elastic = self.job.elastic
+        # Hosts that are found later have the working folder, too.
+        shared = Path.cwd() if remote or (elastic and elastic.script) else None
+        folder = Path(tempfile.mkdtemp("", ".keras-towers-", shared))
+        self.undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    @property
+    def again(self) -> bool:
+        """Whether another round may follow this one."""
+        limit = self.job.restarts
+        return limit is None or self.round <= limit
+
+    def environment(self) -> dict[str, str]:
         """Variables for every process of the job."""
+        environment = self.job.environment()
+        if self._commits:
+            environment[settings.ENV_COMMITS] = str(self._commits)
         return rank_environment.job_environment(
-            self.server.endpoint,
-            self.job.environment(),
-            self._interface,
-            elastic,
+            self.server.endpoint, environment, self._interface
         )
 
     def __enter__(self) -> Self:
@@ -169,7 +207,7 @@ class RunningJob:
     def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Let ranks meet; the processes of an earlier round have ended."""
         self.processes.clear()
-        self._round += 1
+        self.round += 1
         self.server.begin_round(plan)
 
     def start(self, starts: Sequence[RankStart]) -> None:
@@ -182,16 +220,16 @@ class RunningJob:
                 start.run(self, start.variables)
                 continue
             self.processes.append(process)
-            key = store.BEGIN.format(self._round, start.index)
+            key = store.BEGIN.format(self.round, start.index)
             self.server.put(key, start.variables)
         supervision.end_all(list(standby.values()))
 
     def stand_by(self) -> None:
         """Start processes that wait for the next round, if there may be one."""
-        if not self.job.standby or self._round > self.job.restarts:
+        if not (self.job.standby and self.again):
             return
         for start in self._starts:
-            key = store.BEGIN.format(self._round + 1, start.index)
+            key = store.BEGIN.format(self.round + 1, start.index)
             variables = {**start.variables, settings.ENV_STANDBY: key}
             process = start.run(self, variables)
             self.processes.remove(process)
@@ -201,44 +239,175 @@ class RunningJob:
     def run_rounds(
         self, run_round: Callable[[], supervision.Outcome]
     ) -> supervision.Outcome:
-        """Run the processes, again if one is lost and it may be."""
-        outcome = run_round()
-        for number in range(1, self.job.restarts + 1):
-            if not outcome.lost:
-                break
-            self.console.say(
-                "starting all processes again, for which `fit` with kt.Backup "
-                f"goes on where it was (--restarts: {number} of "
-                f"{self.job.restarts})"
-            )
-            supervision.end_all(self.processes)
+        """Run rounds until one ends after which the job cannot go on."""
+        backup, first = None, 1
+        while True:
             outcome = run_round()
-        return outcome
+            last, backup = backup, self.server.get(store.COMMITTED)
+            first = first if backup == last else self.round
+            may_go_on = bool(outcome.lost) or self._may_be_transient(outcome)
+            if not may_go_on or self.job.restarts == 0:
+                return outcome
+            limit = self.job.restarts
+            option = "--reset-limit" if self.job.elastic else "--restarts"
+            if not self.again:
+                self.console.say(
+                    f"it has started again {limit} times already ({option})"
+                )
+                return outcome
+            idle = self.round - first + 1
+            if limit is None and idle >= settings.IDLE_ROUNDS:
+                self.console.say(
+                    f"it has been lost {idle} times without a backup in between"
+                )
+                return outcome
+            begin = "from the last backup"
+            if not self.server.get(store.COMMITTED):
+                begin = (
+                    "from the beginning, since no backup (kt.Backup, "
+                    "kt.elastic) has been made yet"
+                )
+            if limit is not None:
+                begin += f" ({option}: {self.round} of {limit})"
+            self.console.say(f"starting all processes again, {begin}")
+            supervision.end_all(self.processes)
+
+    def _may_be_transient(self, outcome: supervision.Outcome) -> bool:
+        """Whether a failure may not be of the script, but of a link or host.
+
+        It is not tried twice without a backup in between.
+        """
+        cause = outcome.cause
+        if not isinstance(cause, RankProcess):
+            return False
+        failed = supervision.failed_by_themselves(self.processes)
+        everywhere = {rank.hostname for rank in self.processes}
+        hosts = {rank.hostname for rank in failed}
+        if hosts and not (self.job.elastic and hosts < everywhere):
+            return False
+        committed = self.server.get(store.COMMITTED)
+        if committed == self._tried:
+            return False
+        self._tried = committed
+        return True
 
 
 def run_job(job: Job) -> supervision.Outcome:
-    """Run a job until it ends."""
-    engine = engines.engine_of_job(job.servers)
+    """Run a job whose processes are ranks until it ends."""
+    engine = engines.engine_of_job(job.servers, job.tasks)
     engine.check_installed()
-    plan = fill_slots(job.hosts, job.ranks)
-    if len(plan) < job.ranks:
+    slots = sum(job.hosts.values())
+    if job.elastic is None and slots < job.ranks:
         raise TowerError(
-            f"{job.ranks} processes do not fit into the hosts' {len(plan)} "
-            "slots: give -H host:slots,... with more slots, or a smaller -np"
+            f"{job.ranks} processes do not fit into the hosts' {slots} slots: "
+            "give -H host:slots,... with more slots, or a smaller -np"
         )
-    hosts = dict(job.hosts)
-    with RunningJob(job, {slot.hostname for slot in plan}) as run:
+    options = job.elastic or ElasticOptions(job.ranks, 1, job.ranks, job.hosts)
+    found = options.discover()
+    planned = fill_slots(found, options.max_ranks)
+    with RunningJob(job, {slot.hostname for slot in planned}) as run:
+        hosts = ElasticHosts(
+            options.discover, found, options.cooldown_s, run.console.say
+        )
+        rounds = Rounds(run, engine, options, hosts)
+        with rounds.following_hosts():
+            return run.run_rounds(rounds.run_round)
 
-        def run_round() -> supervision.Outcome:
-            outcome = run_ranks(run, engine, fill_slots(hosts, job.ranks))
-            lost = filter(supervision.lost_its_host, outcome.lost)
-            for host in {rank.host for rank in lost if rank.host}:
-                del hosts[host]
-            # Without a host there is nowhere to start again.
-            lost_ranks = outcome.lost if hosts else ()
-            return dataclasses.replace(outcome, lost=lost_ranks)
 
-        return run.run_rounds(run_round)
+class Rounds:
+    """Runs the ranks of a job on the hosts that it has in each round."""
+
+    def __init__(
+        self,
+        run: RunningJob,
+        engine: engines.Engine,
+        options: ElasticOptions,
+        hosts: ElasticHosts,
+    ):
+        self._run, self._engine = run, engine
+        self._options, self._hosts = options, hosts
+        self._plan: list[RankPlacement] = []
+
+    @contextlib.contextmanager
+    def following_hosts(self) -> Iterator[None]:
+        """Tell the job when hosts come or go, if it is elastic."""
+        over = threading.Event()
+        if self._run.job.elastic:
+            threading.Thread(
+                target=self._follow_hosts, args=(over,), daemon=True
+            ).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _follow_hosts(self, over: threading.Event) -> None:
+        while not over.wait(settings.DISCOVERY_PAUSE_S):
+            self._hosts.discover()
+            if self._find_plan() != self._plan:
+                self._run.events.put(supervision.HostsChanged())
+
+    def _find_plan(self) -> list[RankPlacement]:
+        return fill_slots(self._hosts.available(), self._options.max_ranks)
+
+    def run_round(self) -> supervision.Outcome:
+        """Wait for enough slots, and run ranks there until they end."""
+        self._avoid_hosts()
+        return self._wait_for_slots() or run_ranks(
+            self._run, self._engine, self._plan
+        )
+
+    def _avoid_hosts(self) -> None:
+        """Avoid the hosts of ranks that failed in the round before."""
+        failed = supervision.failed_by_themselves(self._run.processes)
+        killed = {rank.hostname: rank.killed for rank in failed}
+        for host in killed:
+            if killed[host]:
+                self._hosts.record_kill(host)
+            else:
+                self._hosts.avoid(host)
+
+    def _wait_for_slots(self) -> supervision.Outcome | None:
+        """Wait for enough slots, and plan a round there.
+
+        Returns:
+            How the job has ended, if it cannot go on.
+        """
+        options = self._options
+        wanted, option = options.min_ranks, "--min-np"
+        if not self._run.round and options.ranks > wanted:
+            wanted, option = options.ranks, "-np"
+        limit_s = options.timeout_s
+        deadline, reported = time.monotonic() + limit_s, False
+        while True:
+            plan = self._find_plan()
+            if len(plan) >= wanted:
+                self._plan = plan
+                return None
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            if not reported:
+                reported = True
+                self._run.console.say(
+                    f"slots for ranks: {len(plan)}, {option} asks for "
+                    f"{wanted}; waiting for more, for {limit_s} s at most "
+                    "(--elastic-timeout)"
+                )
+            with contextlib.suppress(queue.Empty):
+                pause_s = min(left_s, settings.DISCOVERY_PAUSE_S)
+                event = self._run.events.get(timeout=pause_s)
+                if isinstance(event, int | OSError):
+                    code = supervision.report_stop(event, self._run.console)
+                    return supervision.Outcome(code, event)
+        text = (
+            f"there were not {wanted} slots within {limit_s} s: add hosts, or "
+            "give a smaller --min-np or a longer --elastic-timeout"
+        )
+        if not self._run.round:
+            raise TowerError(text)
+        self._run.console.say(text)
+        return supervision.Outcome(1, text=text)
 
 
 def run_ranks(
@@ -246,6 +415,8 @@ def run_ranks(
 ) -> supervision.Outcome:
     """Run all ranks of a plan until they end."""
     job, environment = run.job, run.environment()
+    if job.tasks:
+        environment[settings.ENV_TASKS] = "1"
     run.begin_round(plan)
     servers = None
     if job.servers:
@@ -253,7 +424,7 @@ def run_ranks(
     run.start(
         [
             RankStart(
-                str(slot.rank) if job.ranks > 1 else None,
+                str(slot.rank) if job.ranks > 1 or job.elastic else None,
                 slot.rank,
                 {
                     **environment,
@@ -274,7 +445,7 @@ def run_ranks(
 
 
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
-    """Run a job on TensorFlow's runtime on this machine, until it ends.
+    """Run a job with parameter servers on this machine, until it ends.
 
     It ends when all tasks have, except the parameter servers (role ``"ps"``),
     which end by themselves when they notice it.
@@ -318,11 +489,8 @@ def run_tasks(run: RunningJob, clusters: list[Cluster]) -> supervision.Outcome:
             for cluster in clusters
         ]
     )
-    has_servers = any(cluster.role == "ps" for cluster in clusters)
-    runtime = engines.RUNTIME.strategy, engines.RUNTIME.strategy_class
-    advised = _ON_SERVERS if has_servers else runtime
     return supervision.Supervisor(run, kind="task").wait(
-        run.job.how_to_connect(*advised)
+        run.job.how_to_connect(*_ON_SERVERS)
     )
 
 
@@ -333,18 +501,11 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
     Inside the block TensorFlow's servers can listen on the ports, also after a
     restart, and no other process is given them.
     """
-    with contextlib.ExitStack() as reserved:
-
-        def reserve() -> str:
-            holder = reserved.enter_context(socket.socket())
-            # TensorFlow sets the same option. With it on both sides, one socket
-            # may listen on a port to which another is only bound.
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind((LOOPBACK, 0))
-            return f"{LOOPBACK}:{holder.getsockname()[1]}"
-
+    with contextlib.ExitStack() as held:
         jobs = {
-            role: tuple(reserve() for _ in range(count))
+            role: tuple(
+                tf_config.reserve_port(LOOPBACK, held) for _ in range(count)
+            )
             for role, count in tasks.items()
             if count
         }

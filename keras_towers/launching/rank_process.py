@@ -49,6 +49,7 @@ class RankProcess:
 
     Attributes:
         host: None if it runs on this machine.
+        hostname: the name of its host in the job's plan.
         code: its exit code; None while it runs.
         stopped: whether the launcher has ended it.
     """
@@ -66,6 +67,7 @@ class RankProcess:
         serves: bool = False,
     ):
         self.name, self.index, self.serves = name, index, serves
+        self.hostname: str = host
         self.host: str | None = None if is_local(host) else host
         self.code: int | None = None
         self.stopped: bool = False
@@ -131,6 +133,11 @@ class RankProcess:
         """The end of the process's stderr."""
         tagger = self._taggers.get(sys.stderr)
         return tagger.tail.decode(errors="replace") if tagger else ""
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal has ended it."""
+        return self.code is not None and signal_name(self.code) is not None
 
     def send(self, number: int) -> None:
         """Send the process a signal."""

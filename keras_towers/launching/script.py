@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.settings import ENV_SEED
 
 
@@ -46,6 +45,8 @@ class Setup:
 def main(setup: Setup, script: str, *arguments: str) -> None:
     """Run the script, inside a strategy or refusing to train without one."""
     _stand_by()
+    if os.environ.pop(settings.ENV_TASKS, None):
+        _make_task()
     # When ranks connect, they compare the script that this names.
     sys.argv = [script, *arguments]
     if setup.suggested:
@@ -89,6 +90,17 @@ def _stand_by() -> None:
         with contextlib.suppress(OSError):
             variables = server.get(key, settings.HOLD_S)
     os.environ.update(variables)
+
+
+def _make_task() -> None:
+    """Make a task of TensorFlow of this rank, before TensorFlow starts."""
+    from keras_towers import engines
+    from keras_towers.rendezvous import tf_config
+
+    tf_config.make_task()
+    # Else the import of Keras does this.
+    if "keras" in sys.modules:
+        engines.RUNTIME.load(engines.RUNTIME.after_keras)()
 
 
 def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
@@ -175,8 +187,7 @@ def _save_once() -> contextlib.AbstractContextManager[None]:
 
     job_store = store.from_environment()
     member = launchers.detect() or tf_config.from_environment()
-    # In an elastic job rank 0 may change after it has written some files.
-    if job_store is None or member is None or is_elastic():
+    if job_store is None or member is None:
         return contextlib.nullcontext()
     if member.size is None or member.size == 1:
         return contextlib.nullcontext()

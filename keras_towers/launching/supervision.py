@@ -15,6 +15,7 @@ from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
+from keras_towers.rendezvous import store
 from keras_towers.rendezvous.liveness import State
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ class Connected:
     rank: int
 
 
+class HostsChanged:
+    """The event that an elastic job's hosts are others than its ranks'."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; the cause is None if it succeeded.
+    """How a round of a job ended; the cause is None if it succeeded.
 
     Attributes:
         lost: the processes that did not fail by themselves, or that asked to be
@@ -82,6 +87,7 @@ class Supervisor:
         self._ended: list[RankProcess] = []
         self._connected: set[int] = set()
         self._forwarded: set[int] = set()
+        self._regroups = False
         self._deadline = math.inf
 
     def wait(self, how_to_connect: str) -> Outcome:
@@ -107,9 +113,15 @@ class Supervisor:
             code = report_stop(signal.SIGTERM, console)
             return Outcome(code, signal.SIGTERM)
         outcome = verdict(self._ended, self._kind)
+        if self._regroups and self._have_left():
+            return Outcome(EXIT_AGAIN, lost=tuple(ranks))
         if self._forwarded:
             # The signal that was forwarded may have killed them.
             outcome = dataclasses.replace(outcome, lost=())
+        elif outcome.cause in outcome.lost and self._has_finished():
+            # An elastic job may do without them then, as before.
+            code = 0 if self._run.job.elastic else outcome.code
+            outcome = dataclasses.replace(outcome, code=code, lost=())
         is_separate = not (self._connected or self._run.job.no_strategy)
         if outcome.text:
             console.say(outcome.text)
@@ -135,7 +147,11 @@ class Supervisor:
                 )
             except queue.Empty:
                 return None
-            if isinstance(event, int) and event in _FORWARDED - self._forwarded:
+            if isinstance(event, HostsChanged):
+                self._regroup()
+            elif isinstance(event, int) and event in (
+                _FORWARDED - self._forwarded
+            ):
                 self._forward(event)
             elif isinstance(event, int | OSError):
                 return Outcome(report_stop(event, self._run.console), event)
@@ -162,11 +178,34 @@ class Supervisor:
 
     def _forward(self, number: int) -> None:
         self._forwarded.add(number)
+        self._signal(number)
+
+    def _signal(self, number: int) -> None:
         for rank in self._ranks:
             if not rank.serves:
                 rank.send(number)
         if number == signal.SIGTERM:
             self._wait_at_most(self._run.job.grace_s)
+
+    def _regroup(self) -> None:
+        """Let the ranks make a backup and end, once they can go on from one."""
+        run, ready = self._run, self._run.server.get(store.RESUMES)
+        if self._regroups or self._forwarded or not (ready and run.again):
+            return
+        self._regroups = True
+        run.console.say("hosts have come or gone: all ranks back up and end")
+        self._signal(signal.SIGTERM)
+
+    def _has_finished(self) -> bool:
+        """Whether the rank that does what only one does has come to its end."""
+        chief = next(rank for rank in self._ranks if not rank.serves)
+        return chief in self._ended and chief.code == 0
+
+    def _have_left(self) -> bool:
+        """Whether the ranks have ended because they were told to."""
+        failed = failed_by_themselves(self._ended)
+        finished = all(rank.code == 0 for rank in self._ranks)
+        return not finished and all(rank.killed for rank in failed)
 
     def _record(self, event: Connected | RankProcess) -> None:
         """Record that a rank has connected, or has ended."""
@@ -278,6 +317,20 @@ def find_culprit(
     return (failed[0], False) if failed else None
 
 
+def failed_by_themselves(ended: Sequence[RankProcess]) -> list[RankProcess]:
+    """The processes that failed, unless another one or the launcher is why.
+
+    One that asks to be started again has not failed.
+    """
+    return [
+        rank
+        for rank in ended
+        if rank.code not in (None, 0, EXIT_AGAIN)
+        and not rank.stopped
+        and not is_consequence(rank)
+    ]
+
+
 def lost_among(ended: Sequence[RankProcess]) -> tuple[RankProcess, ...]:
     """The ranks that were killed, lost their host, or ask for a new start."""
     return tuple(
@@ -285,11 +338,7 @@ def lost_among(ended: Sequence[RankProcess]) -> tuple[RankProcess, ...]:
         for rank in ended
         if rank.code
         and not is_consequence(rank)
-        and (
-            rank.code == EXIT_AGAIN
-            or signal_name(rank.code)
-            or lost_its_host(rank)
-        )
+        and (rank.code == EXIT_AGAIN or rank.killed or lost_its_host(rank))
     )
 
 

@@ -159,24 +159,6 @@ class RankPlacement:
         fields = dataclasses.asdict(self)
         return {f"HOROVOD_{n.upper()}": str(v) for n, v in fields.items()}
 
-    @property
-    def key(self) -> str:
-        """The key with which a worker requests its rank, fixed over rounds."""
-        return f"{self.hostname}:{self.local_rank}"
-
-    def encode(self) -> str:
-        """Encode everything but the host, in Horovod's elastic format."""
-        return ",".join(map(str, dataclasses.astuple(self)[1:]))
-
-    @classmethod
-    def decode(cls, hostname: str, encoded: str) -> RankPlacement:
-        """Decode the placement of a rank on a host."""
-        return cls(hostname, *map(int, encoded.split(",")))
-
-
-NO_PLACEMENT: str = RankPlacement("", *[-1] * 6).encode()
-"""The answer to a worker that is not part of the job any more."""
-
 
 def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
     """Place each rank on its host."""

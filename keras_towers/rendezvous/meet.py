@@ -42,11 +42,9 @@ from keras_towers.rendezvous import (
     launchers,
     network,
     rank_environment,
-    store,
     watch,
 )
 from keras_towers.rendezvous.hosts import (
-    NO_PLACEMENT,
     RankPlacement,
     place_ranks,
 )
@@ -100,27 +98,6 @@ def join_job() -> None:
     os.environ.update(
         meeting.join_as_rank_0() if is_rank_0 else meeting.join_rank_0()
     )
-
-
-def take_elastic_rank() -> None:
-    """Wait for all workers of an elastic job, and take a rank.
-
-    To be called before Horovod connects for the first time in a process, whose
-    environment may name an outdated rank: another worker may have died since.
-    Later Horovod asks for the rank by itself.
-    """
-    server = store.from_environment()
-    if server is None or not rank_environment.is_elastic():
-        return
-    host, local_rank = (
-        os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
-    )
-    answer = server.read("rank_and_size", f"{host}:{local_rank}", hold_s=None)
-    encoded = answer.decode() if answer else NO_PLACEMENT
-    placement = RankPlacement.decode(host, encoded)
-    if placement.rank < 0:
-        raise TowerError("the job has continued without this worker.")
-    os.environ.update(placement.environment)
 
 
 def given_endpoint() -> Endpoint | None:

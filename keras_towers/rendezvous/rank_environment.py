@@ -15,14 +15,8 @@ from keras_towers.settings import ENV_SECRET, ENV_SEED, ENV_STORE
 
 INTERFACE = "HOROVOD_GLOO_IFACE"
 """Names the network interface between ranks."""
-_ELASTIC = "HOROVOD_ELASTIC"
 # How to connect the processes; None: this process may train.
 _advice: str | None = None
-
-
-def is_elastic() -> bool:
-    """Whether ranks may leave and join this process's job."""
-    return os.environ.get(_ELASTIC, "0") not in ("", "0")
 
 
 def process_environment(
@@ -54,7 +48,6 @@ def job_environment(
     endpoint: Endpoint,
     common: Mapping[str, str],
     interface: str | None,
-    elastic: bool = False,
 ) -> dict[str, str]:
     """Variables for every rank of a job over Horovod or BytePS."""
     host, port = endpoint.address, endpoint.port
@@ -79,17 +72,12 @@ def job_environment(
     if interface:
         environment[INTERFACE] = interface
         environment["NCCL_SOCKET_IFNAME"] = interface
-    if elastic:
-        environment[_ELASTIC] = "1"
     if "HOROVOD_GLOO_TIMEOUT_SECONDS" not in os.environ:
         # How long a rank waits for another one that died unnoticed, and for the
-        # last one to start. In an elastic job the rendezvous waits for all to
-        # start. In any other job the launcher notices deaths, and Horovod's
-        # default of 30 s is too short if many ranks load TensorFlow at once.
+        # last one to start. The launcher notices deaths, and Horovod's default
+        # of 30 s is too short if many ranks load TensorFlow at once.
         timeout_s = max(300, int(common[settings.ENV_STALL_SHUTDOWN]) + 60)
-        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
-            "10" if elastic else str(timeout_s)
-        )
+        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(timeout_s)
     return environment
 
 

@@ -31,8 +31,10 @@ HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 SIGNATURE = "X-Keras-Towers-Signature"
 SCOPE = "keras_towers"
 """The scope of this package's keys; other scopes are Horovod's."""
-HOSTS_UPDATED = "hosts_updated"
-"""The key of the time and kind of the last change of an elastic job's hosts."""
+RESUMES = "resumes"
+"""The key of whether ranks make a backup when they are told to end."""
+COMMITTED = "committed"
+"""The key of the last backup: its file, and the position of the training."""
 BEGIN = "begin-{}-{}"
 """With the number of a round and of a process, the key of the variables with
 which the process begins that round if it has stood by for it."""
@@ -44,6 +46,9 @@ PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
 OUTSIDE = "outside of training"
 """How the description of a late rank ends that makes no call of the job."""
+MAX_BYTES: int = 16 << 20
+"""Largest value. A signature covers it, so it is read before it is known who
+sends it."""
 _NOT_FOUND = 404
 # A proxy would see the token, and cannot reach this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -116,6 +121,7 @@ class StoreClient(Store):
 
     def __init__(self, endpoint: Endpoint):
         self._secret = endpoint.secret
+        self.host: str = endpoint.address
         host = f"{endpoint.address}:{endpoint.port}"
         self._url = f"http://{host}/{path_prefix(endpoint)}"
 
@@ -271,6 +277,11 @@ def sign(secret: str, method: str, path: str, body: bytes) -> str:
 def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
     """The signature of the answer to a request."""
     return sign(secret, f"ANSWER {method}", path, body)
+
+
+def sign_file(secret: str, content: bytes) -> bytes:
+    """The signature of a file of the job."""
+    return bytes.fromhex(_digest(secret, b"file\n" + content))
 
 
 def is_equal(one: str, other: str) -> bool:

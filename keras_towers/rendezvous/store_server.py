@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,33 +20,28 @@ from typing import Any
 
 from keras_towers import settings
 from keras_towers.rendezvous import store
-from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
+from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress, Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod writes its address first."""
-_PLACEMENT_SCOPE = "rank_and_size"
+_KEPT = (store.FACTS, store.COMMITTED)
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Read of a refused request, since a client reads no answer while it sends.
 _MAX_REFUSED_BYTES = 64 << 10
-# Largest value of the store. A signature covers the value, so that it is read
-# before it is known who sends it.
-_MAX_BYTES = 16 << 20
 
 
 class StoreServer(ThreadingHTTPServer, Store):
     """A job's store, for the process that serves it.
 
     Attributes:
-        on_connected: called with the rank and the connection of each process
-            that connects to its job.
-        place_worker: in an elastic job, called with ``host:local_rank`` and the
-            connection of a worker; returns the worker's placement, if any.
+        on_connected: called with the rank of each process that connects to its
+            job.
         gone: the name and state of each rank that is gone.
     """
 
@@ -64,12 +58,7 @@ class StoreServer(ThreadingHTTPServer, Store):
             int(self.server_address[1]),
             secret or secrets.token_hex(32),
         )
-        self.on_connected: Callable[[int, socket.socket], None] = (
-            lambda rank, connection: None
-        )
-        self.place_worker: (
-            Callable[[str, socket.socket], RankPlacement | None] | None
-        ) = None
+        self.on_connected: Callable[[int], None] = lambda rank: None
         self.gone: dict[int, tuple[str, str]] = {}
         self._reports: dict[int, tuple[float, Progress]] = {}
         self.lock = threading.Lock()
@@ -82,10 +71,10 @@ class StoreServer(ThreadingHTTPServer, Store):
     def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
         with self.lock:
-            facts = self.values[SCOPE].get(store.FACTS)
+            ours = self.values[SCOPE]
+            kept = {name: ours[name] for name in _KEPT if name in ours}
             self.values.clear()
-            if facts is not None:
-                self.values[SCOPE][store.FACTS] = facts
+            self.values[SCOPE].update(kept)
             self._reports.clear()
             self.gone.clear()
             self.given_up.clear()
@@ -190,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
             length = 0
         prefix, _, path = self.path[1:].partition("/")
         expected = store.path_prefix(self.server.endpoint)
-        if not store.is_equal(prefix, expected) or length > _MAX_BYTES:
+        if not store.is_equal(prefix, expected) or length > store.MAX_BYTES:
             self.rfile.read(min(length, _MAX_REFUSED_BYTES))
             return self._refuse()
         self.path, self._body = f"/{path}", self.rfile.read(length)
@@ -211,10 +200,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with a value."""
         server = self.server
-        if self._scope == _PLACEMENT_SCOPE and server.place_worker:
-            placement = server.place_worker(self._key, self.connection)
-            encoded = placement.encode() if placement else NO_PLACEMENT
-            return self._answer(_OK, encoded.encode())
         value = server.read(self._scope, self._key, self._hold_s())
         if value is None:
             return self._answer(_NOT_FOUND)
@@ -242,7 +227,7 @@ class Handler(BaseHTTPRequestHandler):
         if ours or self._scope == RENDEZVOUS_SCOPE:
             # Horovod's key is the rank, without a prefix.
             rank = int(self._key.removeprefix(store.CONNECTED))
-            self.server.on_connected(rank, self.connection)
+            self.server.on_connected(rank)
         self._answer(_OK)
 
     def do_DELETE(self) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.rendezvous import launchers, store
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
+from keras_towers.rendezvous.network import source_address
 
 VARIABLE = "TF_CONFIG"
 EXAMPLE: str = (
@@ -24,6 +29,10 @@ EVALUATOR: str = (
     "An evaluator evaluates checkpoints on its own, without a strategy."
 )
 
+# Followed by a rank, the key of its address as a task of TensorFlow.
+_TASK = "task-"
+# Ports that this process has reserved.
+_held = contextlib.ExitStack()
 _TRAINING = ("chief", "worker")
 _ROLES = (*_TRAINING, "ps", "evaluator")
 
@@ -129,6 +138,44 @@ def from_environment(
     jobs = _jobs(config["cluster"])
     role, index = _task(config.get("task"), jobs)
     return Cluster(jobs, role, index)
+
+
+def make_task() -> None:
+    """Make a task of TensorFlow of this rank, by ``TF_CONFIG``.
+
+    Ranks tell each other in the job's store where they will listen.
+    """
+    server, rank = store.from_environment(), launchers.detect()
+    if server is None or rank is None or rank.size is None:
+        raise TowerError("only ranks of `keras-towers run` become tasks.")
+    address = reserve_port(source_address(server.host), _held)
+    server.put(f"{_TASK}{rank.rank}", address)
+    addresses = []
+    for other in range(rank.size):
+        found = None
+        while found is None:
+            # If another rank has ended, the launcher ends this one.
+            found = server.get(f"{_TASK}{other}", settings.HOLD_S)
+        addresses.append(found)
+    cluster = Cluster({"worker": tuple(addresses)}, "worker", rank.rank)
+    os.environ[VARIABLE] = cluster.to_json()
+    # It is no rank of Horovod any more.
+    for field in dataclasses.fields(RankPlacement):
+        os.environ.pop(f"HOROVOD_{field.name.upper()}", None)
+
+
+def reserve_port(host: str, held: contextlib.ExitStack) -> str:
+    """Reserve a free port of an address of this machine, until ``held`` ends.
+
+    TensorFlow's server can listen on it meanwhile, and no other process is
+    given it.
+    """
+    holder = held.enter_context(socket.socket())
+    # TensorFlow sets the same option. With it on both sides, one socket may
+    # listen on a port to which another is only bound.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((host, 0))
+    return f"{host}:{holder.getsockname()[1]}"
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

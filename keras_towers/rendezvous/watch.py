@@ -32,7 +32,6 @@ from keras_towers.rendezvous.liveness import (
     describe_each,
     wait_loop,
 )
-from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.rendezvous.store import Progress, StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -366,8 +365,6 @@ def start_watch(rank: int, size: int) -> None:
     if os.environ.get(settings.ENV_STALL_DISABLE, "0") != "0":
         warning_s = math.inf
     shutdown_s = float(os.environ.get(settings.ENV_STALL_SHUTDOWN, 0))
-    if is_elastic():
-        shutdown_s = 0  # The driver ends ranks, and the other ones go on.
     mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s)
     _watch.start()
@@ -400,8 +397,7 @@ def wait_for_gone_ranks() -> dict[str, State]:
 
 def report_failure(call: int, why: str) -> str:
     """Report a failed call; return which rank failed first, and why."""
-    # In an elastic job the other ranks go on.
-    if _watch is None or is_elastic():
+    if _watch is None:
         return ""
     first = _watch.rank, why
     with contextlib.suppress(OSError):

@@ -24,10 +24,9 @@ PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 # Of what the reference shows, they derive from classes of Keras, Horovod and
 # TensorFlow, which have no types.
 OF_UNKNOWN_BASES = """
-Backup ChiefOnly CommitStateCallback EveryRank KerasState ObjectState
-TensorFlowKerasState TensorFlowState Timeline Timeline.first
-Timeline.on_predict_begin UpdateBatchStateCallback UpdateEpochStateCallback
-elastic
+Backup ChiefOnly Commit CommitStateCallback EveryRank SyncReplicasStrategy
+SyncReplicasStrategy.__init__ Timeline Timeline.first Timeline.on_predict_begin
+UpdateBatchStateCallback UpdateEpochStateCallback
 """
 
 

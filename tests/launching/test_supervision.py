@@ -1,20 +1,22 @@
 """Which rank is to blame for the failure of a job."""
 
 import queue
+import signal
 from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.elastic_job import ElasticDriver, ElasticOptions
+from keras_towers.launching.rank_process import signal_name
 from keras_towers.launching.supervision import (
     Connected,
+    HostsChanged,
     Outcome,
     Supervisor,
     describe,
     find_culprit,
     lost_among,
 )
-from keras_towers.rendezvous.hosts import place_ranks
+from keras_towers.rendezvous import store
 
 pytestmark = pytest.mark.core
 
@@ -23,7 +25,36 @@ LOST = "Gloo: Read error [127.0.0.1]: Connection reset by peer"
 
 
 def ended(code, text="", name="0"):
-    return SimpleNamespace(code=code, tail=lambda: text, name=name, host=None)
+    return SimpleNamespace(
+        code=code,
+        tail=lambda: text,
+        name=name,
+        host=None,
+        serves=False,
+        index=int(name),
+        stopped=False,
+        killed=signal_name(code) is not None,
+        send=lambda number: None,
+    )
+
+
+def supervised(ranks, events=(), elastic=False, told=None):
+    """Let ranks end after some events; return how the job has ended."""
+    said = []
+    run = SimpleNamespace(
+        events=queue.SimpleQueue(),
+        console=SimpleNamespace(say=said.append),
+        server=SimpleNamespace(gone={}, get={store.RESUMES: told}.get),
+        processes=ranks,
+        stand_by=lambda: None,
+        again=True,
+        job=SimpleNamespace(
+            no_strategy=True, elastic=elastic, grace_s=30, runs="script"
+        ),
+    )
+    for event in (*events, *ranks):
+        run.events.put(event)
+    return Supervisor(run).wait(how_to_connect=""), said, run
 
 
 @pytest.mark.parametrize(
@@ -66,21 +97,9 @@ def test_a_new_start_helps_against_losses_only(end, host, is_lost):
 
 def test_ranks_that_wait_for_one_that_has_ended_are_told():
     """Not every engine does."""
-    ranks = [
-        SimpleNamespace(code=0, serves=False, index=n, name=str(n))
-        for n in range(2)
-    ]
-    run = SimpleNamespace(
-        events=queue.SimpleQueue(),
-        console=SimpleNamespace(say=lambda text: None),
-        server=SimpleNamespace(gone={}),
-        processes=ranks,
-        stand_by=lambda: None,
-        job=SimpleNamespace(no_strategy=True),
-    )
-    for event in (Connected(0), Connected(1), *ranks):
-        run.events.put(event)
-    assert Supervisor(run).wait(how_to_connect="") == Outcome()
+    ranks = [ended(0, name="0"), ended(0, name="1")]
+    outcome, _, run = supervised(ranks, [Connected(0), Connected(1)])
+    assert outcome == Outcome()
     assert run.server.gone[1] == ("rank 1", "has ended")
 
 
@@ -100,32 +119,47 @@ def test_ends_are_described(code, host, shown, said):
 
 
 @pytest.mark.parametrize(
-    ("codes", "least", "code"),
+    ("codes", "elastic", "code", "lost"),
     [
-        ((0, 0, 0), 1, 0),
-        # Rank 0 has done all that is left to do, and enough are there.
-        ((0, 137, 134), 1, 0),
-        ((0, 137, 134), 2, 137),
+        ((0, 0, 0), True, 0, 0),
+        # Rank 0 has done all that is left to do.
+        ((0, 137, 134), True, 0, 0),
+        ((0, 137, 134), False, 137, 0),
         # Files that it writes after the training may be missing.
-        ((137, 0, 0), 1, 137),
-        # No loss of a worker: its script has failed.
-        ((0, 1, 137), 1, 1),
-        ((137, 137, 134), 1, 137),
+        ((137, 0, 0), True, 137, 1),
+        # No loss of a rank: its script has failed.
+        ((0, 1, 0), True, 1, 0),
+        ((137, 137, 0), True, 137, 2),
     ],
 )
-def test_workers_that_are_lost_after_elastic_training(codes, least, code):
-    said, hosts = [], dict.fromkeys("012", 1)
-    run = SimpleNamespace(
-        environment=lambda elastic: {},
-        events=queue.SimpleQueue(),
-        console=SimpleNamespace(say=said.append),
-        server=SimpleNamespace(begin=lambda plan: None),
-        processes=[],
+def test_ranks_that_are_lost_after_training(codes, elastic, code, lost):
+    ranks = [ended(end, name=str(n)) for n, end in enumerate(codes)]
+    outcome, said, _ = supervised(ranks, elastic=elastic)
+    assert (outcome.code, len(outcome.lost)) == (code, lost)
+    assert len(said) == (set(codes) != {0})
+
+
+@pytest.mark.parametrize(
+    ("told", "codes", "code", "lost"),
+    [
+        # They have made a backup, or left as SIGTERM says.
+        (True, (75, 75), 75, 2),
+        (True, (75, 143), 75, 2),
+        (True, (0, 0), 0, 0),
+        (True, (1, 75), 1, 0),
+        # Nobody told them: they cannot make a backup.
+        (None, (0, 0), 0, 0),
+    ],
+)
+def test_ranks_back_up_when_hosts_change(told, codes, code, lost):
+    ranks = [ended(end, name=str(n)) for n, end in enumerate(codes)]
+    signals = []
+    for rank in ranks:
+        rank.send = signals.append
+    outcome, said, _ = supervised(
+        ranks, [HostsChanged()], elastic=True, told=told
     )
-    driver = ElasticDriver(run, ElasticOptions(3, least, None, hosts), hosts)
-    driver.rounds.begin_round(place_ranks([*hosts]))
-    for host, end in zip("012", codes, strict=True):
-        driver.workers[f"{host}:0"] = ended(end, name=host)
-        driver.rounds.record_end(f"{host}:0")
-    assert driver.end_and_report() == code
-    assert len(said) == (code != 0)
+    assert signals == (2 * [signal.SIGTERM] if told else [])
+    assert outcome.code == code
+    assert code == 1 or outcome.lost == tuple(ranks)[:lost]
+    assert bool(told) == any("hosts have come or gone" in line for line in said)

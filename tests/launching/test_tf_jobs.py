@@ -96,8 +96,8 @@ if task == ("worker", 0):
     done = run("--workers 2", waits)
     assert done.code == 1, done.out + done.err
     assert (
-        "task worker 1 ended with exit code 0 before it connected, and task "
-        "worker 0 waits for it" in done.last
+        "rank 1 ended with exit code 0 before it connected, and rank 0 waits "
+        "for it" in done.last
     )
 
 

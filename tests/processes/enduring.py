@@ -1,11 +1,11 @@
-"""A worker of a job that goes on after rank 1 has killed itself.
+"""A rank of a job that goes on after rank 1 has killed itself.
 
-argv: a folder, and the strategy of a job that is started again from a backup;
-without one, the job is elastic. Rank 0 leaves a line in its file ``steps`` for
-every batch: the epoch, the batch and the number of ranks. With a file
-``victim`` rank 1 kills itself in batch 13 of the second epoch, and the others
-of an elastic job take longer until there are three again. Who gets to the end
-compares with one process.
+argv: a folder, a strategy, and ``elastic`` for ``kt.elastic`` in place of
+``kt.Backup``. Rank 0 leaves a line in the folder's file ``steps`` for every
+batch: the epoch, the batch and the number of ranks. With a file ``victim`` rank
+1 kills itself in batch 13 of the second epoch, and the others of an elastic job
+take longer until there are three again. Who gets to the end compares with one
+process.
 """
 
 import os
@@ -21,7 +21,8 @@ import keras_towers as kt
 from tests.kit.compare import assert_all_close, assert_same_history
 
 FOLDER = pathlib.Path(sys.argv[1])
-UPDATES = os.environ.get("TESTED_UPDATES")
+STRATEGY = sys.argv[2]
+ELASTIC = "elastic" in sys.argv
 # Those that are left are to be at work still when another one has started.
 LONELY_S = 1.0
 GENERATOR = np.random.default_rng(0)
@@ -56,44 +57,41 @@ class Log(keras.callbacks.Callback):
         if self.strategy.is_chief:
             with (FOLDER / "steps").open("a") as file:
                 file.write(f"{self.epoch} {batch} {self.strategy.size}\n")
-        if (FOLDER / "killed").exists() and self.strategy.size < 3:
+        if ELASTIC and (FOLDER / "killed").exists() and self.strategy.size < 3:
             time.sleep(LONELY_S)
         if self.strategy.rank == 1 and (self.epoch, batch) == (1, 13):
             try:
-                (FOLDER / "victim").rename(FOLDER / "killed")
+                (FOLDER / "victim").unlink()
             except FileNotFoundError:
                 return
+            (FOLDER / "killed").write_text("leaves")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fit_elastically(model):
-    from keras_towers import elastic
+    state = kt.elastic.State(model, starts=0)
 
-    state = elastic.State(model)
-
-    @elastic.run
+    @kt.elastic.run
     def train(state):
-        with kt.HorovodStrategy(updates=UPDATES) as strategy:
-            commit = elastic.Commit(state, every=4)
+        # As often as there has been a commit before.
+        assert state.starts <= 3 and bool(state.starts) == (state.epoch > 0)
+        state.starts += 1
+        with kt.strategy(STRATEGY) as strategy:
+            commit = kt.elastic.Commit(state, every=4)
             return fit(model, callbacks=[Log(strategy), commit])
 
     return train(state)
 
 
-def fit_again(model, name):
-    options = {"updates": UPDATES} if UPDATES else {}
-    with kt.strategy(name, **options) as strategy:
+def fit_again(model):
+    with kt.strategy(STRATEGY) as strategy:
         backup = kt.Backup(FOLDER / "backup", every=4)
         return fit(model, callbacks=[Log(strategy), backup])
 
 
 def main():
     model = build()
-    strategy = sys.argv[2:]
-    if strategy:
-        history = fit_again(model, *strategy)
-    else:
-        history = fit_elastically(model)
+    history = fit_elastically(model) if ELASTIC else fit_again(model)
     alone = build()
     wanted = fit(alone)
     assert_all_close(model.weights, alone.weights, 1e-5)

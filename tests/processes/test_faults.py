@@ -55,20 +55,13 @@ def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
 
 @on_some_days()
 @pytest.mark.parametrize(
-    "how, number, tag",
-    sample_of(
-        [
-            (HOROVOD, "-np", "[0]"),
-            ("MultiWorkerTowerStrategy", "--workers", "[worker 0]"),
-        ]
-    ),
+    "how, number",
+    sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),
 )
-def test_an_error_on_one_rank_is_named_on_the_others(
-    tmp_path, how, number, tag
-):
+def test_an_error_on_one_rank_is_named_on_the_others(tmp_path, how, number):
     done = run(tmp_path, "error", how, number)
     assert done.code == 1, done.err
     named = [line for line in done.err.splitlines() if "failed first" in line]
-    assert len(named) == 1 and named[0].startswith(tag), done.err
+    assert len(named) == 1 and named[0].startswith("[0]"), done.err
     assert "rank 1 failed first: InvalidArgumentError: a label" in named[0]
     assert "{{node compile_loss/finite/CheckNumerics}}" in named[0]

@@ -20,13 +20,11 @@ def environment(monkeypatch):
     for name in ("no_proxy", "NO_PROXY", "PYTHONHASHSEED", TIMEOUT):
         monkeypatch.delenv(name, raising=False)
 
-    def environment(
-        warning_s=30, shutdown_s=600, seed=None, elastic=False, **outer
-    ):
+    def environment(warning_s=30, shutdown_s=600, seed=None, **outer):
         for name, value in outer.items():
             monkeypatch.setenv(name, value)
         common = process_environment(warning_s, shutdown_s, seed)
-        return job_environment(ENDPOINT, common, None, elastic)
+        return job_environment(ENDPOINT, common, None)
 
     return environment
 
@@ -52,7 +50,6 @@ def test_a_seed_is_the_order_of_sets_too(environment):
 def test_the_stalled_rank_is_named_before_gloo_gives_up(environment):
     assert environment()[TIMEOUT] == "660"
     assert environment(shutdown_s=9)[TIMEOUT] == "300"
-    assert environment(elastic=True)[TIMEOUT] == "10"
     assert environment(warning_s=0)["HOROVOD_STALL_CHECK_DISABLE"] == "1"
     # It is inherited.
     assert TIMEOUT not in environment(**{TIMEOUT: "7"})

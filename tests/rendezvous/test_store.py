@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store, store_server
+from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store import SIGNATURE, Progress, path_token, sign
 from keras_towers.rendezvous.store_server import StoreServer, late_ranks
@@ -61,7 +61,7 @@ def test_requests_without_the_token_are_refused(server):
 
 def test_values_that_are_too_large_are_refused(server, monkeypatch):
     """They are read before it is known who sends them."""
-    monkeypatch.setattr(store_server, "_MAX_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_BYTES", 10)
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"x" * 11) == 403
     assert ask(server, "PUT", path, b"x" * 10) == 200

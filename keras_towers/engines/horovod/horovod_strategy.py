@@ -13,15 +13,13 @@ import contextlib
 import functools
 import logging
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Unpack
 
 import tensorflow as tf
 
-from keras_towers import compat, settings
+from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.engines import HOROVOD
@@ -35,7 +33,6 @@ from keras_towers.rendezvous import (
     tf_config,
     watch,
 )
-from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
@@ -55,16 +52,14 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             meet.join_job()
         if not _connected:
             rank_checks.compare_with_first_rank("Horovod")
-            meet.take_elastic_rank()
         # Without a rendezvous, Horovod's C++ code would wait and then abort.
         if not (hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)):
             _check_alone(member)
         with _watch_start():
             hvd.init(*args, **kwargs)
     _connected = True
-    # An elastic job may have shrunk to one rank, and a list of ranks may name
-    # only one.
-    may_be_one = args or kwargs.get("comm") or is_elastic()
+    # A list of ranks may name only one.
+    may_be_one = args or kwargs.get("comm")
     if hvd.size() == 1 and member is None:
         tf_config.refuse_unread("Horovod")
     elif hvd.size() == 1 and not may_be_one:
@@ -112,7 +107,6 @@ class HorovodTransport(EngineTransport):
     """
 
     name = "Horovod"
-    _attempts = 0
 
     def __init__(self, process_set: Any = None):
         super().__init__(HOROVOD.import_module())
@@ -121,7 +115,7 @@ class HorovodTransport(EngineTransport):
             process_set = None
         self._process_set = process_set
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
-        if store.from_environment() is None and not is_elastic():
+        if store.from_environment() is None:
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
 
@@ -135,51 +129,16 @@ class HorovodTransport(EngineTransport):
         ranks = self._process_set
         return super().size if ranks is None else int(ranks.size())
 
-    @property
-    def _is_alone(self) -> bool:
-        # The number of ranks may change while a traced function is kept.
-        return super()._is_alone and not is_elastic()
+    def disconnect(self) -> None:
+        """Leave the job."""
+        watch.stop_watch()
+        self.engine.shutdown()
 
     @property
     def _options(self) -> dict[str, Any]:
         """The arguments of all operations."""
         ranks = self._process_set or self.engine.global_process_set
         return {"process_set": ranks, "ignore_name_scope": True}
-
-    def disconnect(self) -> None:
-        """Leave the job; creating another ``HorovodTransport`` rejoins."""
-        watch.stop_watch()
-        HorovodTransport._attempts = 0
-        self.engine.shutdown()
-
-    def is_intact(self) -> bool:
-        """Try an all-reduce to find out whether all ranks are still connected.
-
-        If a rank is lost, Horovod stops on all remaining ranks, and the attempt
-        fails at once. Otherwise either all ranks had the same error, call this,
-        and the attempt succeeds; or the other ranks still train, and the
-        attempt waits in vain, for longer than Horovod takes to notice a loss.
-        """
-        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # A new name each time: an earlier attempt may still be waiting.
-        HorovodTransport._attempts += 1
-        key = f"kt.intact.{HorovodTransport._attempts}"
-
-        def attempt() -> None:
-            try:
-                self.all_reduce([tf.zeros(())], key)
-            except tf.errors.OpError:
-                answers.put(False)
-            else:
-                answers.put(True)
-
-        threading.Thread(target=attempt, daemon=True).start()
-        # The collective and the negotiation before it may each wait so long.
-        wait_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", 30))
-        try:
-            return answers.get(timeout=2 * wait_s + settings.INTACT_MARGIN_S)
-        except queue.Empty:
-            return True
 
     @property
     def sums_float16(self) -> bool:

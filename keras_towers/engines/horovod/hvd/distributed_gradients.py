@@ -32,7 +32,6 @@ from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.reduction import divide, sum_over_ranks
-from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import Transport, next_key
 
 if TYPE_CHECKING:
@@ -415,8 +414,6 @@ class GradientReducer(Reducer):
         return HorovodTransport(self.options.process_set)
 
     def communicates(self) -> bool:
-        if is_elastic():  # The number of ranks may change later.
-            return True
         processes = self.options.process_set
         return bool(processes.included() and processes.size() > 1)
 
@@ -491,13 +488,7 @@ class GradientReducer(Reducer):
         }
 
     def _divide_by_size(self, grad: Any) -> Any:
-        processes = self.options.process_set
-        size = (
-            hvd.size_op(process_set_id=processes.process_set_id)
-            if is_elastic()
-            else processes.size()
-        )
-        return divide(grad, size)
+        return divide(grad, self.options.process_set.size())
 
     def groups_of(
         self, grads: Sequence[Any], variables: Sequence[Any]

@@ -1,4 +1,4 @@
-"""``hvd.elastic``: training that continues when workers die or join.
+"""``hvd.elastic``: training that goes on when processes are lost or join.
 
 In a script written for ``horovod.keras.elastic``, change only names that differ
 in Keras 3 (``optimizer.lr``: ``optimizer.learning_rate``):
@@ -11,6 +11,10 @@ in Keras 3 (``optimizer.lr``: ``optimizer.learning_rate``):
 ...         hvd.elastic.UpdateBatchStateCallback(state),
 ...         hvd.elastic.UpdateEpochStateCallback(state)])
 
+Horovod's own states are in the memory of processes that go on. Here rank 0
+commits to a file, and ``keras-towers run`` starts all processes again, as for
+``keras_towers.elastic``.
+
 As in Horovod, every rank reads its own data, so that the weights depend on the
 number of ranks over time. With ``keras_towers.elastic`` and ``HorovodStrategy``
 they do not.
@@ -18,10 +22,12 @@ they do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 # ``as`` marks names that this module exports.
 from horovod.common.exceptions import (
@@ -29,13 +35,11 @@ from horovod.common.exceptions import (
 )
 from horovod.tensorflow import rank as rank
 
+from keras_towers import elastic
+from keras_towers.elastic import run as run
+from keras_towers.engines.dropin import tf_variable
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
-from keras_towers.engines.horovod.elastic_state import (
-    ModelState,
-    ObjectState as ObjectState,
-    VariablesState,
-    run as run,
-)
+from keras_towers.engines.horovod.horovod_strategy import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import (
     broadcast_object as broadcast_object,
     broadcast_variables as broadcast_variables,
@@ -43,15 +47,97 @@ from keras_towers.engines.horovod.hvd.operations import (
     shutdown as shutdown,
 )
 from keras_towers.errors import TowerError
+from keras_towers.fit import rank_agreement
 from keras_towers.fit.weights import model_state
+from keras_towers.reduction import sum_over_ranks
 
 # A value of ``model.stop_training`` that no other callback sets. It ends an
 # epoch early, not the training.
 _END_EPOCH = object()
+# The values of variables among the objects of a commit.
+_VALUES = "_values"
 
 
-class TensorFlowKerasState(ModelState):
-    """A model, its optimizer and objects that survive the loss of workers.
+class ObjectState(elastic.ObjectState):
+    """Objects that survive the loss of processes.
+
+    Args:
+        bcast_object: sends an object of rank 0 to all ranks.
+        get_rank: returns the rank.
+        **objects: objects that can be pickled; each becomes an attribute, which
+            is committed, restored and sent to all ranks.
+
+    Example:
+        >>> state = hvd.elastic.ObjectState(epoch=0)
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = rank,
+        **objects: Any,
+    ):
+        self._transport = HorovodTransport()
+        self._bcast_object, self._get_rank = bcast_object, get_rank
+        super().__init__(**objects)
+
+    @property
+    def _is_rank_0(self) -> bool:
+        return self._get_rank() == 0
+
+    def _of_rank_0(self, content: bytes) -> bytes:
+        found: bytes = self._bcast_object(content)
+        return found
+
+    def _should_end(self) -> bool:
+        (told,) = sum_over_ranks(
+            self._transport, [tf.constant(int(self._told))]
+        )
+        return int(told) > 0
+
+
+class VariablesState(ObjectState):
+    """Variables and objects that survive the loss of processes."""
+
+    def _variables(self) -> list[Any]:
+        """Return the variables that are committed."""
+        raise NotImplementedError
+
+    def _broadcast(self) -> None:
+        """Give all ranks the values of rank 0."""
+        values = list(map(tf_variable, self._variables()))
+        rank_agreement.broadcast(self._transport, values)
+
+    def sync(self) -> None:
+        """Give all ranks what rank 0 has."""
+        self._broadcast()
+        super().sync()
+
+    def _everything(self) -> dict[str, Any]:
+        values = [tf_variable(v).numpy() for v in self._variables()]
+        return {**super()._everything(), _VALUES: values}
+
+    def _take(self, contents: dict[str, Any]) -> None:
+        objects = dict(contents)
+        values = objects.pop(_VALUES, None)
+        if values is not None:
+            self._assign(values)
+        super()._take(objects)
+
+    def _assign(self, values: list[np.ndarray]) -> None:
+        variables = self._variables()
+        shapes = [list(v.shape) for v in variables]
+        if shapes != [list(v.shape) for v in values]:
+            raise TowerError(
+                "the last commit of this job is of other variables: a script "
+                "that starts again has to make the same model."
+            )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+class TensorFlowKerasState(VariablesState):
+    """A model, its optimizer and objects that survive the loss of processes.
 
     States of random layers are kept, separately on each rank. If an optimizer
     sums several backward passes, a partial sum is lost.
@@ -61,7 +147,7 @@ class TensorFlowKerasState(ModelState):
         optimizer: its optimizer; None: the one it was compiled with.
         backend: ignored; it has no meaning in Keras 3.
         **kwargs: other objects that can be pickled; each becomes an attribute,
-            which is committed, restored and sent to new workers.
+            which is committed, restored and sent to all ranks.
 
     Raises:
         TowerError: the model is not built, or has no optimizer.
@@ -79,17 +165,60 @@ class TensorFlowKerasState(ModelState):
         **kwargs: Any,
     ):
         del backend
-        super().__init__(model, optimizer, **kwargs)
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise TowerError(
+                f"model {model.name!r} has to be built and have an optimizer "
+                "before its state can be kept: give it an Input or call "
+                "build(), then compile()."
+            )
+        if not optimizer.built:
+            model_state.build_optimizer(optimizer, model.trainable_variables)
         self.model = model
-        self.optimizer: Any = self._optimizer
+        self.optimizer: Any = optimizer
+        # Of all ranks, as the last commit has them.
+        self._seeds: list[list[Any]] = []
+        super().__init__(**kwargs)
 
-    def _broadcast(self, variables: list[keras.Variable]) -> None:
-        seeds = {id(seed) for seed in model_state.collect(self.model).seeds}
-        super()._broadcast([v for v in variables if id(v) not in seeds])
+    def _optimizers(self) -> list[Any]:
+        optimizers = (
+            *model_state.collect(self.model).optimizers,
+            *model_state.optimizers_in(self.optimizer),
+        )
+        return list({id(o): o for o in optimizers}.values())
+
+    def _variables(self) -> list[keras.Variable]:
+        state = model_state.collect(self.model)
+        slots = (v for o in self._optimizers() for v in o.variables)
+        variables = (*state.seeds, *state.weights, *slots)
+        return list({id(v): v for v in variables}.values())
+
+    def _own_seeds(self) -> list[keras.Variable]:
+        return model_state.collect(self.model).seeds
+
+    def _broadcast(self) -> None:
+        seeds = {id(seed) for seed in self._own_seeds()}
+        variables = [v for v in self._variables() if id(v) not in seeds]
+        transport = self._transport
+        if not rank_agreement.compare_variables(transport, variables):
+            values = list(map(tf_variable, variables))
+            rank_agreement.broadcast(transport, values)
+
+    def _to_commit(self) -> dict[str, Any]:
+        own = [tf_variable(seed).numpy().tolist() for seed in self._own_seeds()]
+        seeds = self._transport.gather_objects(own)
+        return {**super()._to_commit(), "_seeds": seeds}
 
     def sync(self) -> None:
-        """Give every worker the commit of rank 0."""
+        """Give all ranks what rank 0 has."""
         super().sync()
+        seeds_of_ranks = self._bcast_object(self._seeds)
+        if self._get_rank() < len(seeds_of_ranks):
+            seeds = seeds_of_ranks[self._get_rank()]
+            for variable, value in zip(self._own_seeds(), seeds, strict=True):
+                variable.assign(value)
+        self._seeds = []
+        self.save()
         reducers = filter(None, map(reducer_of, self._optimizers()))
         for reducer in reducers:
             if reducer.accumulator:
@@ -113,7 +242,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class TensorFlowState(VariablesState):
-    """Variables and objects that survive the loss of workers.
+    """Variables and objects that survive the loss of processes.
 
     Args:
         variables: Keras or TensorFlow variables.
@@ -139,7 +268,6 @@ class TensorFlowState(VariablesState):
             )
         self.variables: list[Any] = list(variables)
         super().__init__(**kwargs)
-        self.save()
 
     def _variables(self) -> list[Any]:
         return self.variables

@@ -1,0 +1,327 @@
+"""Training that goes on when processes are lost, and when hosts come or go.
+
+``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
+train.py`` starts all processes again when one is lost or the hosts change.
+``train.py`` declares what they go on with, in any strategy of several
+processes:
+
+    state = kt.elastic.State(model)
+
+    @kt.elastic.run
+    def train(state):
+        with kt.HorovodStrategy():
+            model.fit(x, y, epochs=10, callbacks=[kt.elastic.Commit(state)])
+
+    train(state)
+
+A commit is a backup as ``kt.Backup`` makes it, in a folder that the launcher
+names. All processes go on from the last one. Since a global batch does not
+depend on the number of ranks, the final weights are the same as without a loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import keras
+
+from keras_towers.backup import END_SIGNALS, Backup, BackupFile
+from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.rendezvous import commits
+from keras_towers.system import handle_signals, make_writable, replace_file
+
+__all__ = ["Commit", "ObjectState", "State", "run"]
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S", bound="KeptObjects")
+
+_PARTIAL = ".commit-in-progress"
+_POSITION = "_position"
+# A script that starts again makes its states in the same order.
+_numbers = itertools.count()
+
+
+class KeptObjects:
+    """Objects that the ranks of a job take from rank 0 when they start.
+
+    Args:
+        **objects: objects that can be pickled; each becomes an attribute.
+    """
+
+    def __init__(self, **objects: Any):
+        vars(self).update(objects)
+        self._names = tuple(objects)
+        self._name = f"state-{next(_numbers)}"
+        self._reset_callbacks: list[Callable[[], None]] = []
+        common = commits.folder()
+        self._folder: Path | None = common and common / self._name
+        if self._folder is None and commits.has_other_ranks():
+            logger.warning(
+                "commits of kt.elastic are not kept: they need `keras-towers "
+                "run --restarts N` or --min-np N. Under other launchers, give "
+                "kt.Backup(folder) to fit."
+            )
+
+    def register_reset_callbacks(
+        self, callbacks: list[Callable[[], None]]
+    ) -> None:
+        """Add functions to call when the job has started again."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call the functions for a job that has started again."""
+        for callback in self._reset_callbacks:
+            callback()
+
+    def sync(self) -> None:
+        """Give all ranks what rank 0 has."""
+        own = pickle.dumps(self._contents())
+        self._take(pickle.loads(self._of_rank_0(own)))
+
+    def resume(self) -> None:
+        """Take what the last commit has, if the job has started again."""
+        content = self._read() if self._is_rank_0 else None
+        if content is not None:
+            self._take(pickle.loads(content))
+        if self._of_rank_0(b"" if content is None else b"resumes"):
+            self.on_reset()
+        self.sync()
+
+    def _contents(self) -> dict[str, Any]:
+        """Return what a commit has."""
+        return {name: getattr(self, name) for name in self._names}
+
+    def _take(self, contents: dict[str, Any]) -> None:
+        """Set what a commit has."""
+        vars(self).update(contents)
+
+    def _read(self) -> bytes | None:
+        """Return the content of the last commit, on rank 0."""
+        raise NotImplementedError
+
+    @property
+    def _is_rank_0(self) -> bool:
+        return commits.is_rank_0()
+
+    def _of_rank_0(self, content: bytes) -> bytes:
+        """Give all ranks the content that rank 0 has."""
+        return commits.share(content)
+
+    @property
+    def _signals(self) -> tuple[int, ...]:
+        """The signals after which the next commit ends the process."""
+        return ()
+
+    def _record(self, number: int) -> None:
+        """Record a signal."""
+
+
+class ObjectState(KeptObjects):
+    """Objects that survive the loss of processes.
+
+    Args:
+        **objects: objects that can be pickled; each becomes an attribute, which
+            is committed. All ranks take it from rank 0's last commit when they
+            start again.
+
+    Example:
+        >>> state = kt.elastic.ObjectState(epoch=0)
+    """
+
+    def __init__(self, **objects: Any):
+        super().__init__(**objects)
+        self._told = False
+        self._commits = 0
+        self._saved: dict[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        """Keep the current values in memory, for ``restore``."""
+        self._saved = self._everything()
+
+    def restore(self) -> None:
+        """Go back to the values that were saved or committed last."""
+        self._take(self._saved)
+
+    def sync(self) -> None:
+        """Give all ranks what rank 0 has."""
+        super().sync()
+        self.save()
+
+    def commit(self) -> None:
+        """Save, and write a file on rank 0, from which the job goes on.
+
+        After SIGTERM or SIGUSR1, as when hosts come or go, the process ends
+        then, with exit code 75.
+        """
+        self.save()
+        self._commits += 1
+        contents = self._to_commit() if self._folder else {}
+        if self._folder is not None and self._is_rank_0:
+            signed = commits.sign(pickle.dumps(contents))
+            make_writable(self._folder, "give --commits another one.")
+            replace_file(self._path, _PARTIAL, lambda file: file.write(signed))
+            commits.report_last(self._path, [self._commits])
+        if self._should_end():
+            raise SystemExit(EXIT_AGAIN)
+
+    def _everything(self) -> dict[str, Any]:
+        """Return what is saved: objects, and what a subclass adds."""
+        return self._contents()
+
+    def _to_commit(self) -> dict[str, Any]:
+        """Return what the file has; called on all ranks."""
+        return {**self._saved, "_commits": self._commits}
+
+    @property
+    def _path(self) -> Path:
+        assert self._folder is not None
+        return self._folder / "commit"
+
+    def _read(self) -> bytes | None:
+        if self._folder is None:
+            return None
+        found = self._path.exists()
+        content = commits.verify(self._path.read_bytes()) if found else None
+        if content is not None:
+            self._commits = pickle.loads(content)["_commits"]
+        commits.check_last(self._path, [self._commits])
+        return content
+
+    @property
+    def _signals(self) -> tuple[int, ...]:
+        return () if self._folder is None else END_SIGNALS
+
+    def _record(self, number: int) -> None:
+        self._told = True
+
+    def _should_end(self) -> bool:
+        """Whether a signal has told this process to end."""
+        return self._told
+
+
+class State(KeptObjects):
+    """A training by ``fit``, which survives the loss of processes.
+
+    Args:
+        model: the Keras model.
+        **extra: other objects that can be pickled; each becomes an attribute,
+            which is committed. All ranks take it from rank 0's last commit when
+            they start again.
+
+    Raises:
+        TowerError: ``model`` is not a Keras model.
+
+    Example:
+        >>> state = kt.elastic.State(model, best=float("inf"))
+    """
+
+    def __init__(self, model: keras.Model, **extra: Any):
+        if not isinstance(model, keras.Model):
+            raise TowerError(
+                f"kt.elastic.State takes a Keras model first, not a "
+                f"{type(model).__name__}; for objects only, use "
+                "kt.elastic.ObjectState."
+            )
+        super().__init__(**extra)
+        self.model = model
+        self.backup: BackupFile = BackupFile(self._folder, self._make_notes)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last commit, from 0."""
+        return self.backup.epoch
+
+    @property
+    def batch(self) -> int:
+        """The number of global batches of this epoch before the commit."""
+        return self.backup.batch
+
+    def _contents(self) -> dict[str, Any]:
+        return {**super()._contents(), _POSITION: (self.epoch, self.batch)}
+
+    def _take(self, contents: dict[str, Any]) -> None:
+        objects = dict(contents)
+        self.backup.epoch, self.backup.batch = objects.pop(_POSITION)
+        super()._take(objects)
+
+    def _make_notes(self) -> bytes:
+        return commits.sign(pickle.dumps(self._contents()))
+
+    def _read(self) -> bytes | None:
+        notes = self.backup.read_notes()
+        return None if notes is None else commits.verify(notes)
+
+
+def run(
+    function: Callable[Concatenate[_S, _P], _R],
+) -> Callable[Concatenate[_S, _P], _R]:
+    """Run a function from the last commit.
+
+    Args:
+        function: takes a state first. It makes its strategy itself.
+
+    Returns:
+        A function that returns what ``function`` returns.
+    """
+
+    @functools.wraps(function)
+    def run_from_commit(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with handle_signals(
+            state._signals, lambda number, _: state._record(number)
+        ):
+            state.resume()
+            if state._signals and state._is_rank_0:
+                commits.report_resumes()
+            return function(state, *args, **kwargs)
+
+    return run_from_commit
+
+
+class Commit(Backup):
+    """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
+
+    ``fit`` starts in the state's epoch, after the batches that were done.
+    ``History`` has all epochs, including epochs before a process was lost.
+    Callbacks whose work at the end of an epoch belongs to the commit have to
+    come before it.
+
+    Args:
+        state: the state.
+        every: commit after this many batches, and at each epoch's end. Rank 0
+            then writes all weights and the optimizer's state.
+
+    Raises:
+        TowerError: ``every`` is not positive, or ``state`` is not a ``State``
+            of the model that is trained.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[kt.elastic.Commit(state, every=50)])
+    """
+
+    def __init__(self, state: State, every: int = 100):
+        if not isinstance(state, State):
+            raise TowerError(
+                "kt.elastic.Commit takes a kt.elastic.State, not a "
+                f"{type(state).__name__}."
+            )
+        self._resume_by(state.backup, every, delete=False)
+        self._state = state
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102
+        if self.model is not self._state.model:
+            raise TowerError(
+                f"kt.elastic.Commit has the state of model "
+                f"{self._state.model.name!r}, but fit trains "
+                f"{self.model.name!r}."
+            )
+        super().on_train_begin(logs)

@@ -1,0 +1,131 @@
+"""What the launcher of a job that starts again knows of its backups.
+
+A backup is a file of rank 0. Its launcher names the folder of those of
+``kt.elastic``, and remembers the last one of a job: a rank that does not find
+it has to say so, and not to train from the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import launchers, store, tf_config
+
+_SHARED = "shared-"
+_shared = itertools.count()
+
+
+def folder() -> Path | None:
+    """Return the folder of the job's commits; None if it never starts again."""
+    name = os.environ.get(settings.ENV_COMMITS)
+    return Path(name) if name else None
+
+
+def report_resumes() -> None:
+    """Report that ranks make a backup when they are told to end."""
+    _put(store.RESUMES, True)
+
+
+def report_last(path: Path, position: Sequence[int]) -> None:
+    """Report the last backup; an empty position if it is not needed again."""
+    _put(store.COMMITTED, [str(path), *position])
+
+
+def check_last(path: Path, position: Sequence[int]) -> None:
+    """Refuse to go on from an earlier position than that of the last backup.
+
+    Args:
+        path: the file of the backup.
+        position: the position that was found there, or the beginning.
+    """
+    server, last = store.from_environment(), None
+    if server is not None:
+        with contextlib.suppress(OSError):
+            last = server.get(store.COMMITTED)
+    if last and last[0] == str(path) and [*position] < last[1:]:
+        raise TowerError(
+            f"the last backup of this job is not in {path.parent} of host "
+            f"{os.uname().nodename}: every host that may have rank 0 needs "
+            "the same folder. `keras-towers run --commits` names that of "
+            "kt.elastic, kt.Backup(folder) its own."
+        )
+
+
+def sign(content: bytes) -> bytes:
+    """Put the signature of the job in front of the content of a file."""
+    return store.sign_file(_secret(), content) + content
+
+
+def verify(signed: bytes) -> bytes:
+    """Return the content of a file that this job has signed.
+
+    Raises:
+        TowerError: another job or somebody else has written it.
+    """
+    size = len(store.sign_file("", b""))
+    given, content = signed[:size], signed[size:]
+    if not hmac.compare_digest(given, store.sign_file(_secret(), content)):
+        raise TowerError(
+            "the commit was not written by this job: give every job another "
+            "folder (keras-towers run --commits)."
+        )
+    return content
+
+
+def _secret() -> str:
+    return os.environ[settings.ENV_SECRET]
+
+
+def is_rank_0() -> bool:
+    """Whether this process is rank 0 of its job, or alone."""
+    member = _member()
+    return member is None or member.rank == 0
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several."""
+    member = _member()
+    return member is not None and member.size not in (None, 1)
+
+
+def _member() -> launchers.ClusterEnvironment | tf_config.Cluster | None:
+    return launchers.detect() or tf_config.from_environment()
+
+
+def share(content: bytes) -> bytes:
+    """Give all ranks what rank 0 has, before they are connected.
+
+    All ranks call it equally often.
+    """
+    server = store.from_environment()
+    key = f"{_SHARED}{next(_shared)}"
+    if server is None or not has_other_ranks():
+        return content
+    if len(content) > store.MAX_BYTES:
+        raise TowerError(
+            f"the objects of a state have {len(content):,} bytes, and may have "
+            f"{store.MAX_BYTES:,}: keep arrays in variables, or in files."
+        )
+    if is_rank_0():
+        server.write(store.SCOPE, key, content)
+        return content
+    found = None
+    while found is None:
+        # If rank 0 has ended, the launcher ends this one.
+        found = server.read(store.SCOPE, key, settings.HOLD_S)
+    return found
+
+
+def _put(key: str, value: Any) -> None:
+    server = store.from_environment()
+    if server is not None:
+        with contextlib.suppress(OSError):
+            server.put(key, value)

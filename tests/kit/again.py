@@ -1,0 +1,20 @@
+"""What a launcher gives to the processes of a job that may start again."""
+
+import itertools
+
+import pytest
+
+from keras_towers import elastic, settings
+
+
+@pytest.fixture
+def starts_again(tmp_path, monkeypatch):
+    """Let this process commit; a call lets it begin as one that is new."""
+    monkeypatch.setenv(settings.ENV_COMMITS, str(tmp_path / "commits"))
+    monkeypatch.setenv(settings.ENV_SECRET, "of this job")
+
+    def start():
+        monkeypatch.setattr(elastic, "_numbers", itertools.count())
+
+    start()
+    return start

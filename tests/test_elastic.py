@@ -1,0 +1,166 @@
+"""States of a job that starts again, and what ``fit`` goes on with.
+
+Jobs of several processes are in ``tests/processes/test_elastic.py``.
+"""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from keras_towers import settings
+from tests.kit.compare import assert_all_close, assert_same_history
+
+X = np.random.default_rng(0).random((24, 3), "float32")
+Y = X.sum(1, keepdims=True)
+
+
+class Lost(Exception):
+    """Ends a run of a script."""
+
+
+def build():
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
+    )
+    made.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return made
+
+
+def script(lost_after=None, seen=(), model=None):
+    """Train for three epochs of four batches; what a script would do."""
+    model = model or build()
+    state = kt.elastic.State(model, best=9.0, starts=0)
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append(state.starts)])
+
+    class Best(keras.callbacks.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+            if self.batches == lost_after:
+                raise Lost
+
+        def on_epoch_end(self, epoch, logs=None):
+            state.best = min(state.best, logs["loss"])
+
+    @kt.elastic.run
+    def train(state):
+        seen.append((state.starts, state.epoch, state.batch, state.best < 9))
+        assert len(resets) == (state.starts > 0)
+        state.starts += 1
+        commit = kt.elastic.Commit(state, every=3)
+        with kt.TowerStrategy(2):
+            return model.fit(
+                X, Y, 6, epochs=3, verbose=0, callbacks=[Best(), commit]
+            )
+
+    return train(state), model
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The history and the model of a script that nothing disturbs."""
+    return script(seen=[])
+
+
+def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
+    wanted, alone = undisturbed
+    seen = []
+    for lost_after in (6, 4):
+        with pytest.raises(Lost):
+            script(lost_after, seen)
+        starts_again()
+    history, model = script(None, seen)
+    assert seen == [(0, 0, 0, False), (1, 1, 0, True), (2, 1, 3, True)]
+    assert_all_close(model.weights, alone.weights, 1e-6)
+    assert_same_history(history.history, wanted.history, 1e-6)
+    # It has been trained to its end.
+    starts_again()
+    history, model = script(None, seen)
+    assert_all_close(model.weights, alone.weights, 1e-6)
+    assert_same_history(history.history, wanted.history, 1e-6)
+
+
+def count(limit, told=False):
+    state = kt.elastic.ObjectState(step=0, names=["a"])
+
+    @kt.elastic.run
+    def train(state):
+        while state.step < limit:
+            state.step += 1
+            state.names = [*state.names, str(state.step)]
+            if told and state.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            state.commit()
+        return state.step, state.names
+
+    return train(state)
+
+
+def test_objects_go_on_from_the_last_commit(starts_again):
+    assert count(2) == (2, ["a", "1", "2"])
+    starts_again()
+    assert count(3) == (3, ["a", "1", "2", "3"])
+
+
+def test_a_commit_ends_a_process_that_is_told_to(starts_again):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        count(5, told=True)
+    assert ended.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) == before
+    starts_again()
+    assert count(3) == (3, ["a", "1", "2", "3"])
+
+
+def test_what_is_restored_is_what_was_saved_last():
+    state = kt.elastic.ObjectState(step=1)
+    state.step = 2
+    state.restore()
+    assert state.step == 1
+    state.step = 3
+    state.commit()
+    state.step = 4
+    state.restore()
+    assert state.step == 3
+
+
+@pytest.mark.parametrize("what", ["objects", "fit"])
+def test_only_the_job_itself_is_believed(starts_again, monkeypatch, what):
+    train = {"objects": lambda: count(2), "fit": lambda: script(seen=[])}[what]
+    train()
+    starts_again()
+    monkeypatch.setenv(settings.ENV_SECRET, "of another job")
+    with pytest.raises(kt.TowerError, match="was not written by this job"):
+        train()
+
+
+def test_a_script_alone_runs_as_it_is(tmp_path, monkeypatch):
+    """Nothing starts it again, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert count(2) == (2, ["a", "1", "2"])
+    seen = []
+    script(seen=seen)
+    assert seen == [(0, 0, 0, False)]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_commit_needs_the_state_of_its_model():
+    with pytest.raises(kt.TowerError, match="takes a Keras model first, not a"):
+        kt.elastic.State(best=1.0, model="mlp")
+    with pytest.raises(kt.TowerError, match="State, not a ObjectState"):
+        kt.elastic.Commit(kt.elastic.ObjectState())
+    state, other = kt.elastic.State(build()), build()
+    callbacks, words = [kt.elastic.Commit(state)], "has the state of model"
+    with kt.TowerStrategy(1), pytest.raises(kt.TowerError, match=words):
+        other.fit(X, Y, callbacks=callbacks, verbose=0)
