@@ -22,7 +22,7 @@ from keras_towers import compat
 from keras_towers.bench.models import random_examples
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
@@ -356,11 +356,11 @@ def _like(variable: keras.Variable) -> Any:
 
 
 @contextlib.contextmanager
-def _noting_gradients(update: Any) -> Iterator[list[UpdateCall]]:
+def _noting_gradients(update: Any) -> Iterator[list[ApplyCall]]:
     """Note the updates that are traced with the step."""
-    noted: list[UpdateCall] = []
+    noted: list[ApplyCall] = []
 
-    def note(_: Any, original: Callable[..., Any], call: UpdateCall) -> Any:
+    def note(_: Any, original: Callable[..., Any], call: ApplyCall) -> Any:
         noted.append(call)
         return original(call)
 
@@ -370,7 +370,7 @@ def _noting_gradients(update: Any) -> Iterator[list[UpdateCall]]:
 
 
 def _gradients_in_trace(
-    traced: Trace, program: Program, calls: Iterable[UpdateCall]
+    traced: Trace, program: Program, calls: Iterable[ApplyCall]
 ) -> list[Tensor]:
     """Return what towers have of gradients whose update is in the program."""
     operations = map(traced.graph.get_operation_by_name, traced.placed)
@@ -383,7 +383,7 @@ def _gradients_in_trace(
     return [tensor for tensor in found if tensor is not None]
 
 
-def _update_bytes(call: UpdateCall, examples: int) -> int:
+def _update_bytes(call: ApplyCall, examples: int) -> int:
     """Return the bytes that a tower needs for an update, sums included.
 
     Args:

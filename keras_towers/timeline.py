@@ -91,7 +91,7 @@ class LoopClock(keras.callbacks.Callback):
     on_test_begin = on_epoch_end = end
 
     def calls(self, traces: int) -> np.ndarray:
-        """Return the fields of ``Calls`` for the kept calls, after ``fit``.
+        """Return the fields of ``StepTimes`` for the kept calls, after ``fit``.
 
         Args:
             traces: how often the step was traced.
@@ -356,7 +356,7 @@ def _tower_events(
 
 def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
     """Yield the input and callbacks around the last steps."""
-    calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
+    calls, place = StepTimes(*rank.calls), (rank.rank, _LOOP)
     steps = find_steps(tower_phases(rank.stamps), calls)
     goes_on = np.diff(steps.call, prepend=-1) == 0
     for step in range(len(steps.call))[-last:]:
@@ -390,7 +390,7 @@ class RankRecording:
         first_step: the number of the first step in ``stamps``.
         stamps: times of steps, as ``marks.Recorder.read`` returns them.
         spans: tower, begin and end of each step, if towers have no common one.
-        calls: the four arrays of ``Calls``.
+        calls: the four arrays of ``StepTimes``.
     """
 
     rank: int
@@ -446,7 +446,7 @@ def compute_phases(ranks: Sequence[RankRecording]) -> tuple[Phases, np.ndarray]:
         The phases, and the mean seconds that each tower of all ranks computes;
         empty if steps are not divided.
     """
-    stamps, calls = join_stamps(ranks), Calls(*ranks[0].calls)
+    stamps, calls = join_stamps(ranks), StepTimes(*ranks[0].calls)
     spans = np.concatenate([rank.spans for rank in ranks])
     if len(spans):
         return span_seconds(spans), np.empty(0)
@@ -461,8 +461,8 @@ def compute_phases(ranks: Sequence[RankRecording]) -> tuple[Phases, np.ndarray]:
     return step_seconds(local, calls), compute
 
 
-class Calls(NamedTuple):
-    """The calls of the train function; times are in seconds since 1970.
+class StepTimes(NamedTuple):
+    """The times of calls of the train function, in seconds since 1970.
 
     Attributes:
         begins: when each began.
@@ -525,7 +525,7 @@ class Steps(NamedTuple):
     counts: np.ndarray
 
 
-def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
+def find_steps(phases: dict[str, np.ndarray], calls: StepTimes) -> Steps:
     """Find the call of each step, from the phases of this rank's towers."""
     bounds = np.stack([phases[name] for name in TOWER_PHASES])
     begins = -latest(-bounds[..., 0], axis=(0, 2))
@@ -544,7 +544,7 @@ def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
 
 
 def step_seconds(
-    phases: dict[str, np.ndarray], calls: Calls
+    phases: dict[str, np.ndarray], calls: StepTimes
 ) -> dict[str, np.ndarray]:
     """Return the seconds of each phase, for every step that counts.
 
@@ -573,7 +573,7 @@ def step_seconds(
     return seconds
 
 
-def call_seconds(calls: Calls) -> dict[str, np.ndarray]:
+def call_seconds(calls: StepTimes) -> dict[str, np.ndarray]:
     """Return the seconds of calls and callbacks, if no step is divided."""
     if not len(calls.begins):
         return {}
@@ -583,7 +583,7 @@ def call_seconds(calls: Calls) -> dict[str, np.ndarray]:
     later = np.arange(len(done)) > 0
     for count in (done & later, later):
         if count.any():
-            calls = Calls(*(values[count] for values in calls))
+            calls = StepTimes(*(values[count] for values in calls))
             break
     return {
         "step": calls.returns - calls.begins,

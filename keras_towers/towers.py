@@ -143,7 +143,7 @@ def run_on_each_tower(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
         )
-    calls, fn = _CheckedCalls(), compat.convert_call(fn)
+    calls, fn = _TowerResults(), compat.convert_call(fn)
 
     tf.distribute.get_strategy().run(calls.run_on_tower, (fn, *args), kwargs)
     calls.compare_towers()
@@ -172,7 +172,7 @@ def _may_be_equal(one: _RequestedVariable, other: _RequestedVariable) -> bool:
     )
 
 
-class _CheckedCalls:
+class _TowerResults:
     """The calls of a function on all towers: created variables and results."""
 
     def __init__(self):

@@ -62,8 +62,8 @@ SHOWN_BY = {
     "rendezvous/test_store.py": "rendezvous/store_server",
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources
-        replicas/replica_calls replicas/replica_group replicas/staleness
-        replicas/tower_threads strategies/replica_strategies
+        replicas/quorum replicas/replica_calls replicas/replica_group
+        replicas/staleness replicas/tower_threads strategies/replica_strategies
     """,
     "strategies/test_base.py": "_strategy strategies/tower",
     "strategies/test_model_parallel.py": """

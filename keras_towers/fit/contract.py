@@ -188,8 +188,8 @@ def check_equal_gradients(towers: Sequence[NamedGradients]) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class UpdateCall(NamedGradients):
-    """A call of an optimizer in a step, to update N variables."""
+class ApplyCall(NamedGradients):
+    """A call of an optimizer's ``apply`` in a step, for N variables."""
 
     optimizer: keras.optimizers.Optimizer
     # The optimizer's own ``apply``, of gradients and variables.
@@ -294,11 +294,11 @@ class UpdatesWeights(Protocol):
         """Build the optimizer if needed, and place its slot variables."""
         ...
 
-    def apply_in_replica(self, call: UpdateCall) -> None:
+    def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
         ...
 
-    def apply_outside(self, call: UpdateCall) -> None:
+    def apply_outside(self, call: ApplyCall) -> None:
         """Update outside of steps and replicas, as one device does."""
         ...
 

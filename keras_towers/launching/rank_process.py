@@ -169,9 +169,9 @@ class RankProcess:
         copy = console.file(self.name or "0")
         pipes = (self._process.stdout, self._process.stderr)
         for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
-            label = tag(self.name, self.index, stream) if self.name else b""
+            prefix = tag(self.name, self.index, stream) if self.name else b""
             common = console.tracebacks if self.name else None
-            tagger = Tagger(console.sinks[stream], label, common)
+            tagger = Tagger(console.sinks[stream], prefix, common)
             self._taggers[stream] = tagger
             answers = self.host and stream is sys.stdout
             login = self._login if answers else None

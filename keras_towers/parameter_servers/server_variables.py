@@ -20,7 +20,7 @@ from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.named_resources import TracedCalls, variable
+from keras_towers.replicas.named_resources import TracedFunctions, variable
 
 # The most parts that weights are divided into.
 _PARTS = 32
@@ -49,7 +49,7 @@ class ServerVariables:
     ):
         self._name = name
         self._drop_with = connection.dropped.drop_with
-        self._calls = TracedCalls(run)
+        self._calls = TracedFunctions(run)
         self._placement = LeastLoadedPlacement(connection.devices)
         self._copies: IdentityDict[keras.Variable, tf.Variable] = IdentityDict()
         self._count = 0

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.key_value_store import value_of
@@ -36,17 +36,12 @@ from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.hogwild import adds_atomically, takes_turns
 from keras_towers.replicas.named_resources import (
     Queue,
-    TracedCalls,
+    TracedFunctions,
     after_writes,
     variable,
 )
-from keras_towers.replicas.replica_group import (
-    END,
-    Quorum,
-    ReplicaCounts,
-    ReplicaEvent,
-    ReplicaGroup,
-)
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 _HOST = "/device:CPU:0"
 
@@ -83,7 +78,7 @@ class Session:
             self.connection,
             lambda function: self.workers.wait_for(RunningFunction(function)),
         )
-        self.calls: TracedCalls = TracedCalls(self._run_in_step)
+        self.calls: TracedFunctions = TracedFunctions(self._run_in_step)
         self.fits = 0
         self.trains = False
         # The key of the number of the last fit that the chief has stopped.
@@ -196,7 +191,7 @@ class Session:
         """Prepare for the trace of a step."""
         raise NotImplementedError
 
-    def push(self, call: UpdateCall) -> None:
+    def push(self, call: ApplyCall) -> None:
         """Push the sums of this worker's gradients, inside a traced step."""
         raise NotImplementedError
 
@@ -295,7 +290,7 @@ class AsyncSession(Session):
     def _begin_step(self) -> None:
         self._has_pushed = False
 
-    def push(self, call: UpdateCall) -> None:
+    def push(self, call: ApplyCall) -> None:
         self._has_pushed = True
         there = self.variables.on_servers(call.optimizer, call.variables)
         with there, adds_atomically.holding(True):
@@ -392,7 +387,7 @@ class AveragedSession(Session):
         )
         self.connection.dropped.drop_with(self._averages, name)
 
-    def _apply(self, call: UpdateCall) -> None:
+    def _apply(self, call: ApplyCall) -> None:
         with self.variables.on_servers(call.optimizer, call.variables):
             call.update_variables()
             self._after_update(call.variables)
@@ -467,7 +462,7 @@ class AveragedSession(Session):
     def _begin_step(self) -> None:
         self._averages.begin_step()
 
-    def push(self, call: UpdateCall) -> None:
+    def push(self, call: ApplyCall) -> None:
         self._averages.push(self.rank, call)
 
     def _steps_before(self) -> tf.Tensor:

@@ -20,10 +20,10 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import (
+    ApplyCall,
     FitStart,
     KerasCall,
     TowerConfig,
-    UpdateCall,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
@@ -400,7 +400,7 @@ class _ServerUpdate:
     config: Any
     _sums: Callable[..., list[list[Any]]]
 
-    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
         session = current_session.get()
         if session is None:
             raise TowerError(

@@ -3,7 +3,8 @@
 ===================  =========================================================
 ``named_resources``  queues and variables of TensorFlow's runtime, by name
 ``accumulators``     averages of the gradients of one variable
-``replica_group``    how many replicas there are, and the state they share
+``quorum``           how many gradients an update has, of how many replicas
+``replica_group``    the state that replicas share, and operations on it
 ``averages``         updates by averaged gradients
 ``coordinator``      the thread that applies them
 ``hogwild``          updates by each tower, without waiting for others

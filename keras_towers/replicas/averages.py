@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.weights.tower_variables import copies_of
 from keras_towers.replicas.accumulators import (
     Accumulator,
@@ -25,11 +25,11 @@ from keras_towers.replicas.replica_group import ReplicaGroup
 class AveragedOptimizer:
     """One optimizer, with an accumulator for each gradient, or None."""
 
-    call: UpdateCall
+    call: ApplyCall
     gradients: list[str]
     accumulators: list[Accumulator | None]
 
-    def take_averages(self, count: tf.Tensor) -> UpdateCall:
+    def take_averages(self, count: tf.Tensor) -> ApplyCall:
         """Wait for gradients; return the update with their averages."""
         averages = [
             None if each is None else each.take_average(count)
@@ -46,7 +46,7 @@ class Averages:
         name: str,
         group: ReplicaGroup,
         place: Callable[[Any], str],
-        update: Callable[[UpdateCall], None],
+        update: Callable[[ApplyCall], None],
         updated: Callable[[], None] = lambda: None,
     ):
         """Create the accumulators; ``updated`` is traced after all updates."""
@@ -60,10 +60,10 @@ class Averages:
         self._traced: list[AveragedOptimizer] = []
         self._pushes: list[tf.Operation] = []
         # For each update, how many operations came before it.
-        self._begun: list[tuple[int, UpdateCall]] = []
+        self._begun: list[tuple[int, ApplyCall]] = []
         self._function: Any = None
 
-    def push(self, replica: int, call: UpdateCall) -> None:
+    def push(self, replica: int, call: ApplyCall) -> None:
         """Push the gradients of one replica's step."""
         same = (p for p in self._parts if p.call.optimizer is call.optimizer)
         part = next(same, None) or self._add(call)
@@ -71,7 +71,7 @@ class Averages:
         self._traced.append(part)
         begun = len(compat.get_default_graph().get_operations())
         self._begun.append((begun, call))
-        step, number = self._group.labels(replica)
+        step, number = self._group.number_gradient(replica)
         self._pushes += [
             accumulated.push(grad, step, number)
             for accumulated, grad in zip(
@@ -80,7 +80,7 @@ class Averages:
             if accumulated is not None
         ]
 
-    def _add(self, call: UpdateCall) -> AveragedOptimizer:
+    def _add(self, call: ApplyCall) -> AveragedOptimizer:
         """Create the accumulators of one more optimizer."""
         name = f"{self._name}/{len(self._parts)}"
         gradients = zip(call.names, call.variables, call.grads, strict=True)

@@ -10,11 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.replica_group import (
-    ReplicaCounts,
-    ReplicaEvent,
-    ReplicaGroup,
-)
+from keras_towers.replicas.quorum import ReplicaCounts
+from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 THREAD_NAME = "keras_towers-coordinator"
 # Events that a replica sends itself, between its steps.

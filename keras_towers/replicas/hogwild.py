@@ -22,7 +22,7 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Gradients, Reduction, scaled
@@ -64,13 +64,13 @@ class HogwildUpdate(WeightUpdate):
             for steps in self._steps:
                 steps.forget()
 
-    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
         super()._apply_update(call, tower_grads)
         # A custom training loop does this itself.
         if tower_call.current() is not None:
             self.after_update(call.variables)
 
-    def apply_in_step(self, call: UpdateCall) -> None:
+    def apply_in_step(self, call: ApplyCall) -> None:
         """Update without waiting for the gradients of other towers."""
         optimizer, variables = call.optimizer, call.variables
         self.make_ready(optimizer, variables)

@@ -161,7 +161,7 @@ def trace(body: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
         return made.get_concrete_function(*specs)
 
 
-class TracedCalls:
+class TracedFunctions:
     """Runs operations as functions without arguments, traced once per key."""
 
     def __init__(self, run: Callable[[Any], list[Any]] = run_flat):

@@ -32,7 +32,7 @@ from keras_towers.replicas.hogwild import (
     SHARED_STATE,
     HogwildUpdate,
 )
-from keras_towers.replicas.replica_group import Quorum, ReplicaCounts
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.staleness import Staleness
 from keras_towers.replicas.tower_threads import (
     ReplicaSteps,

@@ -1,117 +1,22 @@
-"""A model's replicas: how many there are, and the state that they share."""
+"""The state that a model's replicas share, and what is done with it."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import enum
 from collections.abc import Callable
 from typing import Any, Self
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
-from keras_towers.replicas.accumulators import (
-    MAX_GRADIENTS,
-    DenseAccumulator,
-    GradientSpec,
-)
+from keras_towers.replicas.accumulators import DenseAccumulator, GradientSpec
 from keras_towers.replicas.named_resources import (
     Queue,
-    TracedCalls,
+    TracedFunctions,
     run_flat,
     variable,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Quorum:
-    """R gradients are averaged for an update, computed by T replicas.
-
-    Attributes:
-        replicas: T.
-        aggregate: R.
-        shared: whether all replicas take tokens from one queue.
-    """
-
-    replicas: int
-    aggregate: int
-    shared: bool
-
-    def __post_init__(self) -> None:
-        if self.aggregate < 1:
-            raise TowerError(
-                f"replicas_to_aggregate={self.aggregate} is not allowed: an "
-                "update averages at least 1 gradient."
-            )
-        if self.replicas * self.max_per_replica > MAX_GRADIENTS:
-            tokens = "shared" if self.shared else "per_replica"
-            raise TowerError(
-                f"{self.replicas} replicas, with {self.aggregate} gradients in "
-                f"an update and tokens={tokens!r}, are too many: at most "
-                f"{MAX_GRADIENTS} gradients can be distinguished."
-            )
-
-    @property
-    def quotas(self) -> list[int]:
-        """How many gradients of an update each of T replicas computes."""
-        # 1 each if there are replicas to spare, else R in total.
-        if self.replicas >= self.aggregate:
-            return [1] * self.replicas
-        each, more = divmod(self.aggregate, self.replicas)
-        return [each + 1] * more + [each] * (self.replicas - more)
-
-    @property
-    def max_per_replica(self) -> int:
-        """How many gradients of an update one replica computes, at most."""
-        if self.shared:
-            return max(self.aggregate, self.replicas)
-        return max(self.quotas)
-
-    @property
-    def one_each(self) -> bool:
-        """Whether every replica computes one gradient of each update."""
-        return not self.shared and self.replicas == self.aggregate
-
-    @property
-    def may_drop(self) -> bool:
-        """Whether gradients can come too late."""
-        return self.shared or self.replicas > self.aggregate
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicaCounts:
-    """Gradients of each of T replicas, since the beginning of a ``fit``.
-
-    Attributes:
-        updates: how many averages were applied: the global step.
-        used: gradients that entered an average, of each replica.
-        dropped: gradients that came too late and were dropped, of each replica.
-
-    Example:
-        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
-        ...     model.fit(x, y)
-        >>> print(strategy.counts)
-        94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
-    """
-
-    updates: int
-    used: tuple[int, ...]
-    dropped: tuple[int, ...]
-
-    @classmethod
-    def none(cls, replicas: int) -> ReplicaCounts:
-        """The counts before the first ``fit``."""
-        return cls(0, (0,) * replicas, (0,) * replicas)
-
-    def __str__(self) -> str:
-        used = " ".join(map(str, self.used))
-        dropped = " ".join(map(str, self.dropped))
-        return (
-            f"{self.updates} updates; used by replica: {used}; "
-            f"dropped: {dropped}"
-        )
-
+from keras_towers.replicas.quorum import Quorum
 
 END: int = 1 << 62
 """The last step, for which no gradient is computed."""
@@ -140,16 +45,16 @@ class ReplicaEvent(enum.IntEnum):
     """The coordinator is to end."""
 
 
-class ReplicaGroup:
-    """The shared state of a model's replicas, on one device.
+class GroupOperations:
+    """Adds operations on the shared state of replicas to a ``tf.function``.
 
     A replica that has computed its share of an update waits for the next global
     step. With shared tokens it waits for a token instead, the right to compute
     one gradient; its value is the global step at which it was handed out. The
     first gradient of each replica needs none, so that no other can take it.
 
-    The methods from ``start_gradient`` to ``publish_part`` add operations to a
-    tf.function; the others run immediately.
+    The state is on one device, in resources with names, which the functions of
+    several processes can share.
 
     Attributes:
         early: whether updates begin before their gradients have arrived. Every
@@ -161,12 +66,10 @@ class ReplicaGroup:
         name: str,
         device: str,
         quorum: Quorum,
-        run: Callable[[Any], list[Any]] = run_flat,
         early: bool = False,
     ):
         self.quorum = quorum
         self.early = early
-        self.calls: TracedCalls = TracedCalls(run)
         self._name = name
         self._device = device
         self.step: Any = self._number("step")
@@ -192,12 +95,6 @@ class ReplicaGroup:
 
     def _number(self, name: str) -> Any:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
-
-    def run_by(self, run: Callable[[Any], list[Any]]) -> Self:
-        """Return the same group, which runs its operations differently."""
-        other = copy.copy(self)
-        other.calls = TracedCalls(run)
-        return other
 
     def start_gradient(
         self, replica: int, token: tf.Tensor | None = None
@@ -262,8 +159,8 @@ class ReplicaGroup:
                 due += tf.cast(pushed >= quota, tf.int64)
             return queue.wait_for(due, self.step.read_value)
 
-    def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the step and the number of a gradient, for accumulators."""
+    def number_gradient(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return a gradient's step and number, for accumulators."""
         most = self.quorum.max_per_replica
         with tf.device(self._device):
             count = tf.math.floormod(
@@ -354,6 +251,37 @@ class ReplicaGroup:
             pushed = self._pushed[replica].read_value()
             return self._events.put(int(event), replica, step, pushed)
 
+
+class ReplicaGroup(GroupOperations):
+    """A model's replicas: what they and their coordinator do immediately.
+
+    ``GroupOperations`` has what is a part of their functions.
+
+    Args:
+        name: of the resources.
+        device: where they are.
+        quorum: how many gradients an update has, of how many replicas.
+        run: runs a traced function.
+        early: as the attribute.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        quorum: Quorum,
+        run: Callable[[Any], list[Any]] = run_flat,
+        early: bool = False,
+    ):
+        super().__init__(name, device, quorum, early)
+        self.calls: TracedFunctions = TracedFunctions(run)
+
+    def run_by(self, run: Callable[[Any], list[Any]]) -> Self:
+        """Return the same group, which runs its operations differently."""
+        other = copy.copy(self)
+        other.calls = TracedFunctions(run)
+        return other
+
     def send(self, event: ReplicaEvent, replica: int = 0) -> None:
         """Send an event to the coordinator."""
         self.calls((event, replica), lambda: self._put(event, replica))
@@ -404,6 +332,16 @@ class ReplicaGroup:
 
     def come_back(self, replica: int) -> int:
         """Let a replica go on after a restart; ``wait_for_step`` follows.
+
+        Of a step for which it computes two gradients, it may have been lost:
+
+            start -- compute -- push -- start -- compute -- push -- next step
+              |________________|          |________________|
+               begin step again            go on with the second
+
+        Where none is pushed, it takes one off the step that it is in, so that
+        ``wait_for_step`` gives it the same one. A shared token that it had is
+        lost with it, and handed out anew.
 
         Returns:
             How many gradients it has pushed in this ``fit``.

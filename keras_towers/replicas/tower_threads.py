@@ -21,7 +21,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import TowerFunction, UpdateCall
+from keras_towers.fit.contract import ApplyCall, TowerFunction
 from keras_towers.fit.step.marks import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.tower_variables import native
@@ -29,12 +29,8 @@ from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
-from keras_towers.replicas.replica_group import (
-    END,
-    Quorum,
-    ReplicaEvent,
-    ReplicaGroup,
-)
+from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 from keras_towers.replicas.staleness import Staleness
 
 _numbers = itertools.count()
@@ -101,7 +97,7 @@ class TowerSteps:
         """Run the step of a tower, while it is traced."""
         return tf.distribute.get_strategy().run(step, (batch,))
 
-    def _apply(self, call: UpdateCall) -> None:
+    def _apply(self, call: ApplyCall) -> None:
         """Handle a call of an optimizer in the step of a tower."""
         self._update.apply_in_step(call)
 
@@ -181,13 +177,13 @@ class ReplicaSteps(TowerSteps):
             self._create_group()
         return super()._trace(index, spec)
 
-    def _apply(self, call: UpdateCall) -> None:
+    def _apply(self, call: ApplyCall) -> None:
         self._update.make_ready(call.optimizer, call.variables)
         tower = thread_state.current_step()
         assert tower is not None
         self._averages.push(tower.index, call)
 
-    def _apply_average(self, call: UpdateCall) -> None:
+    def _apply_average(self, call: ApplyCall) -> None:
         with as_one_device(call.optimizer, call.variables):
             call.update_variables()
             self._update.after_update(call.variables)

@@ -118,7 +118,7 @@ def named(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_few_files_of_fit_import_one_another():
+def test_no_files_of_fit_import_one_another():
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for path in (PACKAGE / "fit").rglob("*.py")
@@ -137,7 +137,7 @@ def test_few_files_of_fit_import_one_another():
             for module, names in imports.items()
             if module not in free
         }
-    assert len(imports) <= 3, "\n".join(sorted(imports))
+    assert not imports, "\n".join(sorted(imports))
 
 
 def test_every_folder_is_listed():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from keras_towers import compat
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import ApplyCall
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class ActiveStep:
     """
 
     training: bool
-    apply: Callable[[UpdateCall], None]
+    apply: Callable[[ApplyCall], None]
     graph: Any = None
     own_statistics: bool = False
     index: int = 0

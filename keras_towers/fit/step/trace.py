@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import TRAINING, UpdateCall
+from keras_towers.fit.contract import TRAINING, ApplyCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
@@ -48,7 +48,7 @@ class Trace:
 
     graph: Any
     captures: Sequence[Any]
-    updates: Mapping[str, UpdateCall]
+    updates: Mapping[str, ApplyCall]
     output: Any
     placed: Mapping[str, MeshLayout] = dataclasses.field(default_factory=dict)
 
@@ -145,7 +145,7 @@ class Trace:
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
 
-    def _used_by(self, call: UpdateCall) -> list[Any] | None:
+    def _used_by(self, call: ApplyCall) -> list[Any] | None:
         """Return the captures that an update may use; None: any of them."""
         parts = list(optimizers_in(call.optimizer))
         rates = [getattr(part, "_learning_rate", None) for part in parts]
@@ -214,7 +214,7 @@ def trace(
     build: Callable[[Any, Sequence[Any]], None],
     own_statistics: bool = False,
     xla: bool = False,
-    apply: Callable[[UpdateCall], Mapping[str, MeshLayout]] | None = None,
+    apply: Callable[[ApplyCall], Mapping[str, MeshLayout]] | None = None,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -231,7 +231,7 @@ def trace(
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
-    updates: dict[str, UpdateCall] = {}
+    updates: dict[str, ApplyCall] = {}
     placed: dict[str, MeshLayout] = {}
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
@@ -244,7 +244,7 @@ def trace(
         # have several steps.
         draw_counts[graph] = draw_counts.get(outer, 0)
 
-        def note(call: UpdateCall) -> None:
+        def note(call: ApplyCall) -> None:
             # The rest of the step may read the optimizer's variables.
             with outer.as_default():
                 build(call.optimizer, call.variables)

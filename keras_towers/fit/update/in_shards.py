@@ -20,7 +20,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
@@ -231,7 +231,7 @@ class UpdateInShards(WeightUpdate):
         values = [variable._value for variable in self._divided]
         return [value for value in values if isinstance(value, ShardedVariable)]
 
-    def apply_in_replica(self, call: UpdateCall) -> None:
+    def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum gradients over all towers, and divide the update."""
         if self.config.transport.size > 1:
             raise TowerError(
@@ -241,7 +241,7 @@ class UpdateInShards(WeightUpdate):
             )
         super().apply_in_replica(call)
 
-    def apply_in_trace(self, call: UpdateCall) -> dict[str, MeshLayout]:
+    def apply_in_trace(self, call: ApplyCall) -> dict[str, MeshLayout]:
         """Trace an update; return how its gradients are laid out.
 
         Returns:

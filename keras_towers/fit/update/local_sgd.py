@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.contract import NamedGradients, TowerConfig, UpdateCall
+from keras_towers.fit.contract import ApplyCall, NamedGradients, TowerConfig
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
@@ -59,7 +59,7 @@ class LocalSGD:
         """Record this rank's fraction of the global batch."""
         self._share = share
 
-    def begin_update(self, call: UpdateCall) -> UpdateCall:
+    def begin_update(self, call: ApplyCall) -> ApplyCall:
         """Record the weights at the beginning of a round.
 
         Returns:

@@ -30,7 +30,7 @@ from keras_towers._strategy import Strategy
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import UpdateCall, name_of
+from keras_towers.fit.contract import ApplyCall, name_of
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import (
     lists_by_weight,
@@ -62,7 +62,7 @@ def apply(
     given = trainable_variables
     variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
-    call = UpdateCall(names, list(grads), optimizer, original, variables)
+    call = ApplyCall(names, list(grads), optimizer, original, variables)
     if thread_state.current_step() and all(grad is None for grad in call.grads):
         # Keras raises its own error.
         original(grads, trainable_variables)
@@ -70,7 +70,7 @@ def apply(
         handle(call)
 
 
-def _current_update_handler() -> Callable[[UpdateCall], None] | None:
+def _current_update_handler() -> Callable[[ApplyCall], None] | None:
     """Return the handler of optimizer calls here; None: Keras handles them."""
     step, strategy = thread_state.current_step(), contract.active_strategy()
     if step is not None:

@@ -24,8 +24,8 @@ from keras_towers._strategy import Strategy
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import (
+    ApplyCall,
     TowerConfig,
-    UpdateCall,
     check_equal_gradients,
 )
 from keras_towers.fit.step import marks
@@ -154,7 +154,7 @@ class WeightUpdate:
             self.local_sgd.discard_rounds()
         self.variables.restore_all()
 
-    def apply_in_replica(self, call: UpdateCall) -> None:
+    def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
         if self.local_sgd is not None:
             raise TowerError(
@@ -169,7 +169,7 @@ class WeightUpdate:
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
-    def apply_in_trace(self, call: UpdateCall) -> dict[str, MeshLayout]:
+    def apply_in_trace(self, call: ApplyCall) -> dict[str, MeshLayout]:
         """Trace an update with the step, if it ``is_traced``.
 
         Returns:
@@ -178,7 +178,7 @@ class WeightUpdate:
         """
         raise NotImplementedError
 
-    def apply_outside(self, call: UpdateCall) -> None:
+    def apply_outside(self, call: ApplyCall) -> None:
         """Update outside of steps and replicas, as one device does."""
         # Without other ranks: between steps each rank has all slots.
         self._apply_on_tower(call, call.grads)
@@ -187,7 +187,7 @@ class WeightUpdate:
 
     def reduce_and_apply(
         self,
-        call: UpdateCall,
+        call: ApplyCall,
         tower_grads: Gradients,
         shared: Sequence[Any] = (),
         weight: float = 1,
@@ -228,7 +228,7 @@ class WeightUpdate:
                     build_optimizer(optimizer, variables)
             self.place_optimizer(optimizer)
 
-    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
         """Update the weights, given K towers' summands of N gradients."""
         sums = self._sums(call, tower_grads)[0]
         marks.reached(0, "reduced", sums)
@@ -238,7 +238,7 @@ class WeightUpdate:
             copy_to_towers(trained_by(call.optimizer))
 
     def _apply_on_tower(
-        self, call: UpdateCall, sums: list[Any], tower: int = 0
+        self, call: ApplyCall, sums: list[Any], tower: int = 0
     ) -> None:
         """Apply sums on a tower, as on one device."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
@@ -259,16 +259,14 @@ class WeightUpdate:
         """What sums this rank's gradients over the ranks, in each step."""
         return self.rank_sum if self.local_sgd is None else None
 
-    def _sums(
-        self, call: UpdateCall, tower_grads: Gradients
-    ) -> list[list[Any]]:
+    def _sums(self, call: ApplyCall, tower_grads: Gradients) -> list[list[Any]]:
         """Return K lists of N sums; None for a missing gradient."""
         rows, complete = self._reduced(call, tower_grads, self._reduce)
         return [complete(row) for row in rows]
 
     def _reduced(
         self,
-        call: UpdateCall,
+        call: ApplyCall,
         tower_grads: Gradients,
         reduce: Callable[[Gradients, Sequence[Any]], list[list[Gradient]]],
     ) -> tuple[list[list[Any]], Callable[[Sequence[Any]], list[Any]]]:
@@ -336,7 +334,7 @@ class UpdateEach(WeightUpdate):
         for variable in (*trained_by(optimizer), *optimizer.variables):
             self.variables.place(variable)
 
-    def _apply_update(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
         if call.is_compiled:
             self._apply_compiled(call, tower_grads)
             return
@@ -345,7 +343,7 @@ class UpdateEach(WeightUpdate):
             with marks.until(tower, "updated"):
                 self._apply_on_tower(call, sums, tower)
 
-    def _apply_compiled(self, call: UpdateCall, tower_grads: Gradients) -> None:
+    def _apply_compiled(self, call: ApplyCall, tower_grads: Gradients) -> None:
         """Sum gradients, and update each tower's weights by one function."""
         variables = [copy_on_tower(v, 0) for v in call.variables]
         devices, reduction = self.config.devices, self._reduction
