@@ -85,6 +85,9 @@ class Backup(ResumesFit):
     ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
     is deleted.
 
+    ``keras-towers run`` starts the script again with ``--restarts``, and in an
+    elastic job, whose number of ranks may change.
+
     A script that calls ``fit`` several times can use one folder: each call has
     its own file. Calls that had ended run again.
 
@@ -381,7 +384,7 @@ class BackupFile:
         if self._resumes:
             self._restore()
         if self._writes:
-            commits.report_resumes()
+            commits.report_resumes(True)
 
     def _restore(self) -> None:
         self._resumes = False
@@ -484,6 +487,8 @@ class BackupFile:
     def end(self, delete: bool) -> None:
         """End a call of ``fit``, with or without its backup."""
         _ended[self.folder] += 1
+        if self._writes:
+            commits.report_resumes(False)
         if delete and self._writes:
             commits.report_last(self.path, [])
             self.path.unlink(missing_ok=True)

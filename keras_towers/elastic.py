@@ -281,7 +281,7 @@ def run(
         ):
             state.resume()
             if state._signals and state._is_rank_0:
-                commits.report_resumes()
+                commits.report_resumes(True)
             return function(state, *args, **kwargs)
 
     return run_from_commit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,6 +148,8 @@ class ElasticHosts:
         self._killed: set[str] = set()
         self._failures: collections.Counter[str] = collections.Counter()
         self._avoided_until: dict[str, float] = {}
+        # A thread discovers hosts while the job asks for them.
+        self._lock = threading.RLock()
 
     def discover(self) -> None:
         """Discover hosts; if that fails, keep the known ones."""
@@ -159,11 +162,12 @@ class ElasticHosts:
 
     def avoid(self, host: str) -> None:
         """Avoid a host for a while, because a rank has failed there."""
-        shortest, longest = self._cooldown_s
-        pause_s = min(longest, shortest * 2 ** self._failures[host])
-        self._failures[host] += 1
-        self._avoided_until[host] = time.monotonic() + pause_s
-        self._known = [name for name in self._known if name != host]
+        with self._lock:
+            shortest, longest = self._cooldown_s
+            pause_s = min(longest, shortest * 2 ** self._failures[host])
+            self._failures[host] += 1
+            self._avoided_until[host] = time.monotonic() + pause_s
+            self._known = [name for name in self._known if name != host]
         self._say(
             f"no rank on {host} for {pause_s} s, as one has failed there "
             "(--blacklist-cooldown-range)"
@@ -177,13 +181,14 @@ class ElasticHosts:
 
     def available(self) -> dict[str, int]:
         """Return the slots of each host that is there and not avoided."""
-        now = time.monotonic()
-        free = [h for h in self._found if self._avoided_until.get(h, 0) <= now]
-        for host in free:
-            if host not in self._known and self._is_reachable(host):
-                self._known.append(host)
-        self._known = [host for host in self._known if host in self._found]
-        return {h: self._found[h] for h in self._known if h in free}
+        with self._lock:
+            now, found = time.monotonic(), self._found
+            free = [h for h in found if self._avoided_until.get(h, 0) <= now]
+            for host in free:
+                if host not in self._known and self._is_reachable(host):
+                    self._known.append(host)
+            self._known = [host for host in self._known if host in found]
+            return {h: found[h] for h in self._known if h in free}
 
     def _is_reachable(self, host: str) -> bool:
         """Whether ranks can be started on a host; if not, avoid it."""

@@ -29,9 +29,9 @@ def folder() -> Path | None:
     return Path(name) if name else None
 
 
-def report_resumes() -> None:
-    """Report that ranks make a backup when they are told to end."""
-    _put(store.RESUMES, True)
+def report_resumes(resumes: bool) -> None:
+    """Report whether ranks make a backup when they are told to end."""
+    _put(store.RESUMES, resumes)
 
 
 def report_last(path: Path, position: Sequence[int]) -> None:

@@ -45,6 +45,17 @@ def test_a_rank_that_does_not_find_the_last_backup_says_so(server, tmp_path):
     commits.check_last(path, [0, 0])
 
 
+def test_ranks_are_told_to_make_a_backup_where_they_can(server):
+    assert server.get(store.RESUMES) is None
+    for resumes in (True, False):
+        commits.report_resumes(resumes)
+        assert server.get(store.RESUMES) is resumes
+    commits.report_resumes(True)
+    # The processes of the next round have yet to say so.
+    server.begin_round(())
+    assert server.get(store.RESUMES) is None
+
+
 def test_all_ranks_get_what_rank_0_has(server, monkeypatch):
     assert commits.is_rank_0() and commits.has_other_ranks()
     with ThreadPoolExecutor(1) as pool:

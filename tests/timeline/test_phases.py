@@ -7,7 +7,7 @@ import pytest
 
 from keras_towers import timeline as timeline_lib
 from keras_towers.timeline import (
-    Calls,
+    StepTimes,
     find_steps,
     step_seconds,
     tower_phases,
@@ -26,9 +26,9 @@ def steps(*times):
 
 
 def calls(*rows, traced=()):
-    """Calls that began, returned and ended; some of them traced."""
+    """StepTimes that began, returned and ended; some of them traced."""
     times = np.array(rows, np.float64).reshape(-1, 3).T
-    return Calls(*times, np.isin(range(len(rows)), traced) * 1)
+    return StepTimes(*times, np.isin(range(len(rows)), traced) * 1)
 
 
 def spans(phases, name):
