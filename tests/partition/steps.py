@@ -14,6 +14,19 @@ from tests.partition.cases.table import BATCH
 
 
 @contextlib.contextmanager
+def noting(programs):
+    """Give a list the programs of the steps that are traced in a block."""
+    lay_out = global_step.partition_over_mesh
+
+    def noted(*given, **more):
+        programs.append(lay_out(*given, **more))
+        return programs[-1]
+
+    with unittest.mock.patch.object(global_step, "partition_over_mesh", noted):
+        yield
+
+
+@contextlib.contextmanager
 def on_towers(programs, towers=4, **options):
     """Have Keras train on towers in a block.
 
@@ -22,16 +35,7 @@ def on_towers(programs, towers=4, **options):
         towers: their number.
         **options: of ``TowerStrategy``.
     """
-    lay_out = global_step.partition_over_mesh
-
-    def noted(*given, **more):
-        programs.append(lay_out(*given, **more))
-        return programs[-1]
-
-    with (
-        unittest.mock.patch.object(global_step, "partition_over_mesh", noted),
-        kt.TowerStrategy(towers, **options),
-    ):
+    with noting(programs), kt.TowerStrategy(towers, **options):
         yield
 
 
