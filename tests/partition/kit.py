@@ -240,7 +240,7 @@ def check_on_towers(
         function: the step, a function of tensors.
         *given: its inputs, as ``sharded`` and the functions below it make them.
         towers: the number of examples of each tower, for several runs.
-        seed: the seed of the entries.
+        seed: the seed of the entries, which differ in each run.
         tolerance: the largest difference allowed.
         **options: the options of ``partition_graph``.
     """

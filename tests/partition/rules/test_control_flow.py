@@ -60,16 +60,14 @@ _BRANCHES = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", _BRANCHES)
-def test_each_branch_is_divided(name, seed):
+def test_each_branch_is_divided(name):
     function, given, exchanges = _BRANCHES[name]
-    program = _check(function, _WAY, *given, seed=seed)
+    program = _check(function, _WAY, *given, towers=3 * FEW)
     assert exchange_counts(program) == exchanges
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_switch_case_chooses_one_of_several(seed):
+def test_switch_case_chooses_one_of_several():
     def choose(at, x, y):
         return tf.switch_case(
             at[0], [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y]
@@ -80,26 +78,24 @@ def test_switch_case_chooses_one_of_several(seed):
         sharded(-1, 3),
         sharded(-1, 3),
     )
-    _check(with_gradients(choose), *given, seed=seed)
+    _check(with_gradients(choose), *given, towers=4 * FEW)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_choice_by_the_batch_is_the_same_for_all_towers(seed):
+def test_a_choice_by_the_batch_is_the_same_for_all_towers():
     def choose(x):
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
 
-    program = check_on_towers(choose, sharded(-1, 3), towers=FEW, seed=seed)
+    program = check_on_towers(choose, sharded(-1, 3), towers=2 * FEW)
     assert set(computed_once(program)) <= {"Greater"}
     assert exchange_counts(program) == {"sum": 1, "gather": 1}
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_branch_of_rows_and_partial_sums_is_computed_once(seed):
+def test_a_branch_of_rows_and_partial_sums_is_computed_once():
     def choose(way, x, y):
         return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
 
     given = _WAY, sharded(-1, 3), partial_sum(1, 3)
-    program = check_on_towers(choose, *given, towers=((2, 0, 0),), seed=seed)
+    program = check_on_towers(choose, *given, towers=2 * ((2, 0, 0),))
     assert "StatelessIf" in computed_once(program)
 
 

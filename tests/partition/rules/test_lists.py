@@ -124,11 +124,10 @@ _DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", _DIVIDED)
-def test_lists_of_rows_are_divided(name, seed):
+def test_lists_of_rows_are_divided(name):
     function, *given = _DIVIDED[name]
-    check_divided(function, *given, seed=seed)
+    check_divided(function, *given)
 
 
 def test_other_axes_and_blocks_of_rows():
@@ -245,7 +244,6 @@ _ONCE = {
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", _ONCE)
-def test_lists_without_a_rule_are_those_of_one_device(name, seed):
-    check_on_towers(*_ONCE[name], seed=seed)
+def test_lists_without_a_rule_are_those_of_one_device(name):
+    check_on_towers(*_ONCE[name])
