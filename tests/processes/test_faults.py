@@ -53,7 +53,7 @@ def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
     assert "rank 1 has ended. Ending the job" in done.err
 
 
-@on_some_days()
+@on_some_days(3)
 @pytest.mark.parametrize(
     "how, number",
     sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),

@@ -85,10 +85,11 @@ def job(wanted, **options):
 
 # One that can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
-DRAWN, OTHERS = draw(names(*MODULES), 3)
+DRAWN, OTHERS = draw(names(*MODULES), 4)
+OVER_COLLECTIVES, NOT_DRAWN = draw(TENSORFLOW)
 JOBS = {
     "Horovod": job((*DRAWN, *EXACT, KNOWN_ROWS, LAST)),
-    "TensorFlow": job((*TENSORFLOW, LAST), **OVER_TENSORFLOW),
+    "TensorFlow": job((*OVER_COLLECTIVES, LAST), **OVER_TENSORFLOW),
 }
 LONG = {
     # One job for all would take too long on a busy machine.
@@ -96,6 +97,8 @@ LONG = {
     "Horovod, rarer": job(names(*MODULES, mark="rare_check"), **ON_TWO_TOWERS),
     "Horovod, the rest": job(REST, **ON_TWO_TOWERS),
     "Horovod, three ranks": job(THREE, ranks=3),
-    "TensorFlow, the rest": job(TENSORFLOW_REST, **OVER_TENSORFLOW),
+    "TensorFlow, the rest": job(
+        (*NOT_DRAWN, *TENSORFLOW_REST), **OVER_TENSORFLOW
+    ),
 }
 test_ranks = each_check_of(JOBS, LONG)

@@ -14,7 +14,8 @@ DRAWN, OTHERS = draw(
         "shapes_that_differ_between_calls_and_ranks",
         "strings_are_gathered_only",
         "rows_that_all_ranks_know_are_scattered_and_gathered",
-    ]
+    ],
+    3,
 )
 # It can only be the last of a job.
 (LAST,) = names("tests.processes.ended")

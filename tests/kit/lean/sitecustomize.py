@@ -1,5 +1,6 @@
 """Run by Python when it starts, where this folder is in ``PYTHONPATH``."""
 
+import gc
 import os
 import sys
 
@@ -10,3 +11,5 @@ if "PYTEST_CURRENT_TEST" in os.environ:
     # them.
     for name in ("IPython", "matplotlib", "scipy", "sklearn"):
         sys.modules[name] = None
+    # What an import makes lives on: there is little to collect.
+    gc.set_threshold(50_000, 20, 50)
