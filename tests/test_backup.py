@@ -13,6 +13,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import backup
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.sampling import sample_of
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X @ np.ones((3, 1), "float32")
@@ -170,7 +171,7 @@ class Batches(keras.utils.PyDataset):
         return X[rows], Y[rows]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", sample_of([1, 2]))
 def test_shuffled_sequences_go_on_in_the_same_order(tmp_path, workers):
     options = {"data": (Batches(workers=workers),)}
     last = kt.Backup(tmp_path / "last")

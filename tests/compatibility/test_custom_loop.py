@@ -135,7 +135,8 @@ ON_TOWERS = {"mode": "gpu"}
             ("adamw", dense_model, "step function", 3, EACH),
             ("accumulation", dense_model, "replica function", 2, COLLECTIVE),
             ("adamw", dense_model, "eager", 3, IN_GROUPS),
-        ]
+        ],
+        3,
     ),
 )
 def test_a_custom_loop_trains_as_on_one_device(
@@ -187,7 +188,8 @@ TRACED = "step function outside of replicas"
             ("clipped", normed_model, INSIDE, OUTSIDE, "each"),
             ("muon", normed_model, INSIDE, OUTSIDE, "once"),
             ("ftrl", normed_model, INSIDE, OUTSIDE, "once"),
-        ]
+        ],
+        3,
     ),
 )
 def test_fit_and_a_loop_take_turns(

@@ -21,6 +21,7 @@ from tests.kit.compare import (
 )
 from tests.kit.leaving import Boom
 from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, X, Y, fit, linear
 from tests.strategies import async_cases as cases
 
@@ -133,7 +134,7 @@ def test_a_replica_that_hangs_is_an_error():
 
 
 # One replica has no others to wait for, but averages like several.
-@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("towers", sample_of([1, 2]))
 def test_moving_averages(towers):
     model = linear()
     wanted = [w.numpy() for w in model.trainable_variables]

@@ -128,7 +128,7 @@ FITS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize("kind, ahead", sample_of(FITS))
+@pytest.mark.parametrize("kind, ahead", sample_of(FITS, 4))
 def test_fit(kind, ahead):
     """One model, which is traced once for most of them."""
     towers = 3

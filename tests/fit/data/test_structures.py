@@ -87,7 +87,8 @@ DIVIDED = "sparse", "ragged"
                 (INPUTS, 3, {}),
                 (INPUTS, 2, {"micro_batches": 2}),
                 (DIVIDED, 3, {"batches": "each", "eager": True}),
-            ]
+            ],
+            4,
         ),
         # TensorFlow's iterator over several devices splits these itself.
         pytest.param(DIVIDED, 2, {"prefetch": True}, marks=pytest.mark.long),

@@ -113,7 +113,8 @@ def of_a_dataset(model):
             (on_batches, 2, 1),
             (evaluated, 2, 1),
             (predicted, 2, 1),
-        ]
+        ],
+        3,
     ),
 )
 def test_the_result_is_that_of_one_device(act, towers, steps, logged):

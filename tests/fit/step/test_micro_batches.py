@@ -28,11 +28,14 @@ def clipped():
     return adam(global_clipnorm=0.1)
 
 
-def used(model):
+def trained(model):
     x = TOKENS if model.input_shape == (None, 4) else X
-    history = fit(model, 2, x, Y, BATCH)
-    logs = model.evaluate(x, Y, batch_size=BATCH, verbose=0)
-    return history, logs, model.predict(x, batch_size=BATCH, verbose=0)
+    return fit(model, 2, x, Y, BATCH)
+
+
+def used(model):
+    logs = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    return trained(model), logs, model.predict(X, BATCH, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
 )
 def test_gradients_that_are_rows(build, updates):
     strategy = kt.TowerStrategy(2, micro_batches=3, updates=updates)
-    assert_exact(compiled(build, clipped), used, strategy)
+    assert_exact(compiled(build, clipped), trained, strategy)
 
 
 class Counter(keras.layers.Layer):
@@ -74,12 +77,12 @@ class Counter(keras.layers.Layer):
 
 def test_variables_change_once_a_step_not_once_a_part():
     strategy = kt.TowerStrategy(2, micro_batches=3, updates="each")
-    assert_exact(stacked(lambda: [Counter(), Dense(3)]), used, strategy)
+    assert_exact(stacked(lambda: [Counter(), Dense(3)]), trained, strategy)
 
 
 def test_parts_on_parameter_servers_and_without_averaging():
     strategy = kt.ParameterServerTowerStrategy(2, micro_batches=2)
-    assert_exact(compiled(m.mlp), used, strategy)
+    assert_exact(compiled(m.mlp), trained, strategy)
 
     def at(rate):
         return compiled(m.mlp, lambda: keras.optimizers.SGD(rate))

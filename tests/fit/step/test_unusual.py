@@ -42,7 +42,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", sample_of(FORMS, 3))
+@pytest.mark.parametrize("form", sample_of(FORMS, 4))
 def test_any_callable_is_exact(form):
     def make():
         model = compiled()()

@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.fit.step import written
 from tests.kit.compare import assert_exact
+from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit
 
 
@@ -24,12 +25,14 @@ def trained(model):
 
 @pytest.mark.parametrize(
     "make_strategy, options",
-    [
-        (kt.TowerStrategy, {}),
-        (functools.partial(kt.TowerStrategy, updates="each"), {}),
-        (kt.TowerStrategy, {"run_eagerly": True}),
-        (kt.ParameterServerTowerStrategy, {}),
-    ],
+    sample_of(
+        [
+            (kt.TowerStrategy, {}),
+            (functools.partial(kt.TowerStrategy, updates="each"), {}),
+            (kt.TowerStrategy, {"run_eagerly": True}),
+            (kt.ParameterServerTowerStrategy, {}),
+        ]
+    ),
 )
 def test_native_variables_are_ordinary_between_steps_and_afterwards(
     make_strategy, options

@@ -16,7 +16,7 @@ from tests.kit.compare import (
     assert_same_model,
 )
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.sampling import long_unless
+from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import X, Y, adam, fit, linear
 
 
@@ -262,7 +262,7 @@ def _fit_with_a_variable_of_tensorflow():
     return layer.mean.numpy(), model.predict(X, verbose=0), model.get_weights()
 
 
-@pytest.mark.parametrize("updates", ["once", "each"])
+@pytest.mark.parametrize("updates", sample_of(["once", "each"]))
 def test_a_variable_of_tensorflow_made_inside_has_one_value(updates):
     wanted = _fit_with_a_variable_of_tensorflow()
     with kt.TowerStrategy(3, updates=updates):
