@@ -51,9 +51,11 @@ def job(wanted, strategy="SyncReplicasStrategy", **options):
     )
 
 
-JOBS = {"two workers": job(("embedding-clipped", *DRAWN), **PARTS)}
+# Servers take a job for failed whose last fit has.
+LAST = "embedding-clipped"
+JOBS = {"two workers": job((*DRAWN, LAST), **PARTS)}
 LONG = {
-    "two workers, not drawn": job(OTHERS, **PARTS),
+    "two workers, not drawn": job((*OTHERS, LAST), **PARTS),
     "more cases": job((*RARER, *MORE)),
     "three workers": job(THREE, ranks=3, **PARTS),
     "copies on towers": job(
