@@ -27,6 +27,7 @@ from keras_towers.bench.runner import (
     measure_all,
     plan_cells,
 )
+from keras_towers.cli.bench_plot import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
 
@@ -127,6 +128,7 @@ def bench(
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="PATH")
     ] = None,
+    plot: Path | None = None,
 ) -> None:
     """Compare the speed of strategies on a model.
 
@@ -151,6 +153,8 @@ def bench(
         device: auto uses GPUs if there are enough of them.
         timeout: Time limit of one run in seconds.
         json_path: Also write all measurements to this file.
+        plot: Also draw the step times into this file (.png, .svg, .pdf), with
+            matplotlib.
     """
     if towers is None and processes is None:
         towers = "auto"
@@ -158,6 +162,7 @@ def bench(
         Setting(device, batch_size, steps, timeout),
         _SHOWN_COLUMNS,
         json_path,
+        plot,
         models=models,
         towers=towers,
         processes=processes,
@@ -170,6 +175,7 @@ def compare(
     setting: Setting,
     columns: Sequence[str],
     json_path: Path | None,
+    plot: Path | None = None,
     *,
     models: str,
     towers: str | None,
@@ -183,6 +189,7 @@ def compare(
         setting: the options of all runs.
         columns: the names of the table's columns.
         json_path: a file to write all measurements to.
+        plot: a file to draw step times into.
         models: comma-separated names.
         towers: comma-separated numbers, or "auto".
         processes: comma-separated numbers, or "auto".
@@ -191,6 +198,8 @@ def compare(
     """
     if json_path:
         check_writable(json_path, "bench")
+    if plot:
+        check_plot(plot)
     sources, rows = _parse_models(models), pkgutil.resolve_name(setting.rows)
     numbers = {
         Runs.ONE: [1],
@@ -222,6 +231,8 @@ def compare(
         }
         text = json.dumps(document, default=asdict, indent=1)
         json_path.write_text(f"{text}\n", encoding="utf-8")
+    if plot:
+        draw_plot(results, found.titles, plot)
     if not found.complete:
         raise typer.Exit(130)
     raise typer.Exit(int(any(sample.error for sample in found.samples)))

@@ -1,0 +1,89 @@
+"""A picture of the step times that ``keras-towers bench`` has measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keras_towers.errors import TowerError
+from keras_towers.system import check_writable
+
+if TYPE_CHECKING:
+    from keras_towers.cli.bench import Result
+
+FORMATS = (".png", ".svg", ".pdf")
+_INCHES = 7.0
+_BAR_INCHES = 0.28
+
+
+def check_plot(path: Path) -> None:
+    """Raise an error now if a plot cannot be drawn into a file later."""
+    if path.suffix.lower() not in FORMATS:
+        raise TowerError(
+            f"--plot takes a file that ends in {', '.join(FORMATS)}, not "
+            f"'{path}'"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TowerError(
+            "--plot needs matplotlib: pip install 'keras-towers[plots]'"
+        )
+    check_writable(path, "bench")
+
+
+def draw_plot(
+    results: Sequence[Result], titles: Mapping[str, str], path: Path
+) -> None:
+    """Draw bars of the step times of all rows, from 0, with their ranges.
+
+    Args:
+        results: the rows; those that failed are left out.
+        titles: the titles of the models.
+        path: the file.
+    """
+    from matplotlib.figure import Figure
+
+    by_model = {
+        model: [
+            r for r in results if r.model == model and "step_ms" in r.figures
+        ]
+        for model in titles
+    }
+    drawn = {model: found for model, found in by_model.items() if found}
+    if not drawn:
+        raise TowerError("--plot has nothing to draw: all runs have failed")
+    sizes = [len(found) + 2 for found in drawn.values()]
+    figure = Figure((_INCHES, _BAR_INCHES * sum(sizes)), layout="constrained")
+    axes = figure.subplots(
+        len(drawn), squeeze=False, gridspec_kw={"height_ratios": sizes}
+    )
+    for (model, found), (axis,) in zip(drawn.items(), axes, strict=True):
+        _draw_model(axis, found)
+        axis.set_title(titles[model], loc="left", fontsize="medium")
+        axis.set_xlabel("milliseconds per step (median; line: all repeats)")
+    figure.savefig(path)
+
+
+def _draw_model(axis: Any, results: Sequence[Result]) -> None:
+    counts = sorted({result.replicas for result in results})
+    for place, result in enumerate(results):
+        times = result.figures["step_ms"]
+        median = statistics.median(times)
+        color = f"C{counts.index(result.replicas)}"
+        axis.barh(place, median, color=color)
+        axis.plot([min(times), max(times)], [place, place], "k", linewidth=1)
+        axis.annotate(
+            f" {median:.1f}",
+            (max(times), place),
+            va="center",
+            fontsize="small",
+        )
+    axis.set_yticks(
+        range(len(results)),
+        [f"{result.row} × {result.replicas}" for result in results],
+    )
+    axis.invert_yaxis()
+    axis.margins(x=0.1)
+    axis.spines[["top", "right"]].set_visible(False)
