@@ -139,7 +139,18 @@ class RankSum:
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
         variables = self._variables(optimizer, weights, specs)
         before = tf.nest.map_structure(lambda v: v.read_value(), variables)
-        sums, after = self._hook.sum(transport, tensors, before, key)
+        result = self._hook.sum(transport, tensors, before, key)
+        name = type(self._hook).__name__
+        if not (
+            isinstance(result, tuple)
+            and len(result) == 2
+            and isinstance(result[1], HookState)
+        ):
+            raise TowerError(
+                f"{name}.sum has to return the sums and the next HookState, "
+                f"not {result!r}."
+            )
+        sums, after = result
         try:
             stored = tf.nest.map_structure(
                 lambda variable, value: variable.assign(
@@ -150,8 +161,8 @@ class RankSum:
             )
         except (TypeError, ValueError) as error:
             raise TowerError(
-                f"The next state of {type(self._hook).__name__} needs the "
-                f"structure, shapes and dtypes of that of init: {error}"
+                f"The next state of {name} needs the structure, shapes and "
+                f"dtypes of that of init: {error}"
             ) from error
         # Nothing else in the graph depends on the assignments.
         with tf.control_dependencies(tf.nest.flatten(stored)):

@@ -112,6 +112,17 @@ def test_the_state_of_another_hook_is_dropped(caplog):
     assert "another communication hook" in caplog.text
 
 
+def test_sums_without_a_state_are_refused():
+    class Forgets(Remembers):
+        def sum(self, transport, tensors, state, key):
+            return list(tensors)
+
+    rank_sum, optimizer = RankSum(SingleProcess(), Forgets()), Owner()
+    words = r"Forgets.sum has to return the sums and the next HookState, not \["
+    with pytest.raises(TowerError, match=words):
+        rank_sum.sum(optimizer, [optimizer], [tf.ones(1)])
+
+
 @pytest.mark.parametrize(
     "after", [HookState(), HookState({"mine": [tf.zeros(7)]}, tf.zeros([]))]
 )
