@@ -165,32 +165,44 @@ def measure_all(
 ) -> Measurements:
     """Measure all cells until Ctrl-C; skip repeats of a row that failed."""
     found = Measurements()
-    models = dict.fromkeys(cell.model for cell in cells)
     # On SIGTERM, end exactly as on Ctrl-C.
     sigterm = handle_signals([signal.SIGTERM], signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, sigterm:
-        stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
+    with tempfile.TemporaryDirectory(prefix="keras-towers-") as name, sigterm:
         try:
-            with Progress(console=console, transient=True) as bar:
-                task = bar.add_task("models", total=len(cells))
-                for model, path in stored.items():
-                    found.titles[model] = store(model, path, setting)
-                for number, cell in enumerate(cells):
-                    title = f"{cell.title} ({number + 1} of {len(cells)})"
-                    bar.update(task, completed=number, description=title)
-                    # A repeat would use up the time limit again.
-                    if found.has_failed(cell):
-                        continue
-                    if not console.is_terminal:
-                        console.print(title, style="dim")
-                    row = rows[cell.row]
-                    sample = run_cell(row, cell, setting, stored[cell.model])
-                    found.add(sample, compares=setting.exact and not row.alone)
+            _measure(found, cells, rows, setting, console, Path(name))
             found.complete = True
         except KeyboardInterrupt:
             done = f"{len(found.samples)} of {len(cells)} runs made."
             console.print(f"Interrupted: {done}")
     return found
+
+
+def _measure(
+    found: Measurements,
+    cells: Sequence[Cell],
+    rows: Mapping[str, Row],
+    setting: Setting,
+    console: Console,
+    folder: Path,
+) -> None:
+    """Measure all cells, with a progress bar; models are stored in a folder."""
+    models = dict.fromkeys(cell.model for cell in cells)
+    stored = {m: folder / str(number) for number, m in enumerate(models)}
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("models", total=len(cells))
+        for model, path in stored.items():
+            found.titles[model] = store(model, path, setting)
+        for number, cell in enumerate(cells):
+            title = f"{cell.title} ({number + 1} of {len(cells)})"
+            bar.update(task, completed=number, description=title)
+            # A repeat would use up the time limit again.
+            if found.has_failed(cell):
+                continue
+            if not console.is_terminal:
+                console.print(title, style="dim")
+            row = rows[cell.row]
+            sample = run_cell(row, cell, setting, stored[cell.model])
+            found.add(sample, compares=setting.exact and not row.alone)
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> str:

@@ -19,10 +19,8 @@ from keras_towers.partition.program import Program, Tensor
 
 # Their results are their inputs, or the memory of a variable.
 _SAME_MEMORY = frozenset(
-    (
-        *("Identity", "IdentityN", "PreventGradient", "StopGradient"),
-        *("ExpandDims", "Reshape", "Squeeze", "ReadVariableOp"),
-    )
+    "Identity IdentityN PreventGradient StopGradient ExpandDims Reshape "
+    "Squeeze ReadVariableOp".split()
 )
 
 
