@@ -18,10 +18,16 @@ from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import Program, Tensor
 
 # Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = frozenset(
-    "Identity IdentityN PreventGradient StopGradient ExpandDims Reshape "
-    "Squeeze ReadVariableOp".split()
-)
+_SAME_MEMORY = {
+    "ExpandDims",
+    "Identity",
+    "IdentityN",
+    "PreventGradient",
+    "ReadVariableOp",
+    "Reshape",
+    "Squeeze",
+    "StopGradient",
+}
 
 
 @dataclasses.dataclass(frozen=True)
