@@ -128,10 +128,16 @@ class Backup(ResumesFit):
         self._skipped = 0
         self._signals: list[int] = []
 
-    def find_start(self, peers: Peers) -> FitStart:
+    def find_start(self, peers: Peers, first: int) -> FitStart:
         file = self._file
-        file.read(peers)
-        return FitStart(file.epoch, file.batch, file.seed, file.random_state)
+        file.read(peers, first)
+        return FitStart(
+            file.epoch,
+            len(file.epochs),
+            file.batch,
+            file.seed,
+            file.random_state,
+        )
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -194,6 +200,11 @@ class Backup(ResumesFit):
         history.epoch = list(self._file.epochs)
         history.history = {k: list(v) for k, v in self._file.history.items()}
         self.model.history = history
+        if not self._delete:
+            # Another callback may have ended fit before the last epoch, or
+            # changed weights since. There is nothing left to do.
+            self._file.epoch = max(self._file.epoch, self.params["epochs"])
+            self._file.commit()
         self._file.end(self._delete)
 
     def _metrics(self) -> list[keras.Variable]:
@@ -308,7 +319,7 @@ class BackupFile:
         self.seed, self.random_state = seed, random_state
         self.epochs, self.history = epochs, history
 
-    def read(self, peers: Peers) -> None:
+    def read(self, peers: Peers, first: int) -> None:
         """Read the file on rank 0; without it, begin with the first epoch."""
         self._writes = self.is_kept and peers.rank == 0
         if self._writes:
@@ -319,7 +330,7 @@ class BackupFile:
         # Number the calls of fit: a restarted script repeats them in order.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
-        self._move_to(0, 0, secrets.randbits(31), random.getstate(), [], {})
+        self._move_to(first, 0, secrets.randbits(31), random.getstate(), [], {})
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._shapes, self._trained, self._values = [], [], []
         self._resumes = self._writes and self.path.exists()
@@ -338,28 +349,16 @@ class BackupFile:
             self._hook_states = SavedStates(layout, states.values)
 
     def _load(self) -> None:
-        try:
+        with _refusing_damage(self.path):
             with np.load(self.path, allow_pickle=False) as file:
                 named = dict(file)
-                named.pop(_NOTES, None)
-                encoded, *arrays = named.values()
-                facts = json.loads(str(encoded))
-                self._move_to(**facts["position"])
-                self._shapes, layout = facts["variables"], facts["hook"]
-                self._trained = facts["trained"]
-                ranks = facts["ranks"]
-        except (
-            EOFError,
-            OSError,
-            TypeError,
-            ValueError,
-            KeyError,
-            zipfile.BadZipFile,
-        ) as error:
-            raise TowerError(
-                f"{self.path} is not a backup of keras_towers, or damaged "
-                f"({error!r}): delete it to train from the beginning."
-            ) from error
+            named.pop(_NOTES, None)
+            encoded, *arrays = named.values()
+            facts = json.loads(str(encoded))
+            self._move_to(**facts["position"])
+            self._shapes, layout = facts["variables"], facts["hook"]
+            self._trained = facts["trained"]
+            ranks = facts["ranks"]
         values = iter(arrays)
         self._values = list(itertools.islice(values, len(self._shapes)))
         self._hook_states = SavedStates.of(layout, ranks, values)
@@ -372,8 +371,9 @@ class BackupFile:
         files = [*self.folder.glob(_NAME.format("*"))]
         if not files:
             return None
-        with np.load(max(files, key=os.path.getmtime)) as file:
-            return bytes(file[_NOTES])
+        last = max(files, key=os.path.getmtime)
+        with _refusing_damage(last), last.open("rb") as opened:
+            return bytes(np.load(opened)[_NOTES])
 
     def attach(self, model: keras.Model) -> None:
         """Restore a model from the file, and write its state from now on.
@@ -492,6 +492,25 @@ class BackupFile:
         if delete and self._writes:
             commits.report_last(self.path, [])
             self.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Say what to do about a file that cannot be read in this block."""
+    try:
+        yield
+    except (
+        EOFError,
+        OSError,
+        TypeError,
+        ValueError,
+        KeyError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise TowerError(
+            f"{path} is not a backup of keras_towers, or damaged "
+            f"({error!r}): delete it to train from the beginning."
+        ) from error
 
 
 def _plain(value: Any) -> Any:

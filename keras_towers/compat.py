@@ -301,6 +301,9 @@ GeneratorDataAdapter = _keras(
     "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter",
     "_first_batches",
 )
+TFDatasetAdapter = _keras(
+    "trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter"
+)
 py_dataset_module = _keras(
     "trainers.data_adapters.py_dataset_adapter", "random"
 )

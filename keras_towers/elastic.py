@@ -55,9 +55,18 @@ class KeptObjects:
 
     Args:
         **objects: objects that can be pickled; each becomes an attribute.
+
+    Raises:
+        TowerError: a name is one that the state needs itself.
     """
 
     def __init__(self, **objects: Any):
+        taken = [n for n in objects if n.startswith("_") or n in dir(self)]
+        if taken:
+            raise TowerError(
+                f"{type(self).__name__} has something else under the name "
+                f"{taken[0]!r}: give your object another name."
+            )
         vars(self).update(objects)
         self._names = tuple(objects)
         self._name = f"state-{next(_numbers)}"
@@ -84,7 +93,7 @@ class KeptObjects:
 
     def sync(self) -> None:
         """Give all ranks what rank 0 has."""
-        own = pickle.dumps(self._contents())
+        own = _pickled(self._contents())
         self._take(pickle.loads(self._of_rank_0(own)))
 
     def resume(self) -> None:
@@ -167,7 +176,7 @@ class ObjectState(KeptObjects):
         self._commits += 1
         contents = self._to_commit() if self._folder else {}
         if self._folder is not None and self._is_rank_0:
-            signed = commits.sign(pickle.dumps(contents))
+            signed = commits.sign(_pickled(contents))
             make_writable(self._folder, "give --commits another one.")
             replace_file(self._path, _PARTIAL, lambda file: file.write(signed))
             commits.report_last(self._path, [self._commits])
@@ -234,32 +243,43 @@ class State(KeptObjects):
             )
         super().__init__(**extra)
         self.model = model
-        self.backup: BackupFile = BackupFile(self._folder, self._make_notes)
+        self._backup: BackupFile = BackupFile(self._folder, self._make_notes)
 
     @property
     def epoch(self) -> int:
         """The epoch of the last commit, from 0."""
-        return self.backup.epoch
+        return self._backup.epoch
 
     @property
     def batch(self) -> int:
         """The number of global batches of this epoch before the commit."""
-        return self.backup.batch
+        return self._backup.batch
 
     def _contents(self) -> dict[str, Any]:
         return {**super()._contents(), _POSITION: (self.epoch, self.batch)}
 
     def _take(self, contents: dict[str, Any]) -> None:
         objects = dict(contents)
-        self.backup.epoch, self.backup.batch = objects.pop(_POSITION)
+        self._backup.epoch, self._backup.batch = objects.pop(_POSITION)
         super()._take(objects)
 
     def _make_notes(self) -> bytes:
-        return commits.sign(pickle.dumps(self._contents()))
+        return commits.sign(_pickled(self._contents()))
 
     def _read(self) -> bytes | None:
-        notes = self.backup.read_notes()
+        notes = self._backup.read_notes()
         return None if notes is None else commits.verify(notes)
+
+
+def _pickled(contents: dict[str, Any]) -> bytes:
+    """Return what a commit has as bytes."""
+    try:
+        return pickle.dumps(contents)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TowerError(
+            f"a state takes objects that can be pickled ({error}): keep a "
+            "function or an open file out of it."
+        ) from error
 
 
 def run(
@@ -280,9 +300,13 @@ def run(
             state._signals, lambda number, _: state._record(number)
         ):
             state.resume()
-            if state._signals and state._is_rank_0:
+            reports = state._signals and state._is_rank_0
+            if reports:
                 commits.report_resumes(True)
-            return function(state, *args, **kwargs)
+            result = function(state, *args, **kwargs)
+            if reports:
+                commits.report_resumes(False)
+            return result
 
     return run_from_commit
 
@@ -314,7 +338,7 @@ class Commit(Backup):
                 "kt.elastic.Commit takes a kt.elastic.State, not a "
                 f"{type(state).__name__}."
             )
-        self._resume_by(state.backup, every, delete=False)
+        self._resume_by(state._backup, every, delete=False)
         self._state = state
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102

@@ -115,6 +115,17 @@ def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_training_may_begin_in_a_later_epoch(tmp_path):
+    plain = model()
+    with kt.TowerStrategy(2):
+        history = plain.fit(X, Y, 5, epochs=3, initial_epoch=1, verbose=0)
+    last = kt.Backup(tmp_path)
+    interrupted(last, 2, 1, kill(signal.SIGTERM), initial_epoch=1)
+    resumed = train(last, initial_epoch=1)
+    assert resumed[1].epoch == [1, 2]
+    assert_equal(resumed, (plain, history))
+
+
 class Alternating(keras.Model):
     """Two optimizers, which its step builds; it cannot be called."""
 
@@ -183,6 +194,24 @@ def test_shuffled_sequences_go_on_in_the_same_order(tmp_path, workers):
     random.setstate(before)
     plain = model()
     history = plain.fit(*options["data"], epochs=3, verbose=0)
+    assert_equal(resumed, (plain, history))
+
+
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_a_shuffled_dataset_goes_on_in_the_same_order(tmp_path, length):
+    def read():
+        # As a new process makes it.
+        keras.utils.set_random_seed(1)
+        data = tf.data.Dataset.from_tensor_slices((X, Y))
+        data = data.shuffle(len(X), seed=3).batch(5)
+        return data if length == "known" else data.filter(lambda x, y: True)
+
+    last = kt.Backup(tmp_path)
+    for when in (1, 2), (2, 1):
+        interrupted(last, *when, kill(signal.SIGTERM), data=(read(),))
+    resumed = train(last, data=(read(),))
+    plain = model()
+    history = plain.fit(read(), epochs=3, verbose=0)
     assert_equal(resumed, (plain, history))
 
 

@@ -3,6 +3,7 @@
 Jobs of several processes are in ``tests/processes/test_elastic.py``.
 """
 
+import functools
 import os
 import signal
 
@@ -91,6 +92,44 @@ def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     assert_same_history(history.history, wanted.history, 1e-6)
 
 
+def test_a_fit_that_has_ended_is_not_trained_on(starts_again, caplog):
+    """Another callback has ended it, and taken earlier weights back."""
+
+    def train():
+        model = build()
+        state = kt.elastic.State(model)
+        # The first epoch is the best, whatever follows.
+        stopping = keras.callbacks.EarlyStopping(
+            "loss", patience=0, min_delta=9.0, restore_best_weights=True
+        )
+        with kt.TowerStrategy(2):
+            history = model.fit(
+                *(X, Y, 6),
+                epochs=5,
+                verbose=0,
+                callbacks=[stopping, kt.elastic.Commit(state)],
+            )
+        return history, model
+
+    wanted, first = train()
+    assert wanted.epoch == [0, 1]
+    starts_again()
+    history, model = train()
+    assert "starts afresh" not in caplog.text
+    assert history.epoch == [0, 1]
+    assert_same_history(history.history, wanted.history, 0)
+    assert_all_close(model.weights, first.weights, 0)
+
+
+def test_a_damaged_commit_is_refused(starts_again, tmp_path):
+    script(seen=[])
+    (commit,) = tmp_path.rglob("backup.npz")
+    commit.write_bytes(commit.read_bytes()[:99])
+    starts_again()
+    with pytest.raises(kt.TowerError, match="or damaged"):
+        script(seen=[])
+
+
 def count(limit, told=False):
     state = kt.elastic.ObjectState(step=0, names=["a"])
 
@@ -153,6 +192,22 @@ def test_a_script_alone_runs_as_it_is(tmp_path, monkeypatch):
     script(seen=seen)
     assert seen == [(0, 0, 0, False)]
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("objects", "words"),
+    [
+        ({"epoch": 0}, "something else under the name 'epoch'"),
+        ({"restore": True}, "something else under the name 'restore'"),
+        ({"rate": lambda: 1}, "that can be pickled.*keep a function"),
+    ],
+)
+def test_objects_that_a_state_cannot_keep(objects, words):
+    kind = kt.elastic.ObjectState
+    if "epoch" in objects:
+        kind = functools.partial(kt.elastic.State, build())
+    with pytest.raises(kt.TowerError, match=words):
+        kind(**objects).sync()
 
 
 def test_a_commit_needs_the_state_of_its_model():

@@ -207,14 +207,16 @@ class FitStart(NamedTuple):
     """Where a ``fit`` starts, and how it shuffles.
 
     Attributes:
-        epoch: the first epoch, from 0.
+        epoch: the first epoch, as Keras counts.
+        done: how many epochs are done.
         batch: the number of batches of this epoch that are done.
         seed: orders arrays if there is no global seed.
-        random_state: of Python's ``random`` before epoch 0, which orders
+        random_state: of Python's ``random`` before the first one, which orders
             ``PyDataset``s.
     """
 
     epoch: int
+    done: int
     batch: int
     seed: int
     random_state: Sequence[Any]

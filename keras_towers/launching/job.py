@@ -55,8 +55,9 @@ class Job:
         elastic: how their number may change; None: it is fixed.
         restarts: how often to start all processes again if one is lost, or if
             hosts come and go; None: without a limit.
-        commits: the folder where scripts commit for that; None: a temporary
-            one of this machine, or on several hosts one in the working folder.
+        commits: where to make the folder in which scripts commit for that;
+            None: among temporary files of this machine, or on several hosts in
+            the working folder.
         standby: whether a second process of each rank, which has imported
             TensorFlow, stands by for that.
         runs: what each process runs: a script, or a function, which no option
@@ -152,14 +153,15 @@ class RunningJob:
             self._commits = self._make_commit_folder(remote)
 
     def _make_commit_folder(self, remote: Collection[str]) -> Path:
-        """Make the folder that ranks commit to; the job's own ends with it."""
-        if self.job.commits:
-            make_writable(self.job.commits, "give --commits another one.")
-            return self.job.commits.absolute()
-        elastic = self.job.elastic
-        # Hosts that are found later have the working folder, too.
-        shared = Path.cwd() if remote or (elastic and elastic.script) else None
-        folder = Path(tempfile.mkdtemp("", ".keras-towers-", shared))
+        """Make a folder that ranks commit to, and that ends with the job."""
+        parent, elastic = self.job.commits, self.job.elastic
+        if not parent and (remote or (elastic and elastic.script)):
+            # Hosts that are found later have the working folder, too.
+            parent = Path.cwd()
+        if parent:
+            parent = parent.absolute()
+            make_writable(parent, "name another folder with --commits.")
+        folder = Path(tempfile.mkdtemp("", ".keras-towers-", parent))
         self.undo.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
@@ -168,6 +170,14 @@ class RunningJob:
         """Whether another round may follow this one."""
         limit = self.job.restarts
         return limit is None or self.round <= limit
+
+    @property
+    def takes_backup_along(self) -> bool:
+        """Whether the last backup is one that ends with the job."""
+        last = self.server.get(store.COMMITTED)
+        if not last or not self._commits:
+            return False
+        return Path(last[0]).is_relative_to(self._commits)
 
     def environment(self) -> dict[str, str]:
         """Variables for every process of the job."""
@@ -264,8 +274,8 @@ class RunningJob:
             begin = "from the last backup"
             if not self.server.get(store.COMMITTED):
                 begin = (
-                    "from the beginning, since no backup (kt.Backup, "
-                    "kt.elastic) has been made yet"
+                    "from the beginning, since there is no backup (kt.Backup, "
+                    "kt.elastic)"
                 )
             if limit is not None:
                 begin += f" ({option}: {self.round} of {limit})"

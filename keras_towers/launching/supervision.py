@@ -104,11 +104,15 @@ class Supervisor:
         if self._forwarded and any(r.code == EXIT_AGAIN for r in self._ended):
             numbers = sorted(self._forwarded)
             names = " and ".join(signal.Signals(n).name for n in numbers)
-            text = (
-                f"ended by {names}; start the script again to resume (exit "
-                f"code {EXIT_AGAIN})"
-            )
-            return self._report(EXIT_AGAIN, numbers[0], text)
+            code, then = EXIT_AGAIN, "start the script again to resume"
+            if self._run.takes_backup_along:
+                code = 128 + numbers[0]
+                then = (
+                    "commits of kt.elastic end with their job: kt.Backup makes "
+                    "a backup that another job resumes"
+                )
+            text = f"ended by {names}; {then} (exit code {code})"
+            return self._report(code, numbers[0], text)
         if signal.SIGTERM in self._forwarded:
             code = report_stop(signal.SIGTERM, console)
             return Outcome(code, signal.SIGTERM)

@@ -36,7 +36,7 @@ def report_resumes(resumes: bool) -> None:
 
 def report_last(path: Path, position: Sequence[int]) -> None:
     """Report the last backup; an empty position if it is not needed again."""
-    _put(store.COMMITTED, [str(path), *position])
+    _put(store.COMMITTED, [str(path), *position] if position else None)
 
 
 def check_last(path: Path, position: Sequence[int]) -> None:
@@ -68,14 +68,15 @@ def verify(signed: bytes) -> bytes:
     """Return the content of a file that this job has signed.
 
     Raises:
-        TowerError: another job or somebody else has written it.
+        TowerError: another job or somebody else has written it, or it is
+            damaged.
     """
     size = len(store.sign_file("", b""))
     given, content = signed[:size], signed[size:]
     if not hmac.compare_digest(given, store.sign_file(_secret(), content)):
         raise TowerError(
-            "the commit was not written by this job: give every job another "
-            "folder (keras-towers run --commits)."
+            "the commit was not written by this job, or is damaged: start "
+            "the job again, from the beginning."
         )
     return content
 

@@ -2,9 +2,11 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from keras_towers import settings
 from tests.kit.processes import wait_until
 from tests.kit.scripts import write_executable
 
@@ -105,6 +107,44 @@ time.sleep(0 if size == "1" else 600)
     assert done.code == 0, done.err
     assert "rank 1: lost the ssh connection to 192.0.2.1" in done.err
     assert done.out.endswith("[0] of 1\n")
+
+
+# It has made a backup, and makes another one when it is told to end.
+BACKS_UP = """
+import os, pathlib, signal, sys
+from keras_towers.rendezvous import commits
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+folder = pathlib.Path(sys.argv[1]) if sys.argv[1:] else commits.folder()
+commits.report_last(folder / "backup.npz", [0, 1])
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "code", "said"),
+    [
+        (["backup"], 75, "start the script again to resume (exit code 75)"),
+        ([], 128 + signal.SIGTERM, "commits of kt.elastic end with their job"),
+    ],
+)
+def test_what_can_be_resumed_after_a_signal(launch, folder, code, said):
+    job = launch("-np 1 --restarts 1", BACKS_UP, *folder)
+    job.wait_for("ready")
+    os.kill(job.process.pid, signal.SIGTERM)
+    done = job.finish()
+    assert done.code == code
+    assert said in done.last
+
+
+def test_jobs_with_one_folder_for_commits_do_not_share_them(run, tmp_path):
+    script = f"import os; print(os.environ['{settings.ENV_COMMITS}'])"
+    options = "-np 1 --restarts 1 --commits kept"
+    folders = {Path(run(options, script).out.strip()) for _ in range(2)}
+    assert len(folders) == 2
+    assert {folder.parent for folder in folders} == {tmp_path / "kept"}
+    # Nobody else can go on from them.
+    assert not [*(tmp_path / "kept").iterdir()]
 
 
 # Rank 1 kills itself once a second process of each rank is there.

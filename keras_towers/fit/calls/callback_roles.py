@@ -129,8 +129,13 @@ class ObservesFit(keras.callbacks.Callback):
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
-    def find_start(self, peers: Peers) -> FitStart:
-        """Return the start of ``fit``, the same on all ranks."""
+    def find_start(self, peers: Peers, first: int) -> FitStart:
+        """Return the start of ``fit``, the same on all ranks.
+
+        Args:
+            peers: all ranks.
+            first: the epoch in which it starts by itself.
+        """
         raise NotImplementedError
 
     def around(self) -> contextlib.AbstractContextManager[None]:

@@ -44,10 +44,13 @@ class TowerCalls:
             if resuming is None:
                 return self._start(keras_call, None)
             stack.enter_context(resuming.around())
-            start = resuming.find_start(self._config.peers)
-            keras_call.arguments["initial_epoch"] = start.epoch
-            if start.epoch or start.batch:
-                callback_roles.warn_of_counters(keras_call.arguments)
+            arguments = keras_call.arguments
+            first = arguments.get("initial_epoch", 0)
+            start = resuming.find_start(self._config.peers, first)
+            arguments["initial_epoch"] = start.epoch
+            ended = start.epoch >= arguments.get("epochs", 1)
+            if (start.done or start.batch) and not ended:
+                callback_roles.warn_of_counters(arguments)
             return self._start(keras_call, start)
 
     def _config_of(self, kind: str) -> TowerConfig:

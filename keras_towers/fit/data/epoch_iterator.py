@@ -246,10 +246,21 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = start.batch
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
-            self._batches_to_skip += start.epoch * self.steps_per_epoch
+            self._batches_to_skip += start.done * self.steps_per_epoch
         elif self._order is not None:
-            self._order.begin_with(start.epoch)
+            self._order.begin_with(start.done)
+        if isinstance(self.data_adapter, compat.TFDatasetAdapter):
+            self._redraw(start.done)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
+
+    def _redraw(self, epochs: int) -> None:
+        """Let a dataset draw the orders of earlier epochs, without reading."""
+        if self.steps_per_epoch or self._owner is _Owner.USER:
+            return
+        # Keras creates another one behind an epoch whose length it knows.
+        iterators = 2 if self._num_batches else 1
+        for _ in range(epochs * iterators):
+            iter(self.source)
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
