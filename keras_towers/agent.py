@@ -3,6 +3,11 @@
 It runs standalone, as ``python -I -S agent.py``, and reads its order, a line of
 JSON, from stdin. Further lines are numbers of signals to forward to the
 process; 0 is a heartbeat.
+
+The agent ends the command, and all processes that the command started, when
+stdin closes, because the launcher stops the job or has died, or when heartbeats
+stop. It imports little, because each rank has an agent, and only the standard
+library, because other packages may need the environment in the order.
 """
 
 from __future__ import annotations
@@ -19,12 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-
-# The agent ends the command, and all processes that the command started, when
-# stdin closes, because the launcher stops the job or has died, or when
-# heartbeats stop. It imports little, because each rank has an agent, and only
-# the standard library, because other packages may need the environment in the
-# order.
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
@@ -238,7 +239,7 @@ _run_independently = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies.run_independently"
 )
 op_definition = _tf("framework.op_def_registry:get")
-_constant_value = _tf("framework.smart_cond:smart_constant_value")
+_entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
@@ -344,7 +345,7 @@ private_name("keras.optimizers:RMSprop", "_momentums")
 # Keras: variables, draws and global state.
 KerasVariable = _keras(
     "backend.tensorflow:Variable",
-    "_initialize _value assign assign_add assign_sub",
+    "_initialize _value _shape _dtype assign assign_add assign_sub",
 )
 in_stateless_scope = _keras("backend.common.stateless_scope:in_stateless_scope")
 global_state = _keras("backend.common.global_state", "set_global_attribute")
@@ -550,6 +551,15 @@ def hidden_variable(value: Any, dtype: Any = None, device: str = HOST) -> Any:
         return tf.Variable(value, dtype=dtype, trainable=False)
 
 
+@functools.cache
+def unknown_one() -> tf.Variable:
+    """Return a variable that is 1, which TensorFlow cannot know in a graph.
+
+    What is computed from it is not folded into a constant.
+    """
+    return hidden_variable(1)
+
+
 @contextlib.contextmanager
 def global_seed_of(seed: int) -> Iterator[None]:
     """Set TensorFlow's global seed in a block; later draws go on as before."""
@@ -577,7 +587,7 @@ def xla_context() -> Iterator[None]:
 def constant_value(tensor: Any) -> Any:
     """Return the entries of a tensor of a graph; None: they are not known."""
     # It is meant for predicates, and evaluates any constant.
-    return _constant_value(tensor)
+    return _entries_of(tensor)
 
 
 def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:

@@ -14,9 +14,11 @@ processes:
 
     train(state)
 
-A commit is a backup as ``kt.Backup`` makes it, in a folder that the launcher
-names. All processes go on from the last one. Since a global batch does not
-depend on the number of ranks, the final weights are the same as without a loss.
+A commit of a ``State`` is a backup as ``kt.Backup`` makes it; that of an
+``ObjectState`` is a signed file of its objects. Both are in a folder that the
+launcher names. All processes go on from the last one. Since a global batch does
+not depend on the number of ranks, the final weights are the same as without a
+loss.
 """
 
 from __future__ import annotations

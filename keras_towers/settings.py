@@ -28,7 +28,8 @@ ENV_SECRET = "KERAS_TOWERS_SECRET"
 ENV_STORE = "KERAS_TOWERS_STORE"
 #: Set where ranks become tasks of TensorFlow, which they find by the store.
 ENV_TASKS = "KERAS_TOWERS_TASKS"
-#: The folder of an elastic job's commits, which its launcher names.
+#: Folder of the commits of a job that may start again (`--restarts`,
+#: `--min-np`), which its launcher names.
 ENV_COMMITS = "KERAS_TOWERS_COMMITS"
 #: Key of the job's store for which a process waits that stands by;
 #: `keras-towers run --standby` sets it.

@@ -128,8 +128,8 @@ class RunningJob:
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote)
         self.address, self._interface = store_address(job.interface, remote)
-        # RankProcess: it has ended. Connected: a rank has. int: a signal.
-        # OSError: output cannot be written.
+        # RankProcess: it has ended. Connected: a rank has. HostsChanged: others
+        # are there. int: a signal. OSError: output cannot be written.
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.processes: list[RankProcess] = []
         self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
@@ -250,11 +250,12 @@ class RunningJob:
         self, run_round: Callable[[], supervision.Outcome]
     ) -> supervision.Outcome:
         """Run rounds until one ends after which the job cannot go on."""
-        backup, first = None, 1
+        committed, first_idle_round = None, 1
         while True:
             outcome = run_round()
-            last, backup = backup, self.server.get(store.COMMITTED)
-            first = first if backup == last else self.round
+            before, committed = committed, self.server.get(store.COMMITTED)
+            if committed != before:
+                first_idle_round = self.round
             may_go_on = bool(outcome.lost) or self._may_be_transient(outcome)
             if not may_go_on or self.job.restarts == 0:
                 return outcome
@@ -265,14 +266,14 @@ class RunningJob:
                     f"it has started again {limit} times already ({option})"
                 )
                 return outcome
-            idle = self.round - first + 1
+            idle = self.round - first_idle_round + 1
             if limit is None and idle >= settings.IDLE_ROUNDS:
                 self.console.say(
                     f"it has been lost {idle} times without a backup in between"
                 )
                 return outcome
             begin = "from the last backup"
-            if not self.server.get(store.COMMITTED):
+            if not committed:
                 begin = (
                     "from the beginning, since there is no backup (kt.Backup, "
                     "kt.elastic)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +22,10 @@ _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
     dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
 )
+
+
+# Inputs that draws have; others are called ``alg``, ``key`` or ``shape``.
+_RANDOM_STATES = {"counter", "seed"}
 
 
 class Effect(enum.IntEnum):
@@ -56,6 +61,18 @@ def effect_of(operation: Any) -> Effect:
     resources = [t for t in operation.inputs if t.dtype == tf.resource]
     only_variables = resources and all(is_variable(t) for t in resources)
     return Effect.PER_PROCESS if only_variables else Effect.EXTERNAL
+
+
+@functools.cache
+def is_draw(type_: str) -> bool:
+    """Whether operations of a type draw random numbers from an input.
+
+    XLA draws other numbers than TensorFlow.
+    """
+    definition = compat.op_definition(type_)
+    if definition is None:
+        return False
+    return any(a.name in _RANDOM_STATES for a in definition.input_arg)
 
 
 def is_variable(handle: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.effects import is_draw
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.program import Operation, Tensor
 
@@ -71,12 +72,20 @@ def needs_call(operations: Sequence[Operation]) -> bool:
     """Whether operations have to be called as a function, or gain by it.
 
     A call takes longer than some operations on single numbers. But XLA draws
-    other numbers than TensorFlow.
+    other numbers than TensorFlow, and functions may do so.
     """
-    draws = any("Random" in operation.type for operation in operations)
+    draws = any(is_draw(o.type) or _calls_functions(o) for o in operations)
     outputs = [tensor for o in operations for tensor in o.outputs]
     sizes = [tensor.shape.num_elements() for tensor in outputs]
     return draws or any(n is None or n > LARGEST for n in sizes)
+
+
+def _calls_functions(operation: Operation) -> bool:
+    """Whether an operation calls functions, of the program or of the trace."""
+    if operation.functions:
+        return True
+    values = operation.attributes.values()
+    return any(value.HasField("func") or value.list.func for value in values)
 
 
 def _is_of_numbers(operation: Operation) -> bool:

@@ -14,6 +14,7 @@ from keras_towers.partition.effects import (
     Effect,
     called_graphs,
     effect_of,
+    is_draw,
     written,
 )
 from keras_towers.partition.folding import LARGEST
@@ -247,13 +248,13 @@ def _is_on_every_tower(value: Value) -> bool:
 def _is_constant(node: Node, inputs: Values) -> bool:
     """Whether an operation gives small constants, which need no exchange.
 
-    Draws are not repeated: XLA draws other numbers than TensorFlow.
+    Draws are not: XLA may compile only some of the repetitions.
     """
     return (
         all(map(_is_repeated, inputs))
         and all(map(_is_small, node.shapes))
         and not node.operation.op_def.is_stateful
-        and "Random" not in node.type
+        and not is_draw(node.type)
         and not called_graphs(node.operation)
     )
 

@@ -64,7 +64,10 @@ def sum_over_ranks(
     hook: CommunicationHook = all_reduce,
     key: str | None = None,
 ) -> list[Summed]:
-    """Sum each of N gradients over the ranks; a hook sums dense ones.
+    """Sum each of N gradients over the ranks.
+
+    A hook sums dense ones; of sparse ones, such as those of an embedding, the
+    slices of all ranks are gathered, and the optimizer adds up equal rows.
 
     Args:
         transport: connects the ranks.

@@ -49,7 +49,7 @@ def job_environment(
     common: Mapping[str, str],
     interface: str | None,
 ) -> dict[str, str]:
-    """Variables for every rank of a job over Horovod or BytePS."""
+    """Variables by which a process finds its store, and ranks of Horovod."""
     host, port = endpoint.address, endpoint.port
     no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     if no_proxy != "*":  # An asterisk means all hosts only if it is alone.

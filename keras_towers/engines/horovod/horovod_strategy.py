@@ -158,7 +158,8 @@ class HorovodTransport(EngineTransport):
         # instance. So no value or size is known.
         if tf.executing_eagerly():
             return tensor
-        return tf.reshape(tensor, tf.shape(tensor) * _one().read_value())
+        one = compat.unknown_one().read_value()
+        return tf.reshape(tensor, tf.shape(tensor) * one)
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
@@ -193,11 +194,6 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
-
-
-@functools.cache
-def _one() -> tf.Variable:
-    return compat.hidden_variable(1)
 
 
 _SENT_AS_THEY_ARE = (

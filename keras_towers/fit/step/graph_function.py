@@ -10,6 +10,7 @@ caller.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.effects import is_draw
 
 CallMode = Literal["called", "inlined", "xla"]
 
@@ -49,6 +51,8 @@ class GraphFunction:
     """A function of tensors; captured tensors are its graph's last inputs."""
 
     def __init__(self, graph: Any, mode: CallMode = "called"):
+        self._graph = graph
+        self._mode: CallMode = mode
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
         self._outputs = list(graph.outputs)
@@ -70,6 +74,12 @@ class GraphFunction:
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
+        if self._would_be_folded(inputs):
+            one = compat.unknown_one().read_value()
+            return self._with_another_input._call([*inputs, one])
+        return self._call(inputs)
+
+    def _call(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         if self._is_final:
             inputs = [_not_constant(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}
@@ -81,6 +91,27 @@ class GraphFunction:
             if output.shape.is_compatible_with(shape):
                 output.set_shape(shape)
         return list(outputs)
+
+    def _would_be_folded(self, inputs: Sequence[Any]) -> bool:
+        """Whether TensorFlow would compute a call before the step, and wrongly.
+
+        It does so for constants without XLA, which draws other numbers.
+        """
+        return self._draws and all(
+            compat.constant_value(tensor) is not None for tensor in inputs
+        )
+
+    @functools.cached_property
+    def _draws(self) -> bool:
+        return self._mode == "xla" and _draws(self._graph)
+
+    @functools.cached_property
+    def _with_another_input(self) -> GraphFunction:
+        """The same function, which takes a number that it does not use."""
+        with self._graph.as_default():
+            unused = tf.compat.v1.placeholder(tf.int32, [])
+        self._graph.inputs.append(unused)
+        return GraphFunction(self._graph, self._mode)
 
     # XLA compiles a function at its first call for inputs of certain shapes; a
     # failure would end the step.
@@ -131,7 +162,7 @@ class GraphFunction:
                 else tf.compat.v1.placeholder(x.dtype, x.shape)
                 for x in inputs
             ]
-            graph.outputs = self(given)
+            graph.outputs = self._call(given)
         pairs = zip(inputs, given, strict=True)
         left = [(x, t) for x, t in pairs if isinstance(x, tf.TensorSpec)]
         graph.inputs = [tensor for _, tensor in left]
@@ -139,6 +170,14 @@ class GraphFunction:
             f"{graph.name}_{next(_numbers)}", graph, {}
         )
         compat.lower_to_xla(caller.name, [spec for spec, _ in left], device)
+
+
+def _draws(graph: Any) -> bool:
+    """Whether a graph, or a function that it calls, draws random numbers."""
+    definition = graph.as_graph_def()
+    functions = definition.library.function
+    nodes = (definition.node, *(function.node_def for function in functions))
+    return any(is_draw(node.op) for node in itertools.chain(*nodes))
 
 
 def _not_constant(tensor: tf.Tensor) -> Any:

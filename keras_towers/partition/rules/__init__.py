@@ -8,8 +8,9 @@ The file of an operation's rule, with some of TensorFlow's names:
   SparseSoftmaxCrossEntropyWithLogits
 * ``elementwise.py``: arithmetic and functions of single entries: AddV2 Mul
   RealDiv Relu Exp Cast Equal SelectV2 BiasAdd StringLower Identity
-* ``reductions.py``: sums, means, variances, extremes and cumulative sums: Sum
-  Mean Max All ArgMax Cumsum L2Loss BiasAddGrad
+* ``reductions.py``: sums, means, variances (of BatchNormalization, too),
+  extremes and cumulative sums: Sum Mean Max All ArgMax Cumsum L2Loss
+  BiasAddGrad
 * ``shapes.py``: shapes, and new, moved or joined axes: Shape Reshape Transpose
   ExpandDims Squeeze ConcatV2 Pack Unpack Tile BroadcastTo Fill OneHot ReverseV2
 * ``slices.py``: slices, splits and padding: StridedSlice Slice Split SplitV Pad

@@ -120,7 +120,9 @@ def _channels(node: Node, value: Value) -> int:
 # The variance ``Mean((x - Mean(x))^2)`` would have to wait for the exchange of
 # the mean. Instead, every tower computes the mean and variance of its rows, and
 # both are combined in a single exchange (Chan, Golub and LeVeque, 1983). This
-# is as accurate as on one device, as no large numbers are subtracted.
+# is as accurate as on one device, as no large numbers are subtracted. So the
+# statistics of BatchNormalization, which are such means and variances, are
+# those of the global batch.
 
 
 @rule("Mean")

@@ -163,6 +163,40 @@ def test_xla_draws_other_numbers():
     assert np.abs(one - other).max() > 1
 
 
+def draw_a_few(x):
+    """Add draws of few numbers, which nothing else in the step needs."""
+    seeds = np.arange(6, dtype="int32").reshape(3, 2)
+    chosen = tf.random.stateless_categorical(x, 4, seeds[0])
+    numbers = (
+        tf.cast(tf.reduce_sum(chosen), x.dtype),
+        tf.random.stateless_truncated_normal([], seeds[1], dtype=x.dtype),
+        tf.cond(
+            tf.reduce_sum(x) > 0,
+            lambda: tf.random.stateless_uniform([2], seeds[2]),
+            lambda: tf.random.stateless_uniform([2], seeds[2]) + 1,
+        ),
+    )
+    return x + sum(map(tf.reduce_sum, numbers))
+
+
+def test_few_draws_are_those_of_one_device():
+    """Also where the trace knows how few they are."""
+    make = functools.partial(
+        stacked, lambda: [Dense(7, "tanh"), Acts(draw_a_few), Dense(3)]
+    )
+
+    def act(model):
+        return fit(model, x=X[:14], y=m.LABELS[:14], batch_size=7)
+
+    with_xla, without = (make(jit_compile=xla) for xla in (True, False))
+    wanted = use_model(with_xla, act)
+    assert_same(use_model(with_xla, act, kt.TowerStrategy(2)), wanted, ROUNDING)
+    (one,), (other,) = (
+        found.returned["loss"] for found in (wanted, use_model(without, act))
+    )
+    assert abs(one - other) > 1e-3
+
+
 def test_operations_computed_once_are_not_compiled(reasons):
     make = functools.partial(
         stacked, lambda: [Dense(7, "tanh"), Acts(shown), Dense(3)]
