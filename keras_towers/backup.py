@@ -187,10 +187,9 @@ class Backup(ResumesFit):
         position = self._file
         position.epoch, position.batch, position.metrics = epoch + 1, 0, []
         position.epochs = [*position.epochs, epoch]
-        position.history = {
-            name: [*position.history.get(name, []), value]
-            for name, value in (logs or {}).items()
-        }
+        # Validation may be in some epochs only.
+        for name, value in (logs or {}).items():
+            position.history.setdefault(name, []).append(value)
         position.commit()
         if self._should_end():
             self._end(f"after epoch {epoch + 1}")

@@ -116,13 +116,20 @@ def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
 
 
 def test_training_may_begin_in_a_later_epoch(tmp_path):
+    """And validate in some of the epochs."""
+    options = {
+        "initial_epoch": 1,
+        "validation_data": (X[:7], Y[:7]),
+        "validation_freq": 2,
+    }
     plain = model()
     with kt.TowerStrategy(2):
-        history = plain.fit(X, Y, 5, epochs=3, initial_epoch=1, verbose=0)
+        history = plain.fit(X, Y, 5, epochs=3, verbose=0, **options)
     last = kt.Backup(tmp_path)
-    interrupted(last, 2, 1, kill(signal.SIGTERM), initial_epoch=1)
-    resumed = train(last, initial_epoch=1)
+    interrupted(last, 2, 1, kill(signal.SIGTERM), **options)
+    resumed = train(last, **options)
     assert resumed[1].epoch == [1, 2]
+    assert len(resumed[1].history["val_loss"]) == 1
     assert_equal(resumed, (plain, history))
 
 
