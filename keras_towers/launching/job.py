@@ -128,6 +128,10 @@ class RunningJob:
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote)
         self.address, self._interface = store_address(job.interface, remote)
+        # Other hosts could not reach the store of a later round.
+        local = self.address == LOOPBACK and not remote
+        self._stays_here = local and job.restarts != 0
+        self._left_out: set[str] = set()
         # RankProcess: it has ended. Connected: a rank has. HostsChanged: others
         # are there. int: a signal. OSError: output cannot be written.
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -170,6 +174,21 @@ class RunningJob:
         """Whether another round may follow this one."""
         limit = self.job.restarts
         return limit is None or self.round <= limit
+
+    def within_reach(self, found: dict[str, int]) -> dict[str, int]:
+        """Leave out the hosts that could not take part in the job."""
+        if not self._stays_here:
+            return found
+        here = {host: slots for host, slots in found.items() if is_local(host)}
+        others = found.keys() - here.keys() - self._left_out
+        if others:
+            self._left_out |= others
+            self.console.say(
+                f"no rank on {', '.join(sorted(others))}: the job has started "
+                "on this machine only, on its loopback interface; start it "
+                "with --network-interface to let other hosts join"
+            )
+        return here
 
     @property
     def takes_backup_along(self) -> bool:
@@ -318,7 +337,10 @@ def run_job(job: Job) -> supervision.Outcome:
     planned = fill_slots(found, options.max_ranks)
     with RunningJob(job, {slot.hostname for slot in planned}) as run:
         hosts = ElasticHosts(
-            options.discover, found, options.cooldown_s, run.console.say
+            lambda: run.within_reach(options.discover()),
+            run.within_reach(found),
+            options.cooldown_s,
+            run.console.say,
         )
         rounds = Rounds(run, engine, options, hosts)
         with rounds.following_hosts():

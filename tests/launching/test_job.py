@@ -109,6 +109,31 @@ time.sleep(0 if size == "1" else 600)
     assert done.out.endswith("[0] of 1\n")
 
 
+def test_other_hosts_cannot_join_a_job_on_loopback(launch, tmp_path):
+    """It goes on without them, also where its own slots have become fewer."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2")
+    write_executable(tmp_path / "hosts.sh", "cat hosts")
+    script = """
+import os, signal, sys
+from keras_towers.rendezvous import commits
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+size = os.environ["HOROVOD_SIZE"]
+print("of", size, flush=True)
+if size != "1":
+    commits.report_resumes(True)
+    signal.pause()
+"""
+    options = "--min-np 1 --max-np 2 --host-discovery-script ./hosts.sh"
+    job = launch(f"{options} --no-strategy", script)
+    job.wait_for("of 2", times=2)
+    hosts.write_text("192.0.2.1:1\nlocalhost:1")
+    done = job.finish()
+    assert done.code == 0, done.err
+    assert done.out.count("of 1") == 1
+    assert done.err.count("no rank on 192.0.2.1: the job has started on") == 1
+
+
 # It has made a backup, and makes another one when it is told to end.
 BACKS_UP = """
 import os, pathlib, signal, sys
