@@ -78,7 +78,7 @@ def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
 def test_an_elastic_job_without_progress_ends(run):
     done = run("--min-np 1 -np 2", "import os; os.kill(os.getpid(), 9)")
     assert done.code == 137, done.err
-    assert done.err.count("from the beginning, since no backup") == 2
+    assert done.err.count("starting all processes again, from the begin") == 2
     assert "lost 3 times without a backup in between" in done.last
     # The first time, nobody is to blame but the process.
     assert done.err.count("no rank on localhost for 5 s") == 1
