@@ -191,8 +191,8 @@ class RunningJob:
         return here
 
     @property
-    def takes_backup_along(self) -> bool:
-        """Whether the last backup is one that ends with the job."""
+    def backup_ends_with_job(self) -> bool:
+        """Whether the last backup is in the job's own folder of commits."""
         last = self.server.get(store.COMMITTED)
         if not last or not self._commits:
             return False

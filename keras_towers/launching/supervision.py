@@ -105,7 +105,7 @@ class Supervisor:
             numbers = sorted(self._forwarded)
             names = " and ".join(signal.Signals(n).name for n in numbers)
             code, then = EXIT_AGAIN, "start the script again to resume"
-            if self._run.takes_backup_along:
+            if self._run.backup_ends_with_job:
                 code = 128 + numbers[0]
                 then = (
                     "commits of kt.elastic end with their job: kt.Backup makes "
@@ -123,7 +123,7 @@ class Supervisor:
             # The signal that was forwarded may have killed them.
             outcome = dataclasses.replace(outcome, lost=())
         elif outcome.cause in outcome.lost and self._has_finished():
-            # An elastic job may do without them then, as before.
+            # What an elastic job trains does not need the others any more.
             code = 0 if self._run.job.elastic else outcome.code
             outcome = dataclasses.replace(outcome, code=code, lost=())
         is_separate = not (self._connected or self._run.job.no_strategy)
@@ -208,8 +208,7 @@ class Supervisor:
     def _have_left(self) -> bool:
         """Whether the ranks have ended because they were told to."""
         failed = failed_by_themselves(self._ended)
-        finished = all(rank.code == 0 for rank in self._ranks)
-        return not finished and all(rank.killed for rank in failed)
+        return not self._has_finished() and all(r.killed for r in failed)
 
     def _record(self, event: Connected | RankProcess) -> None:
         """Record that a rank has connected, or has ended."""

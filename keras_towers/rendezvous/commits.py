@@ -118,11 +118,7 @@ def share(content: bytes) -> bytes:
     if is_rank_0():
         server.write(store.SCOPE, key, content)
         return content
-    found = None
-    while found is None:
-        # If rank 0 has ended, the launcher ends this one.
-        found = server.read(store.SCOPE, key, settings.HOLD_S)
-    return found
+    return server.wait(key)
 
 
 def _put(key: str, value: Any) -> None:

@@ -58,9 +58,7 @@ class Store(ABC):
     """The store of a job: JSON values of this package, bytes of Horovod's."""
 
     @abstractmethod
-    def read(
-        self, scope: str, key: str, hold_s: float | None = 0
-    ) -> bytes | None:
+    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         """Read the bytes of a key, or None.
 
         Args:
@@ -74,6 +72,16 @@ class Store(ABC):
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
         """Write bytes, optionally only if there are none; return the result."""
+
+    def wait(self, key: str) -> bytes:
+        """Wait for the bytes of a key, which another process is to write.
+
+        If that process ends, the launcher ends this one.
+        """
+        found = None
+        while found is None:
+            found = self.read(SCOPE, key, settings.HOLD_S)
+        return found
 
     def get(self, key: str, hold_s: float = 0) -> Any:
         """Read a value, waiting ``hold_s`` for a missing one; None if none."""
@@ -125,10 +133,7 @@ class StoreClient(Store):
         host = f"{endpoint.address}:{endpoint.port}"
         self._url = f"http://{host}/{path_prefix(endpoint)}"
 
-    def read(
-        self, scope: str, key: str, hold_s: float | None = 0
-    ) -> bytes | None:
-        """Read the bytes of a key; ``hold_s=None`` waits without a limit."""
+    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         body = str(hold_s).encode() if hold_s else b""
         try:
             return self._request("GET", scope, key, body, hold_s)
@@ -163,10 +168,10 @@ class StoreClient(Store):
         scope: str,
         key: str,
         body: bytes,
-        hold_s: float | None = 0,
+        hold_s: float = 0,
     ) -> bytes:
         path = f"/{scope}/{key}"
-        limit_s = None if hold_s is None else settings.STORE_ANSWER_S + hold_s
+        limit_s = settings.STORE_ANSWER_S + hold_s
         request = urllib.request.Request(
             self._url + path,
             body or None,

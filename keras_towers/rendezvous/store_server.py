@@ -84,9 +84,7 @@ class StoreServer(ThreadingHTTPServer, Store):
                 self.scope_size[f"local_{slot.hostname}"] = slot.local_size
                 self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
 
-    def read(
-        self, scope: str, key: str, hold_s: float | None = 0
-    ) -> bytes | None:
+    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         with self.lock:
             found = self.values[scope].get(key)
             if found is not None or not hold_s:

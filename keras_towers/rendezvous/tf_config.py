@@ -12,7 +12,6 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, store
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
@@ -150,13 +149,9 @@ def make_task() -> None:
         raise TowerError("only ranks of `keras-towers run` become tasks.")
     address = reserve_port(source_address(server.host), _held)
     server.put(f"{_TASK}{rank.rank}", address)
-    addresses = []
-    for other in range(rank.size):
-        found = None
-        while found is None:
-            # If another rank has ended, the launcher ends this one.
-            found = server.get(f"{_TASK}{other}", settings.HOLD_S)
-        addresses.append(found)
+    addresses = [
+        json.loads(server.wait(f"{_TASK}{other}")) for other in range(rank.size)
+    ]
     cluster = Cluster({"worker": tuple(addresses)}, "worker", rank.rank)
     os.environ[VARIABLE] = cluster.to_json()
     # It is no rank of Horovod any more.

@@ -51,8 +51,7 @@ class GraphFunction:
     """A function of tensors; captured tensors are its graph's last inputs."""
 
     def __init__(self, graph: Any, mode: CallMode = "called"):
-        self._graph = graph
-        self._mode: CallMode = mode
+        self._drawing = graph if mode == "xla" and _draws(graph) else None
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
         self._outputs = list(graph.outputs)
@@ -97,21 +96,19 @@ class GraphFunction:
 
         It does so for constants without XLA, which draws other numbers.
         """
-        return self._draws and all(
+        return self._drawing is not None and all(
             compat.constant_value(tensor) is not None for tensor in inputs
         )
 
     @functools.cached_property
-    def _draws(self) -> bool:
-        return self._mode == "xla" and _draws(self._graph)
-
-    @functools.cached_property
     def _with_another_input(self) -> GraphFunction:
         """The same function, which takes a number that it does not use."""
-        with self._graph.as_default():
+        graph = self._drawing
+        assert graph is not None
+        with graph.as_default():
             unused = tf.compat.v1.placeholder(tf.int32, [])
-        self._graph.inputs.append(unused)
-        return GraphFunction(self._graph, self._mode)
+        graph.inputs.append(unused)
+        return GraphFunction(graph, "xla")
 
     # XLA compiles a function at its first call for inputs of certain shapes; a
     # failure would end the step.
