@@ -33,6 +33,7 @@ SHOWN_BY = {
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "exactness/test_xla.py": "fit/update/compiled_update",
     "bench/test_runner.py": "bench/rows",
+    "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process

@@ -14,8 +14,10 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
+from keras_towers.launching.cluster_job import run_cluster
 from keras_towers.launching.elastic_hosts import ElasticOptions
-from keras_towers.launching.job import Job, run_cluster, run_job
+from keras_towers.launching.job import Job
+from keras_towers.launching.rank_job import run_job
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.hosts import (

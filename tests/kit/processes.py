@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from keras_towers.launching.job import local_cluster
+from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.tf_config import Cluster
 from tests.kit.scripts import inherited

@@ -13,7 +13,7 @@ from keras_towers.engines.byteps import byteps_strategy
 from keras_towers.engines.horovod import horovod_strategy
 from keras_towers.engines.runtime import multi_worker
 from keras_towers.engines.runtime.multi_worker import instance_key
-from keras_towers.launching.job import local_cluster
+from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.strategies import base
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.engines.runtime import tensorflow_task
-from keras_towers.launching.job import local_cluster
+from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous.tf_config import Cluster
 
 pytestmark = pytest.mark.core

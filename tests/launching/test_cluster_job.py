@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keras_towers.launching.job import Job, local_cluster, run_cluster
+from keras_towers.launching.cluster_job import local_cluster, run_cluster
+from keras_towers.launching.job import Job
 from keras_towers.system import handle_signals
 from tests.kit.processes import wait_until
 

@@ -1,0 +1,171 @@
+"""A job whose processes are ranks, on the hosts that it has in each round."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+from keras_towers import engines, settings
+from keras_towers.errors import TowerError
+from keras_towers.launching import supervision
+from keras_towers.launching.elastic_hosts import ElasticHosts, ElasticOptions
+from keras_towers.launching.job import Job, RankStart, RunningJob
+from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
+
+
+def run_job(job: Job) -> supervision.Outcome:
+    """Run a job whose processes are ranks until it ends."""
+    engine = engines.engine_of_job(job.servers, job.tasks)
+    engine.check_installed()
+    slots = sum(job.hosts.values())
+    if job.elastic is None and slots < job.ranks:
+        raise TowerError(
+            f"{job.ranks} processes do not fit into the hosts' {slots} slots: "
+            "give -H host:slots,... with more slots, or a smaller -np"
+        )
+    options = job.elastic or ElasticOptions(job.ranks, 1, job.ranks, job.hosts)
+    found = options.discover()
+    planned = fill_slots(found, options.max_ranks)
+    with RunningJob(job, {slot.hostname for slot in planned}) as run:
+        hosts = ElasticHosts(
+            lambda: run.within_reach(options.discover()),
+            run.within_reach(found),
+            options.cooldown_s,
+            run.console.say,
+        )
+        rounds = Rounds(run, engine, options, hosts)
+        with rounds.following_hosts():
+            return run.run_rounds(rounds.run_round)
+
+
+class Rounds:
+    """Runs the ranks of a job on the hosts that it has in each round."""
+
+    def __init__(
+        self,
+        run: RunningJob,
+        engine: engines.Engine,
+        options: ElasticOptions,
+        hosts: ElasticHosts,
+    ):
+        self._run, self._engine = run, engine
+        self._options, self._hosts = options, hosts
+        self._plan: list[RankPlacement] = []
+
+    @contextlib.contextmanager
+    def following_hosts(self) -> Iterator[None]:
+        """Tell the job when hosts come or go, if it is elastic."""
+        over = threading.Event()
+        if self._run.job.elastic:
+            threading.Thread(
+                target=self._follow_hosts, args=(over,), daemon=True
+            ).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _follow_hosts(self, over: threading.Event) -> None:
+        while not over.wait(settings.DISCOVERY_PAUSE_S):
+            self._hosts.discover()
+            if self._find_plan() != self._plan:
+                self._run.events.put(supervision.HostsChanged())
+
+    def _find_plan(self) -> list[RankPlacement]:
+        return fill_slots(self._hosts.available(), self._options.max_ranks)
+
+    def run_round(self) -> supervision.Outcome:
+        """Wait for enough slots, and run ranks there until they end."""
+        self._avoid_hosts()
+        return self._wait_for_slots() or run_ranks(
+            self._run, self._engine, self._plan
+        )
+
+    def _avoid_hosts(self) -> None:
+        """Avoid the hosts of ranks that failed in the round before."""
+        failed = supervision.failed_by_themselves(self._run.processes)
+        killed = {rank.hostname: rank.killed for rank in failed}
+        for host in killed:
+            if killed[host]:
+                self._hosts.record_kill(host)
+            else:
+                self._hosts.avoid(host)
+
+    def _wait_for_slots(self) -> supervision.Outcome | None:
+        """Wait for enough slots, and plan a round there.
+
+        Returns:
+            How the job has ended, if it cannot go on.
+        """
+        options = self._options
+        wanted, option = options.min_ranks, "--min-np"
+        if not self._run.round and options.ranks > wanted:
+            wanted, option = options.ranks, "-np"
+        limit_s = options.timeout_s
+        deadline, reported = time.monotonic() + limit_s, False
+        while True:
+            plan = self._find_plan()
+            if len(plan) >= wanted:
+                self._plan = plan
+                return None
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            if not reported:
+                reported = True
+                self._run.console.say(
+                    f"slots for ranks: {len(plan)}, {option} asks for "
+                    f"{wanted}; waiting for more, for {limit_s} s at most "
+                    "(--elastic-timeout)"
+                )
+            with contextlib.suppress(queue.Empty):
+                pause_s = min(left_s, settings.DISCOVERY_PAUSE_S)
+                event = self._run.events.get(timeout=pause_s)
+                if isinstance(event, int | OSError):
+                    code = supervision.report_stop(event, self._run.console)
+                    return supervision.Outcome(code, event)
+        text = (
+            f"there were not {wanted} slots within {limit_s} s: add hosts, or "
+            "give a smaller --min-np or a longer --elastic-timeout"
+        )
+        if not self._run.round:
+            raise TowerError(text)
+        self._run.console.say(text)
+        return supervision.Outcome(1, text=text)
+
+
+def run_ranks(
+    run: RunningJob, engine: engines.Engine, plan: list[RankPlacement]
+) -> supervision.Outcome:
+    """Run all ranks of a plan until they end."""
+    job, environment = run.job, run.environment()
+    if job.tasks:
+        environment[settings.ENV_TASKS] = "1"
+    run.begin_round(plan)
+    servers = None
+    if job.servers:
+        servers = engine.load(engine.servers)(run, job.servers, plan)
+    run.start(
+        [
+            RankStart(
+                str(slot.rank) if job.ranks > 1 or job.elastic else None,
+                slot.rank,
+                {
+                    **environment,
+                    **slot.environment,
+                    **(servers.environment(slot) if servers else {}),
+                },
+                slot.hostname,
+                slot.local_size,
+            )
+            # By local rank, so that the logins on all hosts overlap.
+            for slot in sorted(plan, key=lambda slot: slot.local_rank)
+        ]
+    )
+    helpers = servers.processes if servers else ()
+    return supervision.Supervisor(run, helpers=helpers).wait(
+        job.how_to_connect(engine.strategy, engine.strategy_class)
+    )
