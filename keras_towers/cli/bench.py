@@ -112,6 +112,7 @@ class Device(StrEnum):
 
 
 Names: TypeAlias = Annotated[str, typer.Option(metavar="NAMES")]
+Count: TypeAlias = Annotated[int, typer.Option(min=1, metavar="N")]
 Numbers: TypeAlias = Annotated[str | None, typer.Option(metavar="NUMBERS")]
 
 
@@ -120,15 +121,15 @@ def bench(
     towers: Numbers = None,
     processes: Numbers = None,
     strategies: Names = "default",
-    steps: Annotated[int, typer.Option(min=1)] = 60,
-    batch_size: Annotated[int, typer.Option(min=1)] = 64,
-    repeats: Annotated[int, typer.Option(min=1)] = 3,
-    device: Device = Device.AUTO,
-    timeout: Annotated[float, typer.Option(min=1)] = 300,
+    steps: Count = 60,
+    batch_size: Count = 64,
+    repeats: Count = 3,
+    device: Annotated[Device, typer.Option(metavar="NAME")] = Device.AUTO,
+    timeout: Annotated[float, typer.Option(min=1, metavar="N")] = 300,
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="PATH")
     ] = None,
-    plot: Path | None = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
 ) -> None:
     """Compare the speed of strategies on a model.
 
@@ -150,7 +151,7 @@ def bench(
         steps: Steps to time in a run, after 20 warm-up steps.
         batch_size: Examples per step, however many replicas share them.
         repeats: Runs per row.
-        device: auto uses GPUs if there are enough of them.
+        device: cpu, gpu, or auto, which uses GPUs if there are enough of them.
         timeout: Time limit of one run in seconds.
         json_path: Also write all measurements to this file.
         plot: Also draw the step times into this file (.png, .svg, .pdf), with

@@ -153,10 +153,10 @@ def install(
 @app.command(cls=Command)
 def verify(
     target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION")],
-    towers: int | None = None,
-    batch_size: int | None = None,
-    steps: int = 3,
-    tolerance: float = math.inf,
+    towers: Annotated[int | None, typer.Option(metavar="N")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N")] = None,
+    steps: Annotated[int, typer.Option(metavar="N")] = 3,
+    tolerance: Annotated[float, typer.Option(metavar="X")] = math.inf,
 ) -> None:
     """Measure how far training on towers is from training on one device.
 

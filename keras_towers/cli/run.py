@@ -45,7 +45,7 @@ def run(
     hosts: Annotated[
         str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
     ] = None,
-    hostfile: Path | None = None,
+    hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
     ps: Count = None,
     workers: Count = None,
     strategy: Annotated[str | None, typer.Option(metavar="NAME")] = None,
@@ -72,13 +72,15 @@ def run(
     ] = None,
     min_np: Count = None,
     max_np: Count = None,
-    host_discovery_script: Path | None = None,
+    host_discovery_script: Annotated[
+        Path | None, typer.Option(metavar="PATH")
+    ] = None,
     elastic_timeout: Count = None,
     blacklist_cooldown_range: Annotated[
         tuple[int, int] | None, typer.Option(metavar="SECONDS SECONDS")
     ] = None,
     reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
-    commits: Path | None = None,
+    commits: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
     """Run a script as N processes that train one model together.
 
@@ -98,8 +100,8 @@ def run(
             machine.
         hostfile: Hosts in a file, with lines like 'host slots=2'.
         ps: Number of parameter servers, on this machine.
-        workers: Number of processes that train, connected by TensorFlow on
-            this machine. TF_CONFIG lists all tasks.
+        workers: Number of processes that train, connected by TensorFlow; with
+            --ps, by parameter servers.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Default: the script enters a strategy itself.
         no_strategy: Let each process train a separate model. Otherwise fit

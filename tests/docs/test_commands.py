@@ -65,5 +65,5 @@ def test_commands_targets_and_options_exist(page):
         assert target in TARGETS
     # Those that a page names alone, such as ``--stall-warning``.
     alone = {one for one in code(page) if re.fullmatch(r"--[a-z-]+", one)}
-    known = map(options_of, COMMANDS.commands.values())
+    known = map(options_of, [COMMANDS, *COMMANDS.commands.values()])
     assert alone <= {"--help"}.union(*known)

@@ -1,0 +1,72 @@
+"""``docs/cli.md`` has the commands of ``keras-towers`` and their help."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.docs.test_commands import COMMANDS
+
+pytestmark = pytest.mark.core
+
+PAGE = ROOT / "docs" / "cli.md"
+HEAD = """# Command line
+
+A test makes this page from what `--help` prints.
+"""
+
+
+def row(parameter):
+    """Return the row of an argument, or of an option with its default."""
+    name, said = parameter.metavar, [parameter.help.replace("|", r"\|")]
+    if parameter.param_type_name == "option":
+        name = ", ".join(parameter.opts)
+        if not parameter.is_flag:
+            name += f" {parameter.metavar}"
+            if parameter.required:
+                said.append("Required.")
+            elif parameter.default is not None and "Default:" not in said[0]:
+                said.append(f"Default: {parameter.default!s}.")
+    if parameter.envvar:
+        said.append(f"The variable `{parameter.envvar}` sets it, too.")
+    return f"| `{name}` | {' '.join(said)} |\n"
+
+
+def section(name, command):
+    parameters = [p for p in command.params if p.name != "help"]
+    usage = [name, "[OPTIONS]"]
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            is_list = parameter.nargs < 0
+            shown = parameter.metavar + ("..." if is_list else "")
+            usage.append(shown if parameter.required else f"[{shown}]")
+    # An example in the help is a line of its own.
+    text = re.sub(
+        r"^keras-towers .+$",
+        r"```bash\n\g<0>\n```",
+        command.help,
+        flags=re.MULTILINE,
+    )
+    return (
+        f"\n## {name}\n\n```\n{' '.join(usage)}\n```\n\n{text.strip()}\n\n"
+        f"| | |\n|---|---|\n{''.join(map(row, parameters))}"
+    )
+
+
+def page():
+    """The page, from the commands, their arguments and their options."""
+    commands = {"keras-towers": COMMANDS}
+    for name, command in COMMANDS.commands.items():
+        commands[f"keras-towers {name}"] = command
+    return HEAD + "".join(
+        section(name, command) for name, command in commands.items()
+    )
+
+
+def test_the_page_has_every_command_and_option():
+    """To write it: ``python -m tests.docs.test_cli``."""
+    assert PAGE.read_text() == page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
