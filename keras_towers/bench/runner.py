@@ -80,6 +80,8 @@ class Setting:
         exact: whether a row fails if its losses differ from plain Keras's; then
             every step waits for its loss, and every replica has its own core.
         rows: the rows, as the names of a module and of its attribute.
+        memory_limit: MiB of each logical GPU that the towers of a process are;
+            None: each tower has a GPU.
     """
 
     device: str
@@ -88,6 +90,7 @@ class Setting:
     timeout_s: float
     exact: bool = False
     rows: str = "keras_towers.bench.rows:ROWS"
+    memory_limit: int | None = None
 
 
 @dataclass

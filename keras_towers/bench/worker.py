@@ -81,7 +81,12 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
     if ranks and row.backend == "tensorflow":
         return []
-    return row.devices(setting.device, cell.replicas if in_one else 1)
+    number = cell.replicas if in_one else 1
+    if setting.memory_limit:
+        from keras_towers.devices import virtual_towers
+
+        return virtual_towers(number, setting.memory_limit)
+    return row.devices(setting.device, number)
 
 
 def reset_peak_memory() -> float:

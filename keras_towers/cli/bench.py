@@ -125,6 +125,9 @@ def bench(
     batch_size: Count = 64,
     repeats: Count = 3,
     device: Annotated[Device, typer.Option(metavar="NAME")] = Device.AUTO,
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, metavar="MIB")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="N")] = 300,
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="PATH")
@@ -152,6 +155,9 @@ def bench(
         batch_size: Examples per step, however many replicas share them.
         repeats: Runs per row.
         device: cpu, gpu, or auto, which uses GPUs if there are enough of them.
+        memory_limit: Split the first GPU into logical ones of so many MiB, one
+            for each tower. They show what towers cost, not how fast they are:
+            they share its cores.
         timeout: Time limit of one run in seconds.
         json_path: Also write all measurements to this file.
         plot: Also draw the step times into this file (.png, .svg, .pdf), with
@@ -160,7 +166,7 @@ def bench(
     if towers is None and processes is None:
         towers = "auto"
     compare(
-        Setting(device, batch_size, steps, timeout),
+        Setting(device, batch_size, steps, timeout, memory_limit=memory_limit),
         _SHOWN_COLUMNS,
         json_path,
         plot,
@@ -248,6 +254,13 @@ def _resolve(
         The setting, and the number of available devices of its kind.
     """
     gpus = len(facts["gpus"])
+    if setting.memory_limit and (setting.device == "cpu" or not gpus):
+        raise TowerError(
+            f"--memory-limit {setting.memory_limit} splits a GPU, but "
+            + ("the device is the CPU" if gpus else "none is visible")
+        )
+    if setting.memory_limit:
+        setting = replace(setting, device="gpu")
     if setting.device == "auto":
         most = max(n or 2 for counts in numbers.values() for n in counts)
         setting = replace(setting, device="gpu" if gpus >= most else "cpu")
@@ -257,8 +270,12 @@ def _resolve(
     for counts in numbers.values():
         counts[:] = [count or fitting for count in counts]
     everything = [count for counts in numbers.values() for count in counts]
-    if setting.device == "gpu" and gpus < max(everything):
-        raise TowerError(f"{max(everything)} GPUs are needed, {gpus} visible")
+    # One for each process, and for each tower unless they share the first.
+    needed = max(
+        numbers[Runs.RANKS] if setting.memory_limit else everything, default=1
+    )
+    if setting.device == "gpu" and gpus < needed:
+        raise TowerError(f"{needed} GPUs are needed, {gpus} visible")
     for count in everything:
         if setting.batch % count:
             raise TowerError(

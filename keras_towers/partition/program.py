@@ -60,7 +60,8 @@ class Phase(enum.IntEnum):
     """The phases of a level, which follow one another.
 
     Functions take values and return values: variables are read and written
-    beside them, on the devices where they are.
+    beside them, on the devices where they are. Around a function that XLA
+    compiles, the reads and writes of its level may be compiled with it.
 
     Attributes:
         ONCE: what is computed once for all towers.
@@ -538,16 +539,34 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
         function: the function.
         graphs: the graphs whose functions it calls.
     """
+    return graph_of_inputs(
+        function.inputs,
+        lambda given: emit(
+            function.operations, given, function.outputs, graphs
+        ),
+    )
+
+
+def graph_of_inputs(
+    inputs: Sequence[Tensor],
+    add: Callable[[dict[Tensor, Any]], list[Any]],
+) -> Any:
+    """Return the graph of a function of tensors.
+
+    Args:
+        inputs: the function's inputs.
+        add: adds operations to the current graph, given its placeholders by the
+            inputs; returns the outputs.
+    """
     graph = compat.FuncGraph("towers")
     with graph.as_default():
-        given = {tensor: placeholder_of(tensor) for tensor in function.inputs}
+        given = {tensor: placeholder_of(tensor) for tensor in inputs}
+        graph.inputs = list(given.values())
         # Keep the order of operations that use the same variables.
         with compat.AutomaticControlDependencies() as ordered:
-            outputs = emit(function.operations, given, function.outputs, graphs)
+            graph.outputs = add(given)
     graph.control_outputs.extend(ordered.ops_which_must_run)
-    graph.inputs = list(given.values())
-    graph.outputs = outputs
-    graph.structured_outputs = outputs
+    graph.structured_outputs = graph.outputs
     return graph
 
 

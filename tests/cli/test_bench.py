@@ -58,6 +58,7 @@ def machine(monkeypatch):
         ("--towers two", "whole numbers from 1, not 'two'"),
         ("--processes 1,2", "whole numbers from 2, not '1,2'"),
         ("--towers 2 --device gpu", "2 GPUs are needed, 0 visible"),
+        ("--memory-limit 99", "splits a GPU, but none is visible"),
         ("--towers 6", "6 replicas cannot share --batch-size 64"),
         ("--batch-size 61", "4 replicas cannot share --batch-size 61"),
         ("--json /no/such/folder/a.json", "'/no/such/folder/a.json' (No such"),

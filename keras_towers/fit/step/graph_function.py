@@ -48,9 +48,14 @@ class Uncompilable(Exception):
 
 
 class GraphFunction:
-    """A function of tensors; captured tensors are its graph's last inputs."""
+    """A function of tensors; captured tensors are its graph's last inputs.
+
+    Attributes:
+        mode: how it is called.
+    """
 
     def __init__(self, graph: Any, mode: CallMode = "called"):
+        self.mode: CallMode = mode
         self._drawing = graph if mode == "xla" and _draws(graph) else None
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)

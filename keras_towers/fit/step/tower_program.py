@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import ChainMap
 from collections.abc import (
@@ -34,8 +35,10 @@ from keras_towers.partition.program import (
     Update,
     emit,
     graph_of,
+    graph_of_inputs,
     needed_operations,
 )
+from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.stages import Stage, needs_call, stages_of
 from keras_towers.transport import SingleProcess, Transport
 
@@ -44,8 +47,30 @@ from keras_towers.transport import SingleProcess, Transport
 # steps need a multiple of a number, and a tower has no more rows than a batch
 # whose size is known.
 _TRIED_ROWS = (8, 64, 840, 1)
+# What XLA does with a variable.
+_COMPILED = (
+    "ReadVariableOp",
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+)
 # All towers' operations in a level up to which calls cost more than they save.
 _FEW_OPERATIONS = 250
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a function on each tower.
+
+    Attributes:
+        body: what it computes.
+        function: the function.
+        gate: the tensors for which it waits.
+    """
+
+    body: Function
+    function: GraphFunction
+    gate: Sequence[Any] = ()
 
 
 class TowerProgram:
@@ -93,7 +118,8 @@ class TowerProgram:
             for on_columns in (False, True)
         }
         self._assumed: list[AssumedBatch] = []
-        self._used = self._used_elsewhere()
+        # By tensor: the places outside of its own that use it.
+        self._users: dict[Tensor, set[Any]] = {}
         self._summed = _summed(program)
 
     def add_to_graph(
@@ -118,6 +144,7 @@ class TowerProgram:
         program, devices = self._program, self._devices
         known = dict(common)
         number = len(parts) // len(devices)
+        self._users = self._users_elsewhere(number)
         self._assumed = [
             AssumedBatch(program, len(parts) * self._transport.size, rows)
             for rows in _TRIED_ROWS
@@ -209,17 +236,23 @@ class TowerProgram:
         by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
         for operation in operations:
             by_phase[operation.phase].append(operation)
-        for place in places:
-            self._access_variables(by_phase[Phase.READ], place)
+        reads: Sequence[Operation] = by_phase[Phase.READ]
+        writes: Sequence[Operation] = by_phase[Phase.WRITE]
         of_parts = by_phase[Phase.TOWERS]
+        shared: list[Operation] = []
         if number > 1:
             # What micro-batches share, a tower computes once.
             shared = [o for o in of_parts if not _is_of_batch(o)]
             of_parts = [o for o in of_parts if _is_of_batch(o)]
-            self._compute_on_towers(shared, places, once=True)
-        self._compute_on_towers(of_parts, places)
+        call = self._call_of(of_parts)
+        if call and call.function.mode == "xla" and number == 1:
+            call, reads, writes = self._with_variables(call, reads, writes)
         for place in places:
-            self._access_variables(by_phase[Phase.WRITE], place)
+            self._access_variables(reads, place)
+        self._compute_on_towers(self._call_of(shared), places, once=True)
+        self._compute_on_towers(call, places)
+        for place in places:
+            self._access_variables(writes, place)
 
     def _stages(self, operations: Iterable[Operation]) -> list[Stage]:
         """Divide what is computed once in a level into stages."""
@@ -227,13 +260,19 @@ class TowerProgram:
             return stages_of(list(operations))
         return [Stage(single=list(operations))]
 
-    def _used_elsewhere(self) -> set[Tensor]:
-        """Return tensors that are used outside of where they are computed."""
+    def _users_elsewhere(self, number: int) -> dict[Tensor, set[Any]]:
+        """Return tensors that are used outside of where they are computed.
+
+        Args:
+            number: the number of micro-batches of a tower.
+
+        Returns:
+            For each tensor, the places that use it: functions, parts of levels,
+            and None for any other.
+        """
         program = self._program
-        # The function, or the part of a level, that an operation belongs to.
         places: dict[int, Any] = {
-            id(o): (o.level, o.phase, _is_of_batch(o), o.on_columns)
-            for o in program.operations
+            id(o): _place(o, number) for o in program.operations
         }
         for where, stages in self._once.items():
             for number, stage in enumerate(stages):
@@ -243,15 +282,18 @@ class TowerProgram:
         used.update(program.results)
         for update in program.updates:
             used.update(update.given)
+        users: dict[Tensor, set[Any]] = {tensor: {None} for tensor in used}
         for operation in program.operations:
+            # What is repeated is added wherever it is used.
+            repeats = operation.is_repeated
+            user = None if repeats else places[id(operation)]
             for tensor in operation.inputs:
                 source = tensor.operation
                 if source is not None and (
-                    operation.is_repeated
-                    or places[id(source)] != places[id(operation)]
+                    repeats or places[id(source)] != user
                 ):
-                    used.add(tensor)
-        return used
+                    users.setdefault(tensor, set()).add(user)
+        return users
 
     def _compute_in_function(
         self,
@@ -267,9 +309,20 @@ class TowerProgram:
             values = function([value_of(t, known) for t in body.inputs])
         known.update(with_shapes(body.outputs, values))
 
-    def _closure(self, operations: Sequence[Operation]) -> Function:
-        """Return a function of all that operations take from outside."""
-        outputs = [t for o in operations for t in o.outputs if t in self._used]
+    def _closure(
+        self,
+        operations: Sequence[Operation],
+        outputs: Sequence[Tensor] | None = None,
+    ) -> Function:
+        """Return a function of all that operations take from outside.
+
+        Args:
+            operations: the operations.
+            outputs: what it returns; by default all that is used elsewhere.
+        """
+        if outputs is None:
+            made = [t for o in operations for t in o.outputs]
+            outputs = [tensor for tensor in made if tensor in self._users]
         used = [t for o in operations for t in o.inputs]
         _, inputs = needed_operations(
             Function((), used, operations), lambda o: o.is_repeated
@@ -285,7 +338,7 @@ class TowerProgram:
         """Add operations that each process computes, or only the first one."""
         is_root = self._transport.rank == 0
         here = [o for o in operations if is_root or not o.at_root]
-        made = [t for o in here for t in o.outputs if t in self._used]
+        made = [t for o in here for t in o.outputs if t in self._users]
         graphs, gate = self._program.graphs, self._order.gate
         values = emit(here, known, made, graphs, gate, checks)
         known.update(zip(made, values, strict=True))
@@ -296,33 +349,93 @@ class TowerProgram:
         """Read or write a tower's copies of variables, on its device."""
         # Whatever is written is the same for all micro-batches.
         scope, *_ = place.parts
-        made = [t for o in operations for t in o.outputs if t in self._used]
+        made = [t for o in operations for t in o.outputs if t in self._users]
         with tf.device(place.device):
             values = emit(
                 operations, scope, made, self._program.graphs, self._order.gate
             )
         place.shared.update(zip(made, values, strict=True))
 
-    def _compute_on_towers(
-        self,
-        operations: Sequence[Operation],
-        places: Sequence[Place],
-        once: bool = False,
-    ) -> None:
-        """Call a function of operations for each tower's micro-batches.
-
-        Args:
-            operations: the operations.
-            places: the towers, or the columns of all towers.
-            once: whether all micro-batches of a tower share the results.
-        """
+    def _call_of(self, operations: Sequence[Operation]) -> _Call | None:
+        """Return a call of a function of operations; None: there are none."""
         if not operations:
-            return
+            return None
         body = self._closure(operations)
-        inputs, outputs = body.inputs, body.outputs
         function = self._function(body) or GraphFunction(
             graph_of(body, self._program.graphs), "called"
         )
+        return _Call(body, function)
+
+    def _with_variables(
+        self,
+        call: _Call,
+        reads: Sequence[Operation],
+        writes: Sequence[Operation],
+    ) -> tuple[_Call, Sequence[Operation], Sequence[Operation]]:
+        """Let a function that XLA compiles read and write variables itself.
+
+        XLA's kernel reads and assigns all of them at once, and in place, where
+        the graph would have an operation for each.
+
+        Returns:
+            The call, and the reads and the writes that remain beside it.
+        """
+        body = call.body
+        places = {_place(operation) for operation in body.operations}
+        beside: Sequence[Operation] = []
+        if all(map(_can_be_compiled, writes)):
+            places |= {_place(operation) for operation in writes}
+        else:
+            # They keep their order.
+            beside, writes = writes, beside
+
+        def is_used(tensor: Tensor) -> bool:
+            return not self._users.get(tensor, set()) <= places
+
+        split: dict[bool, list[Operation]] = {True: [], False: []}
+        for operation in reads:
+            used = any(map(is_used, operation.outputs))
+            split[_can_be_compiled(operation) and not used].append(operation)
+        reads = split[True]
+        if not reads and not writes:
+            return call, split[False], beside
+        made = [*body.outputs, *(t for o in writes for t in o.outputs)]
+        whole = self._closure(
+            [*reads, *body.operations, *writes],
+            outputs=[tensor for tensor in made if is_used(tensor)],
+        )
+        graphs = self._program.graphs
+
+        def run(known: dict[Tensor, Any]) -> list[Any]:
+            values = [t for o in reads for t in o.outputs]
+            known |= zip(
+                values, emit(reads, known, values, graphs), strict=True
+            )
+            results = call.function([value_of(t, known) for t in body.inputs])
+            known |= zip(body.outputs, results, strict=True)
+            return emit(writes, known, whole.outputs, graphs)
+
+        function = GraphFunction(graph_of_inputs(whole.inputs, run), "xla")
+        compiled = _Call(whole, function, self._order.gate)
+        return compiled, split[False], beside
+
+    def _compute_on_towers(
+        self,
+        call: _Call | None,
+        places: Sequence[Place],
+        once: bool = False,
+    ) -> None:
+        """Call a function for each tower's micro-batches.
+
+        Args:
+            call: the call; None: nothing is computed.
+            places: the towers, or the columns of all towers.
+            once: whether all micro-batches of a tower share the results.
+        """
+        if call is None:
+            return
+        function = call.function
+        inputs, outputs = call.body.inputs, call.body.outputs
         for place in places:
             made: list[Any] = []
             if once:
@@ -333,7 +446,8 @@ class TowerProgram:
                 continue
             for part in place.parts:
                 # One micro-batch frees its memory before the next one begins.
-                with tf.device(place.device), tf.control_dependencies(made):
+                after = [*call.gate, *made]
+                with tf.device(place.device), tf.control_dependencies(after):
                     given = [value_of(t, part) for t in inputs]
                     if made:
                         given = [_after_dependencies(value) for value in given]
@@ -489,6 +603,30 @@ class TowerProgram:
                     tensors.update(with_shapes([exchange.result], [value]))
             else:
                 known.update(with_shapes([exchange.result], [result]))
+
+
+def _place(operation: Operation, number: int = 1) -> tuple[Any, ...]:
+    """Return the part of a level that an operation belongs to.
+
+    Args:
+        operation: the operation.
+        number: the number of micro-batches of a tower.
+    """
+    # What micro-batches share is a part of its own.
+    differs = number > 1 and _is_of_batch(operation)
+    return operation.level, operation.phase, differs, operation.on_columns
+
+
+def _can_be_compiled(operation: Operation) -> bool:
+    """Whether XLA can do what an operation does with a variable."""
+    return operation.type in _COMPILED and all(
+        shape.is_fully_defined() and dtype not in (tf.string, tf.variant)
+        for dtype, shape in (
+            type_of_content(tensor)
+            for tensor in operation.inputs
+            if tensor.handle is not None
+        )
+    )
 
 
 def _is_of_batch(operation: Operation) -> bool:
