@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, use_model
@@ -90,6 +91,30 @@ def noisy_in(dtype):
     return m.mlp(Acts(functools.partial(_noisy_in, dtype=dtype)))
 
 
+class Counts(keras.layers.Layer):
+    """Reads what it has written, also as XLA cannot write it."""
+
+    def build(self, shape):
+        self.total = self.add_weight(shape=(), trainable=False)
+        self.seen = self.add_weight(shape=(3,), trainable=False)
+
+    def call(self, x):
+        self.total.assign_add(tf.reduce_mean(x))
+        half = self.total * 0.5
+        self.total.assign(half)
+        self.seen.value.scatter_nd_add([[1]], [half])
+        return x + self.total + tf.reduce_sum(self.seen.value)
+
+
+def counting():
+    keras.utils.set_random_seed(2)
+    return m.mlp(keras.layers.BatchNormalization(), Counts(), drop())
+
+
+def with_copies(**options):
+    return kt.TowerStrategy(2, updates="each", **options)
+
+
 def held_once():
     return kt.ParameterServerTowerStrategy(2, ps_device="gpu")
 
@@ -112,6 +137,7 @@ CASES = {
         )
         for dtype in ("bfloat16", "float64")
     },
+    "copies": (counting, clipped_and_scaled, with_copies, used),
     # XLA does not use variables of other devices: it is given values.
     "held once": (dropping, clipped_and_scaled, held_once, trained),
     "in parts": (
@@ -123,13 +149,33 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", sample_of(CASES, 6))
+@pytest.mark.parametrize("case", sample_of(CASES, 7))
 def test_the_same_as_one_device_with_xla(case, reasons):
     build, optimizer, strategy, act = CASES[case]
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)
     tolerance = ROUNDING_16 if "float16" in case else ROUNDING
     assert_exact(make, act, strategy(), tolerance=tolerance, in_graph=True)
     assert reasons() == []
+
+
+def test_xla_reads_and_writes_the_copies_of_towers(monkeypatch):
+    on_second: list[str] = []
+    add_to_graph = TowerProgram.add_to_graph
+
+    def added(*args, **kwargs):
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        results = add_to_graph(*args, **kwargs)
+        made = graph.get_operations()[before:]
+        on_second.extend(o.type for o in made if o.device.endswith(":1"))
+        return results
+
+    monkeypatch.setattr(TowerProgram, "add_to_graph", added)
+    model = compiled(dropping, jit_compile=True)()
+    with with_copies():
+        trained(model)
+    assert "StatefulPartitionedCall" in on_second
+    assert not {"ReadVariableOp", "AssignVariableOp"} & set(on_second)
 
 
 def test_sizes_that_the_trace_does_not_know_may_be_larger_than_assumed():
