@@ -407,6 +407,28 @@ def graph_of_function(graph: Any, name: str) -> Any:
         return _graph_of_definition(function.definition)
 
 
+def devices_of_handles(graph: Any) -> dict[int, str]:
+    """Return the devices of variables that a graph captures.
+
+    Returns:
+        The devices, by the ids of the handles in the graph.
+    """
+    devices: dict[int, str] = {}
+    outer: dict[Any, dict[int, str]] = {}
+    for external, internal in getattr(graph, "captures", ()):
+        if internal.dtype != tf.resource:
+            continue
+        if not tf.is_symbolic_tensor(external):
+            devices[id(internal)] = external.device
+            continue
+        if external.graph not in outer:
+            outer[external.graph] = devices_of_handles(external.graph)
+        device = outer[external.graph].get(id(external))
+        if device is not None:
+            devices[id(internal)] = device
+    return devices
+
+
 def add_functions(graph: Any, functions: Iterable[Any]) -> None:
     """Add functions, and the functions that they call, to a graph."""
     for function in functions:

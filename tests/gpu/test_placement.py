@@ -63,6 +63,8 @@ def test_shared_weights_are_spread_with_their_slots():
 def test_the_model_stays_on_its_gpu():
     with tf.device(towers()[-1]):
         model = classifier()
+        # As Keras does by itself on GPUs.
+        model.jit_compile = True
         originals = Originals(model)
         weights = of_floats(model.variables)
         before = places(v._value for v in weights)

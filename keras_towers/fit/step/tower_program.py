@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers.devices import same_device
 from keras_towers.fit.step.exchanges import exchange_tensors
 from keras_towers.fit.step.graph_function import (
     CallMode,
@@ -54,6 +56,7 @@ _COMPILED = (
     "AssignAddVariableOp",
     "AssignSubVariableOp",
 )
+_NOT_COMPILED = (tf.string, tf.variant)
 # All towers' operations in a level up to which calls cost more than they save.
 _FEW_OPERATIONS = 250
 
@@ -118,8 +121,9 @@ class TowerProgram:
             for on_columns in (False, True)
         }
         self._assumed: list[AssumedBatch] = []
-        # By tensor: the places outside of its own that use it.
+        # By tensor: the sections of levels, outside of its own, that use it.
         self._users: dict[Tensor, set[Any]] = {}
+        self._devices_of_handles: dict[int, str] = {}
         self._summed = _summed(program)
 
     def add_to_graph(
@@ -145,6 +149,9 @@ class TowerProgram:
         known = dict(common)
         number = len(parts) // len(devices)
         self._users = self._users_elsewhere(number)
+        self._devices_of_handles = compat.devices_of_handles(
+            compat.get_default_graph()
+        )
         self._assumed = [
             AssumedBatch(program, len(parts) * self._transport.size, rows)
             for rows in _TRIED_ROWS
@@ -246,7 +253,9 @@ class TowerProgram:
             of_parts = [o for o in of_parts if _is_of_batch(o)]
         call = self._call_of(of_parts)
         if call and call.function.mode == "xla" and number == 1:
-            call, reads, writes = self._with_variables(call, reads, writes)
+            call, reads, writes = self._with_variables(
+                call, reads, writes, places
+            )
         for place in places:
             self._access_variables(reads, place)
         self._compute_on_towers(self._call_of(shared), places, once=True)
@@ -267,17 +276,17 @@ class TowerProgram:
             number: the number of micro-batches of a tower.
 
         Returns:
-            For each tensor, the places that use it: functions, parts of levels,
-            and None for any other.
+            For each tensor, the sections of levels that use it, and None for
+            any other user.
         """
         program = self._program
-        places: dict[int, Any] = {
-            id(o): _place(o, number) for o in program.operations
+        sections: dict[int, Any] = {
+            id(o): _section(o, number) for o in program.operations
         }
         for where, stages in self._once.items():
-            for number, stage in enumerate(stages):
+            for index, stage in enumerate(stages):
                 for operation in stage.compiled:
-                    places[id(operation)] = where, "compiled", number
+                    sections[id(operation)] = where, "compiled", index
         used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
         for update in program.updates:
@@ -286,11 +295,11 @@ class TowerProgram:
         for operation in program.operations:
             # What is repeated is added wherever it is used.
             repeats = operation.is_repeated
-            user = None if repeats else places[id(operation)]
+            user = None if repeats else sections[id(operation)]
             for tensor in operation.inputs:
                 source = tensor.operation
                 if source is not None and (
-                    repeats or places[id(source)] != user
+                    repeats or sections[id(source)] != user
                 ):
                     users.setdefault(tensor, set()).add(user)
         return users
@@ -371,6 +380,7 @@ class TowerProgram:
         call: _Call,
         reads: Sequence[Operation],
         writes: Sequence[Operation],
+        places: Sequence[Place],
     ) -> tuple[_Call, Sequence[Operation], Sequence[Operation]]:
         """Let a function that XLA compiles read and write variables itself.
 
@@ -381,21 +391,23 @@ class TowerProgram:
             The call, and the reads and the writes that remain beside it.
         """
         body = call.body
-        places = {_place(operation) for operation in body.operations}
+        sections = {_section(operation) for operation in body.operations}
         beside: Sequence[Operation] = []
-        if all(map(_can_be_compiled, writes)):
-            places |= {_place(operation) for operation in writes}
+        if all(self._can_be_compiled(o, places) for o in writes):
+            sections |= {_section(operation) for operation in writes}
         else:
             # They keep their order.
             beside, writes = writes, beside
 
         def is_used(tensor: Tensor) -> bool:
-            return not self._users.get(tensor, set()) <= places
+            return not self._users.get(tensor, set()) <= sections
 
         split: dict[bool, list[Operation]] = {True: [], False: []}
         for operation in reads:
-            used = any(map(is_used, operation.outputs))
-            split[_can_be_compiled(operation) and not used].append(operation)
+            taken = self._can_be_compiled(operation, places) and not any(
+                map(is_used, operation.outputs)
+            )
+            split[taken].append(operation)
         reads = split[True]
         if not reads and not writes:
             return call, split[False], beside
@@ -418,6 +430,26 @@ class TowerProgram:
         function = GraphFunction(graph_of_inputs(whole.inputs, run), "xla")
         compiled = _Call(whole, function, self._order.gate)
         return compiled, split[False], beside
+
+    def _can_be_compiled(
+        self, operation: Operation, places: Sequence[Place]
+    ) -> bool:
+        """Whether XLA can do what towers do with their variables."""
+        if operation.type not in _COMPILED:
+            return False
+        for tensor in operation.inputs:
+            if tensor.handle is None:
+                continue
+            dtype, shape = type_of_content(tensor)
+            if dtype in _NOT_COMPILED or not shape.is_fully_defined():
+                return False
+            # XLA uses no variables of other devices, as the first copy may be.
+            for place in places:
+                handle = value_of(tensor, place.parts[0])
+                device = self._devices_of_handles.get(id(handle), "")
+                if not same_device(device, place.device):
+                    return False
+        return True
 
     def _compute_on_towers(
         self,
@@ -605,28 +637,16 @@ class TowerProgram:
                 known.update(with_shapes([exchange.result], [result]))
 
 
-def _place(operation: Operation, number: int = 1) -> tuple[Any, ...]:
-    """Return the part of a level that an operation belongs to.
+def _section(operation: Operation, number: int = 1) -> tuple[Any, ...]:
+    """Return the section of a level that an operation belongs to.
 
     Args:
         operation: the operation.
         number: the number of micro-batches of a tower.
     """
-    # What micro-batches share is a part of its own.
+    # What micro-batches share is a section of its own.
     differs = number > 1 and _is_of_batch(operation)
     return operation.level, operation.phase, differs, operation.on_columns
-
-
-def _can_be_compiled(operation: Operation) -> bool:
-    """Whether XLA can do what an operation does with a variable."""
-    return operation.type in _COMPILED and all(
-        shape.is_fully_defined() and dtype not in (tf.string, tf.variant)
-        for dtype, shape in (
-            type_of_content(tensor)
-            for tensor in operation.inputs
-            if tensor.handle is not None
-        )
-    )
 
 
 def _is_of_batch(operation: Operation) -> bool:
