@@ -50,6 +50,11 @@ from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.model_parallel import (
+    Layouts,
+    UpdateOnMesh,
+    rows_of,
+)
 
 _SEEDS = "global_seed_generator"
 
@@ -62,11 +67,14 @@ class Setting:
         devices: the names of the devices, which need not exist.
         batch_size: the number of examples of a global batch.
         gather_bytes: of choices that gather weights.
+        layouts: returns a ``LayoutMap`` or a ``ModelParallel`` of Keras on a
+            mesh of the devices, given their names; None: neither is planned.
     """
 
     devices: Sequence[str]
     batch_size: int = 32
     gather_bytes: int = StrategyOptions.gather_bytes
+    layouts: Callable[[Sequence[str]], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +98,37 @@ class _Planned(BaseStrategy):
         self._compose()
 
 
+class _PlannedOnMesh(BaseStrategy):
+    """``ModelParallelStrategy`` on devices that need not exist."""
+
+    def __init__(self, setting: Setting):
+        assert setting.layouts is not None, "a choice without layouts"
+        found, axis = setting.layouts(setting.devices), None
+        if isinstance(found, keras.distribution.ModelParallel):
+            found, axis = found._layout_map, found.batch_dim_name
+        if not isinstance(found, keras.distribution.LayoutMap):
+            raise TowerError(
+                "the function of layouts has to return a "
+                "keras.distribution.LayoutMap or ModelParallel, but returned "
+                f"{found!r:.80}"
+            )
+        mesh, axes = rows_of(found.device_mesh, axis)
+        if sorted(itertools.chain(*mesh)) != sorted(setting.devices):
+            raise TowerError(
+                "the mesh of the layouts has other devices than those that "
+                f"their function is given: {', '.join(setting.devices)}"
+            )
+        super().__init__(
+            [row[0] for row in mesh],
+            StrategyOptions(
+                weights="sharded", gather_bytes=setting.gather_bytes
+            ),
+            other_columns=[row[1:] for row in mesh],
+        )
+        layouts = Layouts(found, axes, mesh)
+        self._compose(UpdateOnMesh(self._config, layouts))
+
+
 CHOICES: Sequence[Choice] = (
     Choice("copies", _Planned),
     Choice(
@@ -104,6 +143,8 @@ CHOICES: Sequence[Choice] = (
     ),
 )
 """What is compared; the first one is all that one device can do."""
+
+_LAYOUTS = Choice("layouts", _PlannedOnMesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +208,13 @@ def plan(build: Callable[[], Any], setting: Setting) -> list[Plan]:
         TowerError: it returns anything else, or a step cannot be divided.
     """
     choices = CHOICES if len(setting.devices) > 1 else CHOICES[:1]
+    if setting.layouts is not None:
+        choices = [*choices, _LAYOUTS]
     return [_plan(choice, build, setting) for choice in choices]
 
 
 def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
-    devices, size = setting.devices, setting.batch_size
+    size = setting.batch_size
     with contextlib.ExitStack() as stack:
         # The step may create the one of the graph.
         before = compat.get_global_attribute(_SEEDS)
@@ -187,11 +230,13 @@ def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
         inputs = tf.nest.map_structure(_placeholder, batch)
         calls: Any = strategy._calls
         traced, program = calls.plan(model, inputs, size)
-        rows = -(-size // len(devices))
+        config = strategy._config
+        towers, columns = config.num_towers, config.num_columns
+        rows = -(-size // towers)
         step = gradients = None
         # The step may not fit the sizes that the trace leaves open.
         with contextlib.suppress(ValueError):
-            lifetimes = Lifetimes(program, len(devices), rows)
+            lifetimes = Lifetimes(program, towers, rows)
             applied = [t for update in program.updates for t in update.given]
             applied += _gradients_in_trace(traced, program, noted)
             gradients = lifetimes.bytes_of(applied)
@@ -199,8 +244,8 @@ def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
             step = lifetimes.most_bytes(
                 {name: _update_bytes(call, size) for name, call in updates}
             )
-        costs = costs_of(program, len(devices))
-        if len(devices) == 1:
+        costs = costs_of(program, towers, columns=columns)
+        if towers == columns == 1:
             # It has no one to exchange with.
             costs = dataclasses.replace(costs, exchanges=0, rounds=0)
         state = collect(model)
@@ -208,12 +253,12 @@ def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
             choice=choice.name,
             model=model.name,
             parameters=model.count_params(),
-            weights=_bytes_on(devices, state.weights),
-            optimizer=_bytes_on(devices, state.optimizer_variables),
+            weights=_bytes_on(towers, columns, state.weights),
+            optimizer=_bytes_on(towers, columns, state.optimizer_variables),
             gradients=gradients,
             step=step,
             costs=costs,
-            whole=_whole(state.weights, len(devices)),
+            whole=_whole(state.weights, len(setting.devices)),
         )
 
 
@@ -408,21 +453,23 @@ def _update_bytes(call: ApplyCall, examples: int) -> int:
 
 
 def _bytes_on(
-    devices: Sequence[str], variables: Iterable[keras.Variable]
+    towers: int, columns: int, variables: Iterable[keras.Variable]
 ) -> list[int]:
-    """Return the bytes of variables on each device.
+    """Return the bytes of variables on each device, a tower after another.
 
-    What exists once is on the first one.
+    What exists once is on the first one, and what a tower has once on its
+    first.
     """
-    held = [0 for _ in devices]
+    held = [[0 for _ in range(columns)] for _ in range(towers)]
     for variable in variables:
         value = variable._value
-        parts = copies_of(value)
+        parts = [[part] for part in copies_of(value)]
         if isinstance(value, ShardedVariable):
-            parts = [*itertools.chain(*value.shards)]
-        for k, part in enumerate(parts):
-            held[k] += byte_size(part)
-    return held
+            parts = value.shards
+        for row, of_tower in zip(held, parts, strict=False):
+            for column, part in enumerate(of_tower):
+                row[column] += byte_size(part)
+    return [*itertools.chain(*held)]
 
 
 def _whole(

@@ -9,8 +9,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import planning
+from keras_towers.errors import TowerError
 from keras_towers.fit.step.step_costs import format_bytes
 from keras_towers.fit.weights.model_state import collect
+from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.fit.weights.tower_variables import copies_of
 from tests.kit.sampling import sample_of
@@ -139,6 +141,79 @@ def test_a_plan_for_gpus_has_what_devices_of_their_own_memory_have(build):
             max(map(sum, zip(found.weights, found.optimizer, strict=True)))
             + found.step
         )
+
+
+def feed_forward():
+    keras.utils.set_random_seed(1)
+    x = inputs = keras.Input((16, 32))
+    for k in range(2):
+        wide = keras.layers.Dense(256, "relu", name=f"up_{k}")(x)
+        x = x + keras.layers.Dense(32, name=f"down_{k}")(wide)
+    model = keras.Model(inputs, keras.layers.Dense(3)(x), name="feed_forward")
+    model.compile("adam", "mse", jit_compile=False)
+    x, y = RANDOM.random((12, 16, 32)), RANDOM.random((12, 16, 3))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+def layouts_of_pairs(devices, shape=(2, 2)):
+    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[r"up_\d/kernel"] = (None, "model")
+    layouts[r"up_\d/bias"] = ("model",)
+    layouts[r"down_\d/kernel"] = ("model", None)
+    return layouts
+
+
+def model_parallel(devices):
+    return keras.distribution.ModelParallel(
+        layout_map=layouts_of_pairs(devices), batch_dim_name="batch"
+    )
+
+
+def planned_by(layouts):
+    devices = [f"/device:GPU:{index}" for index in range(4)]
+    setting = planning.Setting(devices, 12, layouts=layouts)
+    *_, last = planning.plan(feed_forward, setting)
+    return last
+
+
+@pytest.mark.parametrize(
+    "layouts", sample_of([layouts_of_pairs, model_parallel])
+)
+def test_layouts_are_planned_on_a_mesh(layouts, devices):
+    plan = planned_by(layouts)
+    model, x, y = feed_forward()
+    with kt.ModelParallelStrategy(layouts_of_pairs(devices[:4])) as strategy:
+        model.fit(x, y, batch_size=12, verbose=0)
+        weights, slots = strategy._update.held_bytes().values()
+        whole = [w for w in model.weights if not hasattr(w._value, "shards")]
+        others = sum(map(byte_size, whole))
+        assert plan.costs.exchange_summary in strategy.describe()
+    # What a tower has once is on its first device.
+    assert plan.weights == [
+        own + (0 if k % 2 else others) for k, own in enumerate(weights)
+    ]
+    assert plan.optimizer[1::2] == slots[1::2]
+    rows = 4 * 6 * 16 * 32
+    # Forward two sums in a tower, and backward one: the inputs of the model get
+    # no gradient. Towers add up gradients, and the loss.
+    assert plan.costs.sent == {"": 3 * rows + plan.weights[0] + 4}
+    assert plan.step > 0
+
+
+@pytest.mark.parametrize(
+    ("layouts", "said"),
+    [
+        (len, "has to return a keras.distribution.LayoutMap or ModelParallel"),
+        (
+            lambda devices: layouts_of_pairs(devices[:2], (1, 2)),
+            "the mesh of the layouts has other devices than those",
+        ),
+    ],
+)
+def test_layouts_that_cannot_be_planned_are_refused(layouts, said):
+    with pytest.raises(TowerError, match=said):
+        planned_by(layouts)
 
 
 @pytest.mark.parametrize("towers", sample_of([2, 4, 8], 3))

@@ -252,7 +252,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     return x[0] if len(x) == 1 else x, y
 
 
-def call_named(target: str) -> Any:
+def call_named(target: str, *args: Any) -> Any:
     """Import MODULE:FUNCTION, also from the current folder, and call it."""
     module, _, name = target.partition(":")
     if not (module and name):
@@ -266,7 +266,7 @@ def call_named(target: str) -> Any:
     try:
         function = operator.attrgetter(name)(importlib.import_module(module))
         what = "failed"
-        return function()
+        return function(*args)
     except Exception as error:
         raise TowerError(
             f"{target} {what}: {type(error).__name__}: {error}"

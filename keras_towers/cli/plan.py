@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -45,6 +46,9 @@ def plan(
     batch_size: Annotated[int, typer.Option(metavar="N")] = 32,
     device_memory: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
     gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "256MiB",
+    layouts: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Print the bytes that a model needs on N devices, untrained.
@@ -63,6 +67,9 @@ def plan(
         device_memory: Memory of a device, such as 24GiB: says what fits.
         gather_bytes: The option of weights="sharded": how many bytes of weights
             are gathered at a time.
+        layouts: A function of a list of N devices' names that returns a
+            keras.distribution.LayoutMap, or a ModelParallel, whose mesh has
+            these devices: one more column, for this model parallelism.
         as_json: Print JSON, with all numbers in bytes.
     """
     memory = None
@@ -81,7 +88,12 @@ def plan(
 
         planning.hide_gpus()
         devices = [f"/device:GPU:{index}" for index in range(towers)]
-        setting = planning.Setting(devices, batch_size, gathered)
+        setting = planning.Setting(
+            devices,
+            batch_size,
+            gathered,
+            functools.partial(call_named, layouts) if layouts else None,
+        )
         plans = planning.plan(lambda: call_named(target), setting)
     except TowerError as error:
         reason = str(error)

@@ -122,7 +122,12 @@ class AssumedBatch:
         (value,) = emit([], values, [exchange.given])
         shape = exchange.result.shape
         if exchange.over == "columns":
-            return placeholder_of(exchange.result, self._filled(shape))
+            # Columns divide axes of weights: rows are those of the tower.
+            if shape.rank is not None and shape.rank == value.shape.rank:
+                pairs = zip(shape, value.shape, strict=True)
+                shape = [own if size is None else size for size, own in pairs]
+            sizes = self._filled(tf.TensorShape(shape))
+            return placeholder_of(exchange.result, sizes)
         match exchange.kind:
             case "gather" if shape.is_fully_defined():
                 return placeholder_of(exchange.result)

@@ -78,7 +78,7 @@ class ModelParallelStrategy(BaseStrategy):
                 f"layout_map={layout_map!r} is not allowed: give a "
                 "keras.distribution.LayoutMap."
             )
-        mesh, axes = _rows_of(layout_map.device_mesh, batch_dim_name)
+        mesh, axes = rows_of(layout_map.device_mesh, batch_dim_name)
         columns = [devices_lib.devices_of(row) for row in mesh]
         devices_lib.devices_of([*itertools.chain(*columns)])
         super().__init__(
@@ -86,11 +86,11 @@ class ModelParallelStrategy(BaseStrategy):
             checked,
             other_columns=[row[1:] for row in columns],
         )
-        layouts = _Layouts(layout_map, axes, mesh)
-        self._compose(_UpdateOnMesh(self._config, layouts))
+        layouts = Layouts(layout_map, axes, mesh)
+        self._compose(UpdateOnMesh(self._config, layouts))
 
 
-def _rows_of(
+def rows_of(
     mesh: Any, batch_dim_name: str | None
 ) -> tuple[list[list[str]], list[str]]:
     """Return the rows of a mesh, and the names of their axes.
@@ -115,12 +115,12 @@ def _rows_of(
     return [[str(name) for name in row] for row in devices], names
 
 
-class _UpdateOnMesh(UpdateInShards):
+class UpdateOnMesh(UpdateInShards):
     """Every device updates its part of what a layout map divides."""
 
     name = "mesh"
 
-    def __init__(self, config: TowerConfig, layouts: _Layouts):
+    def __init__(self, config: TowerConfig, layouts: Layouts):
         super().__init__(config, True, layouts)
         self._layouts = layouts
 
@@ -137,7 +137,7 @@ class _UpdateOnMesh(UpdateInShards):
             )
 
 
-class _Layouts:
+class Layouts:
     """How a layout map divides the variables of Keras.
 
     Args:

@@ -182,8 +182,32 @@ def describe_steps(config: TowerConfig) -> list[str]:
     return lines
 
 
+@dataclasses.dataclass(frozen=True)
+class _Exchanged:
+    """What is exchanged at a time.
+
+    Attributes:
+        level: its level.
+        tensor: the tensor.
+        sizes: the shape of what all contribute.
+        is_sum: whether all get the sum, which is scattered and then gathered.
+        peers: how many send to one another.
+        groups: how many groups of them do so side by side, each a part.
+    """
+
+    level: int
+    tensor: Tensor
+    sizes: Sequence[Any]
+    is_sum: bool
+    peers: int
+    groups: int = 1
+
+
 def costs_of(
-    program: Program, towers: int, senders: int | None = None
+    program: Program,
+    towers: int,
+    senders: int | None = None,
+    columns: int = 1,
 ) -> StepCosts:
     """Return the costs of a program.
 
@@ -191,14 +215,17 @@ def costs_of(
         program: the program.
         towers: the number of towers, or of their micro-batches.
         senders: the number of ranks that send to one another; None: towers do.
+        columns: the number of devices of a tower, which send to one another.
     """
     senders = senders or towers
-    # Level, tensor, and shape of what all towers contribute, and whether it is
-    # a sum for all of them, which is scattered and then gathered.
-    exchanged: list[tuple[int, Tensor, Sequence[Any], bool]] = []
+    exchanged: list[_Exchanged] = []
     for exchange in program.exchanges:
         tensor, sizes = exchange.given, exchange.sizes
+        peers, groups = senders, 1
         if exchange.over == "columns":
+            # Each tower exchanges the rows that it has of the batch.
+            has_rows = not tensor.shape.is_fully_defined()
+            peers, groups = columns, towers if has_rows else 1
             sizes = list(sizes or [UNKNOWN])
         elif sizes is None:
             times = 1 if exchange.kind == "sum" else towers
@@ -211,19 +238,26 @@ def costs_of(
             ]
         if exchange.kind != "first":
             is_sum = exchange.kind == "sum"
-            exchanged.append((tensor.level, tensor, sizes, is_sum))
+            exchanged.append(
+                _Exchanged(tensor.level, tensor, sizes, is_sum, peers, groups)
+            )
     for update in program.updates:
         for part in update.given:
             if part in update.rows:
                 sizes = [update.rows[part], *_sizes(part)[1:]]
-                exchanged.append((update.level, part, sizes, False))
             elif part.on_towers:
-                exchanged.append((update.level, part, _sizes(part), True))
+                sizes = _sizes(part)
+            else:
+                continue
+            is_sum = part not in update.rows
+            exchanged.append(
+                _Exchanged(update.level, part, sizes, is_sum, senders)
+            )
     has_unknown = False
     per_unit: collections.Counter[str] = collections.Counter()
     sent: collections.Counter[str] = collections.Counter()
-    for _, tensor, sizes, is_sum in exchanged:
-        size: Any = math.prod(sizes, start=tensor.dtype.size)
+    for one in exchanged:
+        size: Any = math.prod(one.sizes, start=one.tensor.dtype.size)
         if isinstance(size, int):
             unit, number = "", size
         elif isinstance(size, Size) and not is_data_dependent(size):
@@ -232,9 +266,10 @@ def costs_of(
             has_unknown = True
             continue
         per_unit[unit] += number
-        sent[unit] += (2 if is_sum else 1) * number * (senders - 1) // senders
+        number *= (2 if one.is_sum else 1) * (one.peers - 1)
+        sent[unit] += number // (one.peers * one.groups)
     once, growing = _once(program)
-    rounds = len({level for level, _, _, _ in exchanged})
+    rounds = len({one.level for one in exchanged})
     fixed = per_unit.pop("", 0)
     return StepCosts(
         exchanges=len(exchanged),
