@@ -204,7 +204,7 @@ def run(
         seed=_seed(seed, plan.joined) if strategy else None,
         output=output,
         grace_s=grace,
-        tasks=plan.connects_tasks,
+        connects_tasks=plan.connects_tasks,
         servers=_count_servers(servers, strategy, plan),
         no_strategy=no_strategy,
         elastic=options,

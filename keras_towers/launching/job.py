@@ -37,7 +37,7 @@ class Job:
     """The options of a job; 0 seconds means never.
 
     Attributes:
-        tasks: whether the ranks are tasks of TensorFlow's runtime.
+        connects_tasks: whether the ranks are tasks of TensorFlow's runtime.
         servers: how many servers of the engine to start; None for an engine
             without servers.
         no_strategy: whether the processes are not meant to be connected.
@@ -63,7 +63,7 @@ class Job:
     output: Path | None = None
     grace_s: int = settings.SCRIPT_GRACE_S
     launcher: str = "keras-towers run"
-    tasks: bool = False
+    connects_tasks: bool = False
     servers: int | None = None
     no_strategy: bool = False
     elastic: ElasticOptions | None = None
@@ -96,10 +96,10 @@ class RankStart:
     local_size: int = 1
     serves: bool = False
 
-    def run(self, job: RunningJob, variables: dict[str, str]) -> RankProcess:
+    def begin(self, run: RunningJob, variables: dict[str, str]) -> RankProcess:
         """Start the process, with these variables."""
         return RankProcess(
-            job,
+            run,
             self.name,
             self.index,
             variables,
@@ -235,7 +235,7 @@ class RunningJob:
         for start in starts:
             process = standby.pop(start, None)
             if process is None or process.code is not None:
-                start.run(self, start.variables)
+                start.begin(self, start.variables)
                 continue
             self.processes.append(process)
             key = store.BEGIN.format(self.round, start.index)
@@ -249,7 +249,7 @@ class RunningJob:
         for start in self._starts:
             key = store.BEGIN.format(self.round + 1, start.index)
             variables = {**start.variables, settings.ENV_STANDBY: key}
-            process = start.run(self, variables)
+            process = start.begin(self, variables)
             self.processes.remove(process)
             self._standby[start] = process
         self._starts.clear()

@@ -18,7 +18,7 @@ from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 
 def run_job(job: Job) -> supervision.Outcome:
     """Run a job whose processes are ranks until it ends."""
-    engine = engines.engine_of_job(job.servers, job.tasks)
+    engine = engines.engine_of_job(job.servers, job.connects_tasks)
     engine.check_installed()
     slots = sum(job.hosts.values())
     if job.elastic is None and slots < job.ranks:
@@ -142,7 +142,7 @@ def run_ranks(
 ) -> supervision.Outcome:
     """Run all ranks of a plan until they end."""
     job, environment = run.job, run.environment()
-    if job.tasks:
+    if job.connects_tasks:
         environment[settings.ENV_TASKS] = "1"
     run.begin_round(plan)
     servers = None

@@ -38,7 +38,7 @@ class RankProcess:
     """A process of a job; its agent ends it with all of its children.
 
     Args:
-        job: the job, to whose processes it is added.
+        run: the job, to whose processes it is added.
         name: the tag of its output; None: its output is not tagged.
         index: its rank, or another number that is unique in the job.
         environment: its variables.
@@ -56,7 +56,7 @@ class RankProcess:
 
     def __init__(
         self,
-        job: RunningJob,
+        run: RunningJob,
         name: str | None,
         index: int,
         environment: dict[str, str],
@@ -74,11 +74,11 @@ class RankProcess:
         self._login = contextlib.ExitStack()
         self._taggers: dict[Any, Tagger] = {}
         self._readers: list[threading.Thread] = []
-        console, launch = job.console, _AGENT
+        console, launch = run.console, _AGENT
         direct = name is None and console.folder is None and console.inherited
         answers = self.host is not None and not direct
         if self.host:
-            if job.address == LOOPBACK:
+            if run.address == LOOPBACK:
                 raise TowerError(
                     "the job uses the loopback interface, because it started "
                     "on this machine only: start it with --network-interface"
@@ -87,7 +87,7 @@ class RankProcess:
             launch = ssh_command(self.host, _AGENT)
             # A login may take longer than this: signals are not handled while
             # this waits.
-            logins = job.logins[self.host]
+            logins = run.logins[self.host]
             if answers and logins.acquire(timeout=settings.SSH_CONNECT_S):
                 self._login.callback(logins.release)
         # A single rank reads the launcher's stdin. It gets a copy, because the
@@ -111,11 +111,11 @@ class RankProcess:
                 os.close(copy)
         order = {
             "read_from": stdin,
-            "command": command or job.job.command,
+            "command": command or run.job.command,
             "folder": os.getcwd(),
             "environment": environment,
             "local_size": local_size,
-            "rendezvous": job.address,
+            "rendezvous": run.address,
             "grace_s": settings.GRACE_S,
             # The pipe to an agent on this machine closes with the launcher.
             "lost_s": settings.LOST_S if self.host else None,
@@ -124,9 +124,9 @@ class RankProcess:
         self._write(json.dumps(order).encode() + b"\n")
         if not direct:
             self._start_readers(console)
-        job.processes.append(self)
+        run.processes.append(self)
         threading.Thread(
-            target=self._wait, args=(job.events.put,), daemon=True
+            target=self._wait, args=(run.events.put,), daemon=True
         ).start()
 
     def tail(self) -> str:
