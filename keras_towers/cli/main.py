@@ -158,7 +158,7 @@ def verify(
     steps: Annotated[int, typer.Option(metavar="N")] = 3,
     tolerance: Annotated[float, typer.Option(metavar="X")] = math.inf,
 ) -> None:
-    """Measure how far training on towers is from training on one device.
+    """Measure how far towers are from training on one device.
 
     A few steps run on both, and their weights and logs are compared.
 

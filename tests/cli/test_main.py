@@ -65,8 +65,9 @@ def test_every_argument_is_explained_and_no_other(name):
     "command", ["", "run", "verify", "install", "bench", "doctor", "plan"]
 )
 def test_help_shows_what_to_write(command):
-    said = CliRunner().invoke(app, [*command.split(), "--help"])
+    words = [*command.split(), "--help"]
+    said = CliRunner().invoke(app, words, terminal_width=78)
     first, *rest = said.output.splitlines()
     assert first.startswith(f"Usage: keras-towers {command}".strip())
-    # Sentences of the overview are whole.
+    # Sentences of the overview are whole, in a terminal of 80 columns.
     assert command or "..." not in "".join(rest)
