@@ -111,6 +111,34 @@ def counting():
     return m.mlp(keras.layers.BatchNormalization(), Counts(), drop())
 
 
+class Sharpness(keras.Model):
+    """Takes gradients at weights moved uphill, and moves them back."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_variables
+
+        def gradients():
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            return loss, tape.gradient(loss, weights)
+
+        _, uphill = gradients()
+        scale = 0.05 / tf.linalg.global_norm(uphill)
+        for weight, gradient in zip(weights, uphill, strict=True):
+            weight.assign_add(scale * gradient)
+        loss, found = gradients()
+        for weight, gradient in zip(weights, uphill, strict=True):
+            weight.assign_sub(scale * gradient)
+        self.optimizer.apply(found, weights)
+        return {"loss": loss}
+
+
+def moving_uphill():
+    inner = counting()
+    return Sharpness(inner.inputs, inner.outputs)
+
+
 def with_copies(**options):
     return kt.TowerStrategy(2, updates="each", **options)
 
@@ -138,6 +166,12 @@ CASES = {
         for dtype in ("bfloat16", "float64")
     },
     "copies": (counting, clipped_and_scaled, with_copies, used),
+    "weights written twice before they are updated": (
+        moving_uphill,
+        m.momentum,
+        with_copies,
+        trained,
+    ),
     # XLA does not use variables of other devices: it is given values.
     "held once": (dropping, clipped_and_scaled, held_once, trained),
     "in parts": (
