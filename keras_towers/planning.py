@@ -108,15 +108,14 @@ class _PlannedOnMesh(BaseStrategy):
             found, axis = found._layout_map, found.batch_dim_name
         if not isinstance(found, keras.distribution.LayoutMap):
             raise TowerError(
-                "the function of layouts has to return a "
-                "keras.distribution.LayoutMap or ModelParallel, but returned "
-                f"{found!r:.80}"
+                "it has to return a keras.distribution.LayoutMap or "
+                f"ModelParallel, but returned {found!r:.80}"
             )
         mesh, axes = rows_of(found.device_mesh, axis)
         if sorted(itertools.chain(*mesh)) != sorted(setting.devices):
             raise TowerError(
-                "the mesh of the layouts has other devices than those that "
-                f"their function is given: {', '.join(setting.devices)}"
+                "the mesh of what it returns has other devices than those "
+                f"that it is given: {', '.join(setting.devices)}"
             )
         super().__init__(
             [row[0] for row in mesh],
@@ -193,6 +192,11 @@ def hide_gpus() -> None:
     """Leave the GPUs of this machine to others, if TensorFlow has none yet."""
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
+
+
+def check_layouts(setting: Setting) -> None:
+    """Raise TowerError if the layouts of a setting are on no such mesh."""
+    _LAYOUTS.strategy(setting)
 
 
 def plan(build: Callable[[], Any], setting: Setting) -> list[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -83,26 +84,21 @@ def plan(
             )
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        from keras_towers import planning
+    from keras_towers import planning
 
-        planning.hide_gpus()
-        devices = [f"/device:GPU:{index}" for index in range(towers)]
-        setting = planning.Setting(
-            devices,
-            batch_size,
-            gathered,
-            functools.partial(call_named, layouts) if layouts else None,
-        )
+    planning.hide_gpus()
+    setting = planning.Setting(
+        [f"/device:GPU:{index}" for index in range(towers)],
+        batch_size,
+        gathered,
+        functools.partial(call_named, layouts) if layouts else None,
+    )
+    if layouts:
+        # Before what may take minutes.
+        with _naming(layouts):
+            planning.check_layouts(setting)
+    with _naming(target):
         plans = planning.plan(lambda: call_named(target), setting)
-    except TowerError as error:
-        reason = str(error)
-        if not reason.startswith(target):
-            reason = f"{target}: {reason}"
-        raise TowerError(reason) from error
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TowerError(f"{target} cannot be planned: {what}") from error
     if as_json:
         document = {
             "model": plans[0].model,
@@ -124,6 +120,21 @@ def plan(
     console.print(_table(plans, memory, device_memory))
     for line in _notes(plans):
         console.print(line, style="dim", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _naming(function: str) -> Iterator[None]:
+    """Say which function of the user's an error of this block is of."""
+    try:
+        yield
+    except TowerError as error:
+        reason = str(error)
+        if not reason.startswith(function):
+            reason = f"{function}: {reason}"
+        raise TowerError(reason) from error
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TowerError(f"{function} cannot be planned: {what}") from error
 
 
 def _as_json(plan: Plan, memory: int | None) -> dict[str, Any]:

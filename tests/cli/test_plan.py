@@ -44,6 +44,19 @@ def larger_than_memory():
     return made
 
 
+def columns(devices):
+    mesh = keras.distribution.DeviceMesh(
+        (1, len(devices)), ("batch", "model"), devices
+    )
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*kernel"] = (None, None)
+    return layouts
+
+
+def no_layouts(devices):
+    return devices
+
+
 def fails():
     raise ValueError("no weights today")
 
@@ -137,6 +150,15 @@ def test_a_model_may_be_larger_than_the_memory():
     assert shards["weights"] == [2**42 // 64 for _ in range(64)]
 
 
+def test_layouts_are_a_choice_of_their_own():
+    layouts = ("--layouts", f"{__name__}:columns")
+    ended = run("model", "--towers", "4", *layouts, "--json")
+    first, *_, last = json.loads(ended.stdout)["choices"]
+    assert last["choice"] == "layouts"
+    # Nothing is divided: what a tower has once is on its first device.
+    assert last["weights"] == [first["weights"][0], 0, 0, 0]
+
+
 def test_one_device_has_one_choice():
     ended = run("model", "--towers", "1", "--json")
     (alone,) = json.loads(ended.stdout)["choices"]
@@ -158,6 +180,10 @@ def test_one_device_has_one_choice():
         (["scalars"], "among them is 3"),
         (["of_unknown_length"], "return (model, x, y)"),
         (["model", "--towers", "0"], "--towers 0 is not allowed"),
+        (
+            ["model", "--towers", "4", "--layouts", f"{__name__}:no_layouts"],
+            f"{__name__}:no_layouts: it has to return a keras.distribution.",
+        ),
         (
             ["model", "--towers", "2", "--batch-size", "0"],
             "--batch-size 0 is not allowed",

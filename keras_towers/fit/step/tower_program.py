@@ -388,29 +388,29 @@ class TowerProgram:
         the graph would have an operation for each.
 
         Returns:
-            The call, and the reads and the writes that remain beside it.
+            The call, and the reads that remain before it and the writes after.
         """
         body = call.body
         sections = {_section(operation) for operation in body.operations}
-        beside: Sequence[Operation] = []
+        after: Sequence[Operation] = []
         if all(self._can_be_compiled(o, places) for o in writes):
             sections |= {_section(operation) for operation in writes}
         else:
             # They keep their order.
-            beside, writes = writes, beside
+            after, writes = writes, after
 
         def is_used(tensor: Tensor) -> bool:
             return not self._users.get(tensor, set()) <= sections
 
-        split: dict[bool, list[Operation]] = {True: [], False: []}
+        before = []
         for operation in reads:
-            taken = self._can_be_compiled(operation, places) and not any(
-                map(is_used, operation.outputs)
-            )
-            split[taken].append(operation)
-        reads = split[True]
+            if any(map(is_used, operation.outputs)) or (
+                not self._can_be_compiled(operation, places)
+            ):
+                before.append(operation)
+        reads = [operation for operation in reads if operation not in before]
         if not reads and not writes:
-            return call, split[False], beside
+            return call, before, after
         made = [*body.outputs, *(t for o in writes for t in o.outputs)]
         whole = self._closure(
             [*reads, *body.operations, *writes],
@@ -429,7 +429,7 @@ class TowerProgram:
 
         function = GraphFunction(graph_of_inputs(whole.inputs, run), "xla")
         compiled = _Call(whole, function, self._order.gate)
-        return compiled, split[False], beside
+        return compiled, before, after
 
     def _can_be_compiled(
         self, operation: Operation, places: Sequence[Place]
