@@ -57,7 +57,7 @@ _COMPILED = (
     "AssignSubVariableOp",
 )
 _NOT_COMPILED = (tf.string, tf.variant)
-# All towers' operations in a level up to which calls cost more than they save.
+# All towers' operations up to which calls cost more than they save.
 _FEW_OPERATIONS = 250
 
 
@@ -121,6 +121,8 @@ class TowerProgram:
             for on_columns in (False, True)
         }
         self._assumed: list[AssumedBatch] = []
+        on_towers = [o for o in program.operations if o.phase == Phase.TOWERS]
+        self._is_small: bool = len(on_towers) * len(mesh) <= _FEW_OPERATIONS
         # By tensor: the sections of levels, outside of its own, that use it.
         self._users: dict[Tensor, set[Any]] = {}
         self._devices_of_handles: dict[int, str] = {}
@@ -356,6 +358,8 @@ class TowerProgram:
         self, operations: Sequence[Operation], place: Place
     ) -> None:
         """Read or write a tower's copies of variables, on its device."""
+        if not operations:
+            return
         # Whatever is written is the same for all micro-batches.
         scope, *_ = place.parts
         made = [t for o in operations for t in o.outputs if t in self._users]
@@ -492,8 +496,8 @@ class TowerProgram:
     def _function(self, body: Function) -> GraphFunction | None:
         """Return a function that is called; None: XLA cannot compile it."""
         graph = graph_of(body, self._program.graphs)
-        mode, number = self._mode, len(body.operations) * len(self._devices)
-        if mode == "called" and number <= _FEW_OPERATIONS:
+        mode = self._mode
+        if mode == "called" and self._is_small:
             mode = "inlined"
         function = GraphFunction(graph, mode)
         if mode != "xla":
