@@ -1,4 +1,7 @@
-"""Two processes, each on a GPU of its own, over every engine that is there."""
+"""Two processes on GPUs, over every engine that is there.
+
+Where there is one GPU only they share it, and so cannot sum over NCCL.
+"""
 
 import functools
 import importlib.util
@@ -6,8 +9,10 @@ import importlib.util
 import pytest
 import tensorflow as tf
 
+from keras_towers.settings import ENV_OWN_GPUS
 from tests.gpu.towers import HARD
 from tests.kit import gpus
+from tests.kit.gpus import SHARED
 from tests.kit.ranks import ENDS_WELL, Job
 
 pytestmark = [
@@ -33,8 +38,13 @@ def job(strategy):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"not installed: `keras-towers install {module}`")
     physical = len(tf.config.list_physical_devices("GPU"))
+    variables = {}
     if gpus.ON == "gpu" and physical < 2:
-        pytest.skip("two processes need two GPUs: they cannot share one")
+        variables = {
+            ENV_OWN_GPUS: "1",
+            SHARED: "1",
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        }
     return Job(
         "tests.gpu.ranks",
         CHECKED,
@@ -44,6 +54,7 @@ def job(strategy):
         TESTED_STRATEGY=strategy,
         # TensorFloat-32 has too few bits for a comparison.
         NVIDIA_TF32_OVERRIDE="0",
+        **variables,
     )
 
 

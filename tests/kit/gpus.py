@@ -12,6 +12,9 @@ VARIABLE = "KERAS_TOWERS_TESTS_ON"
 ON = os.environ.get(VARIABLE, "")
 KIND = ON or "cpu"
 
+# Set where the ranks of a job share one GPU.
+SHARED = "KERAS_TOWERS_TESTS_SHARE_GPU"
+
 # What one GPU is split into, and what a logical GPU may take of its memory: the
 # rest is for the processes that a test starts.
 PARTS = 4

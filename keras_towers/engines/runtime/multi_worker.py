@@ -12,11 +12,12 @@ collectives of the process.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Unpack
+from typing import Any, Concatenate, ParamSpec, Unpack
 
 import tensorflow as tf
 
@@ -38,6 +39,7 @@ from keras_towers.transport import SingleProcess, Transport, messages
 from keras_towers.transport.engine_transport import EngineTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+_P = ParamSpec("_P")
 
 # Keys of groups: for collectives whose instance key contains their size; for
 # the same over NCCL, since all devices of a group are of one kind; and for
@@ -78,6 +80,25 @@ def instance_key(*parts: object) -> int:
             f"{key}, by chance. Change the name or the shape of either."
         )
     return key
+
+
+def _on_host(
+    method: Callable[Concatenate[CollectiveTransport, _P], tf.Tensor],
+) -> Callable[Concatenate[CollectiveTransport, _P], tf.Tensor]:
+    """Compute all of what a method sends where it leaves from: on the host.
+
+    TensorFlow rewrites operations that it has placed on a GPU to others, which
+    a GPU may not have.
+    """
+
+    @functools.wraps(method)
+    def placed(
+        self: CollectiveTransport, *args: _P.args, **kwargs: _P.kwargs
+    ) -> tf.Tensor:
+        with tf.device(self.task.host):
+            return method(self, *args, **kwargs)
+
+    return placed
 
 
 class CollectiveTransport(EngineTransport):
@@ -123,27 +144,37 @@ class CollectiveTransport(EngineTransport):
         )
 
     def _sum_one(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
+        known = tensor.shape.is_fully_defined()
+        if self._gpu is None or not (floats and known):
+            return self._sum_on_host(tensor, key)
+        with tf.device(self._gpu):
+            return self._reduce(tensor, key, over_nccl=True)
+
+    @_on_host
+    def _sum_on_host(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             # A gather exchanges the sizes first.
             gathered = self._gather(tensor[tf.newaxis], f"{key}.any")
             return tf.reduce_sum(gathered, 0)
-        signature = _signature(tensor)
-        floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
-        over_nccl = self._gpu is not None and floats
-        bytes_ = tensor.shape.num_elements() * tensor.dtype.size
-        if not over_nccl and bytes_ <= _SMALL_BYTES:
-            instance = instance_key(key, "each", signature)
-            gathered = self._gather_rows(tf.reshape(tensor, [-1]), instance)
-            return tf.reshape(tf.reduce_sum(gathered, 0), tensor.shape)
-        instance = instance_key(key, "sum", signature)
-        with tf.device(self._gpu if over_nccl else self.task.host):
-            return tf.raw_ops.CollectiveReduceV2(
-                input=tensor,
-                **self._arguments(instance, _FIXED, over_nccl),
-                merge_op="Add",
-                final_op="Id",
-            )
+        if tensor.shape.num_elements() * tensor.dtype.size > _SMALL_BYTES:
+            return self._reduce(tensor, key)
+        instance = instance_key(key, "each", _signature(tensor))
+        gathered = self._gather_rows(tf.reshape(tensor, [-1]), instance)
+        return tf.reshape(tf.reduce_sum(gathered, 0), tensor.shape)
 
+    def _reduce(
+        self, tensor: tf.Tensor, key: str, over_nccl: bool = False
+    ) -> tf.Tensor:
+        instance = instance_key(key, "sum", _signature(tensor))
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            **self._arguments(instance, _FIXED, over_nccl),
+            merge_op="Add",
+            final_op="Id",
+        )
+
+    @_on_host
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         words = messages.words_of(tensor)
         first = words[:_HEADER_WORDS]
@@ -174,6 +205,7 @@ class CollectiveTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
+    @_on_host
     def _gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
@@ -189,16 +221,16 @@ class CollectiveTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
+    @_on_host
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             return super()._exchange(tensor, key)
         pieces = tf.split(tensor, self.size)
         rows = tf.stack([messages.words_of(piece) for piece in pieces])
         instance = instance_key(key, "swap", _signature(tensor))
-        with tf.device(self.task.host):
-            swapped = tf.raw_ops.CollectiveAllToAllV2(
-                input=rows, **self._arguments(instance, _FIXED)
-            )
+        swapped = tf.raw_ops.CollectiveAllToAllV2(
+            input=rows, **self._arguments(instance, _FIXED)
+        )
         received = [
             messages.from_words(row, tensor.dtype, pieces[0].shape)
             for row in tf.unstack(swapped, num=self.size)
@@ -223,10 +255,9 @@ class CollectiveTransport(EngineTransport):
         self, vector: tf.Tensor, instance: int, group: tf.Tensor | int = _FIXED
     ) -> tf.Tensor:
         """Gather vectors of N elements as a matrix with one row per rank."""
-        with tf.device(self.task.host):
-            gathered = tf.raw_ops.CollectiveGatherV2(
-                input=vector, **self._arguments(instance, group)
-            )
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=vector, **self._arguments(instance, group)
+        )
         return tf.reshape(gathered, [self.size, -1])
 
     def _arguments(
