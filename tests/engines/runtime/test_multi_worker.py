@@ -1,6 +1,7 @@
 """Where a strategy of several processes cannot be; keys of collectives."""
 
 import hashlib
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -12,7 +13,10 @@ from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_strategy
 from keras_towers.engines.horovod import horovod_strategy
 from keras_towers.engines.runtime import multi_worker
-from keras_towers.engines.runtime.multi_worker import instance_key
+from keras_towers.engines.runtime.multi_worker import (
+    CollectiveTransport,
+    instance_key,
+)
 from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.strategies import base
@@ -121,3 +125,31 @@ def test_two_collectives_with_one_number_are_refused(monkeypatch):
     assert instance_key("a") == instance_key("a")
     with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
         instance_key("b")
+
+
+def test_what_leaves_from_the_host_is_computed_there():
+    """TensorFlow may make operations of a GPU's that no GPU has."""
+    host, gpu = "/job:localhost/replica:0/task:0/device:CPU:0", "/device:GPU:0"
+    cluster = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=1)
+    transport = CollectiveTransport(
+        SimpleNamespace(host=host, cluster=cluster), gpu
+    )
+    rows = tf.TensorSpec([4, 3], tf.bfloat16)
+    numbers = tf.TensorSpec([5], tf.int64)
+
+    @tf.function(input_signature=[rows, numbers], autograph=False)
+    def send(rows, numbers):
+        with tf.device(gpu):
+            return (
+                transport.all_gather(rows, "any"),
+                transport.all_gather(rows, "known", [4, 2]),
+                transport.all_to_all(rows, "swap"),
+                transport.all_reduce([numbers], "sum"),
+            )
+
+    graph = send.get_concrete_function().graph.as_graph_def()
+    inner = (f.node_def for f in graph.library.function)
+    nodes = [*graph.node, *itertools.chain(*inner)]
+    assert sum(node.op.startswith("Collective") for node in nodes) == 5
+    elsewhere = {node.op for node in nodes if node.device != host}
+    assert elsewhere <= {"Placeholder", "EnsureShape", "Identity", "NoOp"}
