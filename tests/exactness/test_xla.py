@@ -40,8 +40,8 @@ def functions(monkeypatch):
 
     def add(program, *args):
         results = add_to_graph(program, *args)
-        noted["compiled"] += program.compiled
-        noted["not"] += program.not_compiled
+        noted["compiled"] += program.functions.compiled
+        noted["not"] += program.functions.not_compiled
         return results
 
     monkeypatch.setattr(TowerProgram, "add_to_graph", add)

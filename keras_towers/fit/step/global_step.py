@@ -307,6 +307,7 @@ class GlobalStep:
             self._mesh(bool(on_towers) and variables.mirrors),
             transport,
             self.order,
+            len(parts) // towers,
         )
         update = functools.partial(
             self._update, traced, local_step, divided, call
@@ -314,10 +315,11 @@ class GlobalStep:
         results = ready.add_to_graph(
             common, parts, update, of_columns, of_cells
         )
-        if ready.not_compiled:
-            (reason, source), *_ = ready.not_compiled
+        functions = ready.functions
+        if functions.not_compiled:
+            (reason, source), *_ = functions.not_compiled
             where = "" if source is None else f": {step_costs.line_of(source)}"
-            what = "a part of the step" if ready.compiled else "the step"
+            what = "a part of the step" if functions.compiled else "the step"
             log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
         return traced.output_with(results)
 

@@ -1,0 +1,314 @@
+"""The functions that towers call, and what XLA compiles with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.devices import same_device
+from keras_towers.fit.step.graph_function import (
+    CallMode,
+    GraphFunction,
+    Uncompilable,
+)
+from keras_towers.fit.step.places import Place, value_of
+from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.partition.assumed import AssumedBatch
+from keras_towers.partition.program import (
+    Function,
+    Operation,
+    Phase,
+    Program,
+    Tensor,
+    emit,
+    graph_of,
+    graph_of_inputs,
+    needed_operations,
+)
+from keras_towers.partition.resources import type_of_content
+from keras_towers.partition.stages import Stage, needs_call
+
+# The numbers of rows of a tower to try, in turn, when XLA compiles a function:
+# small ones are cheap, but an image must not be smaller than a kernel, some
+# steps need a multiple of a number, and a tower has no more rows than a batch
+# whose size is known.
+_TRIED_ROWS = (8, 64, 840, 1)
+# What XLA does with a variable.
+_COMPILED = (
+    "ReadVariableOp",
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+)
+_NOT_COMPILED = (tf.string, tf.variant)
+# All towers' operations up to which calls cost more than they save.
+_FEW_OPERATIONS = 250
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerCall:
+    """A call of a function on each tower.
+
+    Attributes:
+        body: what it computes.
+        function: the function.
+        gate: the tensors for which it waits.
+    """
+
+    body: Function
+    function: GraphFunction
+    gate: Sequence[Any] = ()
+
+
+class TowerFunctions:
+    """Makes the functions that the towers of a process call in a program.
+
+    Args:
+        program: the program.
+        mode: how towers call their functions; those that XLA cannot compile are
+            called without it.
+        devices: of the K towers.
+        once: what is computed once, in stages, by the level and whether it is
+            computed for each column.
+        order: orders the exchanges between processes.
+        micro_batches: the number of micro-batches of a tower.
+        size: the number of processes.
+
+    Attributes:
+        not_compiled: for each function that XLA cannot compile, the reason, and
+            the traced operation that is one, if XLA names it.
+        compiled: the number of functions that XLA compiles.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mode: CallMode,
+        devices: Sequence[str],
+        once: Mapping[tuple[int, bool], Sequence[Stage]],
+        order: StepOrder,
+        micro_batches: int,
+        size: int,
+    ):
+        self.not_compiled: list[tuple[str, Any]] = []
+        self.compiled = 0
+        self._program = program
+        self._devices = devices
+        self._micro_batches = micro_batches
+        self._order = order
+        of_tower = sum(o.phase == Phase.TOWERS for o in program.operations)
+        if mode == "called" and of_tower * len(devices) <= _FEW_OPERATIONS:
+            mode = "inlined"
+        self._mode: CallMode = mode
+        # By tensor: the sections of levels, outside of its own, that use it.
+        self._users: dict[Tensor, set[Any]] = self._users_elsewhere(once)
+        self._devices_of_handles: dict[int, str] = compat.devices_of_handles(
+            compat.get_default_graph()
+        )
+        self._assumed = [
+            AssumedBatch(program, len(devices) * micro_batches * size, rows)
+            for rows in _TRIED_ROWS
+        ]
+
+    def used(self, operations: Iterable[Operation]) -> list[Tensor]:
+        """Return what is used outside of the section that computes it."""
+        made = [t for o in operations for t in o.outputs]
+        return [tensor for tensor in made if tensor in self._users]
+
+    def _users_elsewhere(
+        self, once: Mapping[tuple[int, bool], Sequence[Stage]]
+    ) -> dict[Tensor, set[Any]]:
+        """Return tensors that are used outside of where they are computed.
+
+        Returns:
+            For each tensor, the sections of levels that use it, and None for
+            any other user.
+        """
+        program = self._program
+        sections: dict[int, Any] = {
+            id(o): _section(o, self._micro_batches) for o in program.operations
+        }
+        for where, stages in once.items():
+            for index, stage in enumerate(stages):
+                for operation in stage.compiled:
+                    sections[id(operation)] = where, "compiled", index
+        used = {t for exchange in program.exchanges for t in exchange.used}
+        used.update(program.results)
+        for update in program.updates:
+            used.update(update.given)
+        users: dict[Tensor, set[Any]] = {tensor: {None} for tensor in used}
+        for operation in program.operations:
+            # What is repeated is added wherever it is used.
+            repeats = operation.is_repeated
+            user = None if repeats else sections[id(operation)]
+            for tensor in operation.inputs:
+                source = tensor.operation
+                if source is not None and (
+                    repeats or sections[id(source)] != user
+                ):
+                    users.setdefault(tensor, set()).add(user)
+        return users
+
+    def _closure(
+        self,
+        operations: Sequence[Operation],
+        outputs: Sequence[Tensor] | None = None,
+    ) -> Function:
+        """Return a function of all that operations take from outside.
+
+        Args:
+            operations: the operations.
+            outputs: what it returns; by default all that is used elsewhere.
+        """
+        if outputs is None:
+            outputs = self.used(operations)
+        used = [t for o in operations for t in o.inputs]
+        _, inputs = needed_operations(
+            Function((), used, operations), lambda o: o.is_repeated
+        )
+        return Function(inputs, outputs, operations)
+
+    def call_of(self, operations: Sequence[Operation]) -> TowerCall | None:
+        """Return a call of a function of operations; None: there are none."""
+        if not operations:
+            return None
+        body = self._closure(operations)
+        function = self._function(body) or GraphFunction(
+            graph_of(body, self._program.graphs), "called"
+        )
+        return TowerCall(body, function)
+
+    def call_if_compiled(
+        self, operations: Sequence[Operation]
+    ) -> TowerCall | None:
+        """Return a call of operations that are computed once, if XLA can."""
+        if not needs_call(operations):
+            return None
+        body = self._closure(operations)
+        function = self._function(body)
+        return TowerCall(body, function) if function else None
+
+    def with_variables(
+        self,
+        call: TowerCall,
+        reads: Sequence[Operation],
+        writes: Sequence[Operation],
+        places: Sequence[Place],
+    ) -> tuple[TowerCall, Sequence[Operation], Sequence[Operation]]:
+        """Let a function that XLA compiles read and write variables itself.
+
+        XLA's kernel reads and assigns all of them at once, and in place, where
+        the graph would have an operation for each.
+
+        Returns:
+            The call, and the reads that remain before it and the writes after.
+        """
+        if call.function.mode != "xla" or self._micro_batches > 1:
+            return call, reads, writes
+        body = call.body
+        sections = {_section(operation) for operation in body.operations}
+        after: Sequence[Operation] = []
+        if all(self._can_be_compiled(o, places) for o in writes):
+            sections |= {_section(operation) for operation in writes}
+        else:
+            # They keep their order.
+            after, writes = writes, after
+
+        def is_used(tensor: Tensor) -> bool:
+            return not self._users.get(tensor, set()) <= sections
+
+        before = []
+        for operation in reads:
+            if any(map(is_used, operation.outputs)) or (
+                not self._can_be_compiled(operation, places)
+            ):
+                before.append(operation)
+        reads = [operation for operation in reads if operation not in before]
+        if not reads and not writes:
+            return call, before, after
+        made = [*body.outputs, *(t for o in writes for t in o.outputs)]
+        whole = self._closure(
+            [*reads, *body.operations, *writes],
+            outputs=[tensor for tensor in made if is_used(tensor)],
+        )
+        graphs = self._program.graphs
+
+        def run(known: dict[Tensor, Any]) -> list[Any]:
+            values = [t for o in reads for t in o.outputs]
+            known |= zip(
+                values, emit(reads, known, values, graphs), strict=True
+            )
+            results = call.function([value_of(t, known) for t in body.inputs])
+            known |= zip(body.outputs, results, strict=True)
+            return emit(writes, known, whole.outputs, graphs)
+
+        function = GraphFunction(graph_of_inputs(whole.inputs, run), "xla")
+        compiled = TowerCall(whole, function, self._order.gate)
+        return compiled, before, after
+
+    def _can_be_compiled(
+        self, operation: Operation, places: Sequence[Place]
+    ) -> bool:
+        """Whether XLA can do what towers do with their variables."""
+        if operation.type not in _COMPILED:
+            return False
+        for tensor in operation.inputs:
+            if tensor.handle is None:
+                continue
+            dtype, shape = type_of_content(tensor)
+            if dtype in _NOT_COMPILED or not shape.is_fully_defined():
+                return False
+            # XLA uses no variables of other devices, as the first copy may be.
+            for place in places:
+                handle = value_of(tensor, place.parts[0])
+                device = self._devices_of_handles.get(id(handle), "")
+                if not same_device(device, place.device):
+                    return False
+        return True
+
+    def _function(self, body: Function) -> GraphFunction | None:
+        """Return a function that is called; None: XLA cannot compile it."""
+        graph = graph_of(body, self._program.graphs)
+        function = GraphFunction(graph, self._mode)
+        if self._mode != "xla":
+            return function
+        try:
+            function.check_xla(
+                self._devices[0],
+                [
+                    functools.partial(batch.inputs_of, body.inputs)
+                    for batch in self._assumed
+                ],
+            )
+        except Uncompilable as error:
+            sources = {o.name: o.source for o in body.operations}
+            name = error.node
+            # The name has a suffix if several operations share it.
+            source = sources.get(name) or sources.get(name.rpartition("_")[0])
+            self.not_compiled.append((str(error), source))
+            return None
+        self.compiled += 1
+        return function
+
+
+def is_of_batch(operation: Operation) -> bool:
+    """Whether what an operation does differs between micro-batches."""
+    tensors = (*operation.inputs, *operation.outputs)
+    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
+
+
+def _section(operation: Operation, number: int = 1) -> tuple[Any, ...]:
+    """Return the section of a level that an operation belongs to.
+
+    Args:
+        operation: the operation.
+        number: the number of micro-batches of a tower.
+    """
+    # What micro-batches share is a section of its own.
+    differs = number > 1 and is_of_batch(operation)
+    return operation.level, operation.phase, differs, operation.on_columns
