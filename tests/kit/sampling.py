@@ -38,18 +38,18 @@ def sample_of(cases, part=2):
     ]
 
 
-def on_some_days(part=2):
-    """A mark: `make test` runs the test on one of so many days, by the seed.
+def in_turn(turn, days=2):
+    """A mark: `make test` runs the test on one of so many days.
 
-    For what starts several processes to show one thing, that others show by
-    and large.
+    For what takes long to show one thing, that others show by and large. Those
+    with other turns run on the other days, so that no day takes much longer.
+
+    Args:
+        turn: on which of the days: 0 to days - 1.
     """
-
-    def marked(test):
-        drawn = random.Random(f"{SEED} {test.__name__}").randrange(part)
-        return test if drawn == 0 else pytest.mark.long(test)
-
-    return marked
+    assert turn in range(days)
+    today = SEED % days == turn
+    return lambda test: test if today else pytest.mark.long(test)
 
 
 def draw(names, part=2):
