@@ -302,6 +302,9 @@ GeneratorDataAdapter = _keras(
     "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter",
     "_first_batches",
 )
+PyDatasetAdapter = _keras(
+    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter"
+)
 TFDatasetAdapter = _keras(
     "trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter"
 )

@@ -84,6 +84,12 @@ class Batch:
         return tf.nest.flatten(self.structure)
 
     @property
+    def has_rows_only(self) -> bool:
+        """Whether all parts that it has have a row for each example."""
+        parts = zip(self.leaves, self.divided, strict=True)
+        return all(is_divided for leaf, is_divided in parts if leaf is not None)
+
+    @property
     def _example(self) -> Any:
         for leaf in itertools.compress(self.leaves, self.divided):
             return leaf
@@ -328,7 +334,11 @@ def mapped(
 def with_equal_rows(batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would use the rows of the first part for all.
-    advice = "Batches for accelerators need parts with equally many rows."
+    advice = (
+        "GPUs get their rows ahead of the steps. If the shapes are static, as "
+        "with drop_remainder=True or tf.ensure_shape, parts with other numbers "
+        "of rows go whole to each tower."
+    )
     checks = Batch.of(batch).check_rows(advice, undivided=True)
     with tf.control_dependencies(checks):
         return identity_of(batch)

@@ -17,7 +17,7 @@ from tests.kit.compare import (
     use_model,
 )
 from tests.kit.sampling import sample_of
-from tests.kit.training import X, Y
+from tests.kit.training import X, Y, strategy_of
 
 
 def semi_supervised(model, labelled, unlabelled):
@@ -63,26 +63,43 @@ def generated(*sizes):
     return tf.data.Dataset.from_generator(draw, output_signature=((x, y), x))
 
 
+class SemiSupervised(keras.utils.PyDataset):
+    """Batches of four labelled examples, and of six others."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return (X[:4], Y[:4]), X[: 6 + index]
+
+
+# The table has as many rows as a tower gets of a batch.
+TABLES = [with_a_table(static) for static in (True, False)]
+
+
 @pytest.mark.parametrize(
-    "data, steps, parts",
+    "data, steps, parts, ahead",
     sample_of(
         [
-            # The table has as many rows as a tower gets of a batch.
-            *((with_a_table(static), 1, 1) for static in (True, False)),
-            (with_a_table(static=False), 1, 2),
-            *((of_sizes(7, 14, static), 1, 1) for static in (True, False)),
+            *((table, 1, 1, False) for table in TABLES),
+            (TABLES[1], 1, 2, False),
+            *((of_sizes(7, 14, s), 1, 1, False) for s in (True, False)),
             # The first batch has as many of both, the next one has not.
-            *((generated(5, 9, 5, 3), steps, 1) for steps in (1, 2)),
+            *((generated(5, 9, 5, 3), steps, 1, False) for steps in (1, 2)),
+            # As towers that are GPUs get them.
+            *((table, 1, 1, True) for table in TABLES),
+            (of_sizes(7, 14, static=True), 1, 2, True),
+            (SemiSupervised(), 2, 1, True),
         ]
     ),
 )
 def test_tensors_with_other_numbers_of_rows_go_to_all_towers(
-    data, steps, parts
+    data, steps, parts, ahead
 ):
     assert_exact(
         lambda: make(steps_per_execution=steps),
-        lambda model: model.fit(data, epochs=2, verbose=0),
-        kt.TowerStrategy(3, micro_batches=parts),
+        lambda model: model.fit(data, epochs=2, verbose=0, shuffle=False),
+        strategy_of(3, ahead, micro_batches=parts),
         tolerance=5e-6,
         in_graph=True,
     )
@@ -128,6 +145,11 @@ REFUSED = {
         "y of a batch has no rows",
     ),
     "later": (generated(5, 5, 5, 5, 3), {}, r"x\[0\] has 5.*y has 3"),
+    "ahead": (
+        of_sizes(7, 14, False),
+        {"prefetch": True},
+        r"x\[0\] has 7.*y has 14.*static",
+    ),
 }
 
 
@@ -138,7 +160,7 @@ def test_parts_that_towers_cannot_divide_are_refused(case):
     before = [weight.numpy() for weight in model.trainable_weights]
     with (
         pytest.raises(kt.TowerError, match=words),
-        kt.TowerStrategy(2, **options),
+        strategy_of(2, **options),
     ):
         model.fit(data, verbose=0)
     if case == "other rows":
