@@ -128,8 +128,10 @@ def tasks(tmp_path, ctrl_c):
         yield started
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Give slow tests the time they need."""
+    """Choose the tests of this day, and give slow ones the time they need."""
+    sampling.alternate(items)
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))

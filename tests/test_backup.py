@@ -15,6 +15,8 @@ from keras_towers import backup
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.sampling import sample_of
 
+pytestmark = pytest.mark.alternate
+
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X @ np.ones((3, 1), "float32")
 # Towers' statistics are averaged sooner, which rounds otherwise.

@@ -17,6 +17,8 @@ from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.fit.weights.tower_variables import copies_of
 from tests.kit.sampling import sample_of
 
+pytestmark = pytest.mark.alternate
+
 TOWERS = 3
 RANDOM = np.random.default_rng(1)
 # With them each tower has its copy of what is not in shards, as on GPUs.

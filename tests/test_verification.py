@@ -15,6 +15,8 @@ from tests.exactness import models as m
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import sample_of
 
+pytestmark = pytest.mark.alternate
+
 X = m.FEATURES[:24]
 Y = (X[:, :3] ** 2).astype("float32")
 ROUNDING = 1e-5

@@ -12,7 +12,7 @@ from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find_row
 from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit.processes import Process, wait_until
-from tests.kit.sampling import in_turn, sample_of
+from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 240
@@ -33,7 +33,7 @@ def path(tmp_path):
     return tmp_path / "bench.json"
 
 
-@in_turn(0)
+@pytest.mark.alternate(turn=0)
 @pytest.mark.parametrize(
     ("command", "arguments", "rows"),
     [
@@ -109,7 +109,7 @@ def running(words):
     return any(all(word in line for word in words) for line in lines)
 
 
-@in_turn(1)
+@pytest.mark.alternate(turn=1)
 @pytest.mark.parametrize("number", sample_of([signal.SIGINT, signal.SIGTERM]))
 def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.

@@ -28,7 +28,7 @@ from tests.kit.sampling import draw
 from tests.kit.training import X, Y, classifier, compiled, fit
 from tests.strategies.async_cases import order_free
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alternate]
 
 IMAGES = np.random.default_rng(0).random((len(X), 8, 8, 3), "float32")
 

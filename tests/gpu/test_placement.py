@@ -13,7 +13,7 @@ from tests.kit import gpus
 from tests.kit.ordinary import Originals
 from tests.kit.training import classifier, fit
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alternate]
 
 
 def places(values):

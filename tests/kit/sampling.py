@@ -38,18 +38,25 @@ def sample_of(cases, part=2):
     ]
 
 
-def in_turn(turn, days=2):
-    """A mark: `make test` runs the test on one of so many days.
+def alternate(tests):
+    """Leave those out of `make test` that are marked so, and of another day.
 
-    For what takes long to show one thing, that others show by and large. Those
-    with other turns run on the other days, so that no day takes much longer.
+    By default the tests of a file have turns of their own, one after another,
+    on two days: half of them runs each day.
 
     Args:
-        turn: on which of the days: 0 to days - 1.
+        tests: pytest's items.
     """
-    assert turn in range(days)
-    today = SEED % days == turn
-    return lambda test: test if today else pytest.mark.long(test)
+    of_files = {}
+    for test in tests:
+        mark = test.get_closest_marker("alternate")
+        if mark is None or test.get_closest_marker("core"):
+            continue
+        turns = of_files.setdefault(test.path, {})
+        turn = turns.setdefault(test.originalname, len(turns))
+        turn = mark.kwargs.get("turn", turn)
+        if (SEED - turn) % mark.kwargs.get("days", 2):
+            test.add_marker(pytest.mark.long)
 
 
 def draw(names, part=2):

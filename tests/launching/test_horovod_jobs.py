@@ -10,7 +10,6 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous import store
 from tests.kit.processes import all_gone
-from tests.kit.sampling import in_turn
 from tests.kit.scripts import write_executable
 
 JOB = """
@@ -118,7 +117,7 @@ train(state)
 """
 
 
-@in_turn(0)
+@pytest.mark.alternate(turn=0)
 @pytest.mark.slow
 def test_a_script_for_horovods_elastic_jobs(launch, tmp_path):
     """Its hosts go and come, and one of its ranks is killed."""

@@ -15,7 +15,6 @@ from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import rank_environment
 from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from tests.kit.processes import Launched
-from tests.kit.sampling import in_turn
 from tests.kit.training import X, Y, linear
 
 SCRIPT = """
@@ -42,7 +41,7 @@ print("saved", flush=True)
 """
 
 
-@in_turn(1)
+@pytest.mark.alternate(turn=1)
 @pytest.mark.slow
 def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
     (tmp_path / "there").mkdir()
@@ -143,7 +142,7 @@ def test_training_without_a_strategy_is_refused(under, monkeypatch):
     assert linear().train_on_batch(X, Y) > 0
 
 
-@in_turn(0)
+@pytest.mark.alternate(turn=0)
 def test_a_job_that_would_train_several_models_fails(run):
     done = run("-np 2", ALONE)
     assert done.code == 1

@@ -16,6 +16,8 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit, linear
 from tests.strategies import async_cases
 
+pytestmark = pytest.mark.alternate
+
 
 @pytest.fixture
 def strategy(job, monkeypatch):

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from tests.kit.sampling import in_turn
-
 pytestmark = pytest.mark.slow
 
 BEGIN = """
@@ -58,7 +56,7 @@ print(spread(own).numpy(), own.device)
 """
 
 
-@in_turn(0)
+@pytest.mark.alternate(turn=0)
 def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
     ps_0, ps_1, worker = tasks.cluster(ps=2, worker=1)
     trains = tasks.start(worker, SPREADS)
@@ -75,7 +73,7 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
         assert "started" not in task.output
 
 
-@in_turn(1)
+@pytest.mark.alternate(turn=1)
 def test_a_server_waits_for_workers_that_die_and_come_back(tasks):
     """It does not wait for workers that are not restarted."""
     ps, chief, worker, another = tasks.cluster(ps=1, worker=3)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from tests.kit.processes import Launched
-from tests.kit.sampling import in_turn, sample_of
+from tests.kit.sampling import sample_of
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.slow
@@ -100,7 +100,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     assert len(rest) == 8
 
 
-@in_turn(0, days=4)
+@pytest.mark.alternate(days=4, turn=0)
 @pytest.mark.parametrize(
     ("strategy", "standby"),
     sample_of(

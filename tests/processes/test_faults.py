@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from tests.kit.processes import Launched, all_gone
-from tests.kit.sampling import in_turn, sample_of
+from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.slow
 HOROVOD = "HorovodStrategy"
@@ -53,7 +53,7 @@ def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
     assert "rank 1 has ended. Ending the job" in done.err
 
 
-@in_turn(0)
+@pytest.mark.alternate(turn=0)
 @pytest.mark.parametrize(
     "how, number",
     sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.compare import assert_close
 from tests.kit.processes import wait_until
-from tests.kit.sampling import in_turn, sample_of
+from tests.kit.sampling import sample_of
 from tests.processes import lost
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def assert_values_of_one_device(task, *fits, backup=None, **options):
         assert_close(one, other, 2e-5)
 
 
-@in_turn(1, days=4)
+@pytest.mark.alternate(days=4, turn=1)
 @pytest.mark.parametrize(
     "strategy, dies",
     sample_of(
@@ -134,7 +134,7 @@ NO_CHIEF = "the chief can no longer be reached"
 NO_SERVER = "can no longer be reached. Start all tasks"
 
 
-@in_turn(2, days=4)
+@pytest.mark.alternate(days=4, turn=2)
 @pytest.mark.parametrize(
     "strategy, dies, witnesses, said",
     sample_of(
@@ -195,7 +195,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
     assert "the parameter servers have freed its weights" in again.output
 
 
-@in_turn(3, days=4)
+@pytest.mark.alternate(days=4, turn=3)
 @pytest.mark.parametrize(
     "number, victim, size",
     sample_of([(signal.SIGKILL, 0, 2), (signal.SIGSTOP, 1, 3)]),

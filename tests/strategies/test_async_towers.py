@@ -26,6 +26,8 @@ from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies import async_cases as cases
 from tests.strategies.async_cases import dataset
 
+pytestmark = pytest.mark.alternate
+
 
 def test_asynchronous_towers_learn():
     """With sparse gradients, scaled losses, and layers that keep a state."""

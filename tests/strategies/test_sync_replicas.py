@@ -25,6 +25,8 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, X, Y, fit, linear
 from tests.strategies import async_cases as cases
 
+pytestmark = pytest.mark.alternate
+
 
 def test_every_batch_is_averaged_once():
     model, aggregate = linear(steps_per_execution=2), 5

@@ -17,6 +17,8 @@ from tests.kit.sampling import sample_of
 from tests.kit.traces import by_step, end, fit_with_timeline, read_trace
 from tests.kit.training import STEPS, X, Y, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 PHASES = ["compute", "wait", "reduction", "update"]
 
 

@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from tests.kit.processes import Launched, all_gone
-from tests.kit.sampling import in_turn
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +28,7 @@ def role(process: psutil.Process) -> str:
         return ""
 
 
-@in_turn(1)
+@pytest.mark.alternate(turn=1)
 def test_a_server_that_is_killed_ends_the_job(tmp_path):
     # It stands still in its third step, where rank 0 waits for it.
     job = Launched(

@@ -17,6 +17,8 @@ from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 
 def compiled(cls, **options):
     keras.utils.set_random_seed(5)

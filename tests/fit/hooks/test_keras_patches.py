@@ -28,6 +28,8 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 
 def _everything() -> dict:
     """Every attribute of every module and class of Keras, by name."""

@@ -16,6 +16,8 @@ from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit
 
+pytestmark = pytest.mark.alternate
+
 COUNT, BATCH = 44, 20
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
 

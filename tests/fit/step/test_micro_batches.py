@@ -9,6 +9,8 @@ from tests.kit.compare import assert_all_close, assert_exact, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit, stacked
 
+pytestmark = pytest.mark.alternate
+
 # The last batch has 5 rows: fewer than three towers have parts.
 COUNT, BATCH = 31, 13
 X, Y, TOKENS = m.FEATURES[:COUNT], m.LABELS[:COUNT], m.TOKENS[:COUNT]

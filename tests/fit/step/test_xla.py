@@ -15,6 +15,8 @@ from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 
+pytestmark = pytest.mark.alternate
+
 # Two batches of 16 rows.
 FEW = 32
 # XLA rounds fused operations differently.

@@ -20,6 +20,8 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, adam, classifier, compiled, fit, stacked
 from tests.partition.steps import noting
 
+pytestmark = pytest.mark.alternate
+
 layers = keras.layers
 
 

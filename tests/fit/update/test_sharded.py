@@ -16,6 +16,8 @@ from tests.kit.compare import assert_all_close, assert_exact, assert_same_model
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, fit
 
+pytestmark = pytest.mark.alternate
+
 TOWERS = 4
 
 

@@ -22,6 +22,8 @@ from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 
 def _scaled():
     inner = m.momentum(

@@ -19,6 +19,8 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import X, Y, adam, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 
 def _built():
     return linear()

@@ -24,6 +24,8 @@ from tests.partition.kit import (
     with_gradients,
 )
 
+pytestmark = pytest.mark.alternate
+
 _check = functools.partial(check_divided, towers=FEW)
 
 
