@@ -50,11 +50,7 @@ from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.model_parallel import (
-    Layouts,
-    UpdateOnMesh,
-    rows_of,
-)
+from keras_towers.strategies.model_parallel import OnMesh
 
 _SEEDS = "global_seed_generator"
 
@@ -98,7 +94,7 @@ class _Planned(BaseStrategy):
         self._compose()
 
 
-class _PlannedOnMesh(BaseStrategy):
+class _PlannedOnMesh(OnMesh):
     """``ModelParallelStrategy`` on devices that need not exist."""
 
     def __init__(self, setting: Setting):
@@ -111,21 +107,16 @@ class _PlannedOnMesh(BaseStrategy):
                 "it has to return a keras.distribution.LayoutMap or "
                 f"ModelParallel, but returned {found!r:.80}"
             )
-        mesh, axes = rows_of(found.device_mesh, axis)
-        if sorted(itertools.chain(*mesh)) != sorted(setting.devices):
+        mesh = np.ravel(found.device_mesh.devices)
+        if sorted(map(str, mesh)) != sorted(setting.devices):
             raise TowerError(
                 "the mesh of what it returns has other devices than those "
                 f"that it is given: {', '.join(setting.devices)}"
             )
-        super().__init__(
-            [row[0] for row in mesh],
-            StrategyOptions(
-                weights="sharded", gather_bytes=setting.gather_bytes
-            ),
-            other_columns=[row[1:] for row in mesh],
+        options = StrategyOptions(
+            weights="sharded", gather_bytes=setting.gather_bytes
         )
-        layouts = Layouts(found, axes, mesh)
-        self._compose(UpdateOnMesh(self._config, layouts))
+        super().__init__(found, axis, options, list)
 
 
 CHOICES: Sequence[Choice] = (

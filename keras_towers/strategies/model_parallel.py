@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -15,7 +15,11 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.options import MeshKeywords, options_of
+from keras_towers.fit.options import (
+    MeshKeywords,
+    StrategyOptions,
+    options_of,
+)
 from keras_towers.fit.update.in_shards import UpdateInShards
 from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.strategies.base import BaseStrategy
@@ -23,7 +27,37 @@ from keras_towers.strategies.base import BaseStrategy
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-class ModelParallelStrategy(BaseStrategy):
+class OnMesh(BaseStrategy):
+    """A strategy on the mesh of a layout map.
+
+    Args:
+        layout_map: how weights are divided.
+        batch_dim_name: the axis of the batch; None: the first.
+        options: as for ``TowerStrategy``.
+        devices_of: returns the devices of names; for a plan they need not
+            exist.
+    """
+
+    def __init__(
+        self,
+        layout_map: keras.distribution.LayoutMap,
+        batch_dim_name: str | None,
+        options: StrategyOptions,
+        devices_of: Callable[[list[str]], Sequence[str]],
+    ):
+        rows, axes = _rows_of(layout_map.device_mesh, batch_dim_name)
+        mesh = [devices_of(row) for row in rows]
+        devices_of([*itertools.chain(*mesh)])
+        super().__init__(
+            [row[0] for row in mesh],
+            options,
+            other_columns=[row[1:] for row in mesh],
+        )
+        layouts = Layouts(layout_map, axes, mesh)
+        self._compose(UpdateOnMesh(self._config, layouts))
+
+
+class ModelParallelStrategy(OnMesh):
     """Trains a model on a mesh of devices, which divides weights as well.
 
     A row of the mesh is a tower: towers share the examples of each batch. The
@@ -78,19 +112,12 @@ class ModelParallelStrategy(BaseStrategy):
                 f"layout_map={layout_map!r} is not allowed: give a "
                 "keras.distribution.LayoutMap."
             )
-        mesh, axes = rows_of(layout_map.device_mesh, batch_dim_name)
-        columns = [devices_lib.devices_of(row) for row in mesh]
-        devices_lib.devices_of([*itertools.chain(*columns)])
         super().__init__(
-            [row[0] for row in columns],
-            checked,
-            other_columns=[row[1:] for row in columns],
+            layout_map, batch_dim_name, checked, devices_lib.devices_of
         )
-        layouts = Layouts(layout_map, axes, mesh)
-        self._compose(UpdateOnMesh(self._config, layouts))
 
 
-def rows_of(
+def _rows_of(
     mesh: Any, batch_dim_name: str | None
 ) -> tuple[list[list[str]], list[str]]:
     """Return the rows of a mesh, and the names of their axes.
