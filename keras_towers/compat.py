@@ -195,7 +195,6 @@ Function = _tf(
 function_module = _tf(
     "eager.polymorphic_function.atomic_function", "from_func_graph"
 )
-_tf("eager.polymorphic_function.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = _tf(
     "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
 )
@@ -327,11 +326,10 @@ loss_module = _keras(
 # Keras: optimizers.
 BaseOptimizer = _keras(
     "optimizers.base_optimizer:BaseOptimizer",
-    "__getattribute__ build apply apply_gradients scale_loss "
-    "finalize_variable_values _get_variable_index _backend_update_step "
-    "_variables _trainable_variables _iterations _learning_rate use_ema "
-    "gradient_accumulation_steps _accumulated_gradients "
-    "_model_variables_moving_average",
+    "__getattribute__ build apply apply_gradients "
+    "finalize_variable_values _get_variable_index "
+    "_variables _trainable_variables _learning_rate use_ema "
+    "gradient_accumulation_steps",
 )
 _keras("models.model:Model", "export")
 TFOptimizer = _keras(

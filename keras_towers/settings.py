@@ -34,8 +34,8 @@ ENV_COMMITS = "KERAS_TOWERS_COMMITS"
 #: Key of the job's store for which a process waits that stands by;
 #: `keras-towers run --standby` sets it.
 ENV_STANDBY = "KERAS_TOWERS_STANDBY"
-#: Set by a launcher that shows each rank only its own GPUs, instead of all GPUs
-#: of the machine.
+#: 1: each process is shown only its own GPUs, not all of the machine. Set it
+#: where your launcher does that.
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it supervises.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
@@ -51,8 +51,8 @@ ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 #: Seconds until a waiting rank names the ranks that it waits for:
 #: `--stall-warning`. Default: 30.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-#: Seconds until a stalled job is ended: `--stall-shutdown`. Default: never;
-#: 1800 under `keras-towers run`.
+#: Seconds until a stalled job is ended: `--stall-shutdown`; 0: never. Default:
+#: 1800. Tasks that you start with `TF_CONFIG` are not watched for stalls.
 ENV_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 #: 1: waiting ranks do not warn: `--stall-warning 0`; a stalled job still ends.
 ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
@@ -136,6 +136,8 @@ CAUSE_WAIT_S = 10.0
 SERVERS_S = 5.0
 #: Between two states of a rank's progress bar in a shared terminal.
 REDRAW_S = 2.0
+#: A traceback is held back for so long, to show that of several ranks once.
+MAX_TRACEBACK_S = 2.0
 #: A traceback has ended if its rank then prints nothing for so long.
 TRACEBACK_S = 0.3
 #: Ranks that fail within this time show once what their tracebacks have in

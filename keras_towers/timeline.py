@@ -171,7 +171,7 @@ class Timeline(ObservesFit):
 
     @contextlib.contextmanager
     def around(
-        self, model: keras.Model, config: TowerConfig | None, x: Any
+        self, model: keras.Model, config: TowerConfig | None
     ) -> Iterator[None]:
         """Measure the ``fit`` in this block, and write the measurements."""
         if compat.is_op_determinism_enabled():
@@ -388,7 +388,7 @@ class RankRecording:
         machine: its name.
         devices: short names of its towers' devices.
         first_step: the number of the first step in ``stamps``.
-        stamps: times of steps, as ``marks.Recorder.read`` returns them.
+        stamps: times of steps, as ``marks.StepRecorder.read`` returns them.
         spans: tower, begin and end of each step, if towers have no common one.
         calls: the four arrays of ``StepTimes``.
     """

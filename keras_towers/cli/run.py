@@ -146,6 +146,8 @@ def run(
     """
     elastic = bool(min_np or max_np or host_discovery_script)
     slots = _slots(hosts, hostfile)
+    if slots is None and not elastic and _connects_tasks(strategy, ps, workers):
+        slots = _allocated_hosts(workers or processes)
     default = min_np or sum((slots or {}).values())
     tasks = _count_tasks(strategy, ps, workers, processes, default)
     if "ps" in tasks and (elastic or hosts or hostfile or network_interface):
@@ -434,6 +436,15 @@ def _count_servers(
             "-np, and -H for other machines"
         )
     return servers
+
+
+def _connects_tasks(
+    strategy: str | None, ps: int | None, workers: int | None
+) -> bool:
+    """Whether the processes are tasks of TensorFlow's that all train."""
+    known = STRATEGIES.get(strategy or "")
+    roles = known.roles if known else ()
+    return not ps and "ps" not in roles and bool(workers or roles)
 
 
 def _count_tasks(

@@ -301,7 +301,7 @@ class Tagger:
             self._write(lines[:begin])
             self._held_since = time.monotonic()
         self._held += lines[begin:]
-        is_old = time.monotonic() - self._held_since > settings.REDRAW_S
+        is_old = time.monotonic() - self._held_since > settings.MAX_TRACEBACK_S
         if is_old or len(self._held) > _MAX_TRACEBACK_LINES:
             self.release()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.placement import LeastLoadedPlacement
+from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import copy_on_tower
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
@@ -292,7 +291,7 @@ def _keep(grad: tf.Tensor) -> tf.Tensor:
 
 
 def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
-    sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in trained]
+    sizes = list(map(byte_size, trained))
     least = max(settings.PART_BYTES, sum(sizes) / _PARTS)
     parts: list[list[keras.Variable]] = []
     left = 0.0

@@ -93,7 +93,7 @@ def seconds(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     try:
         return round(float(text)) if text else default
-    except ValueError:
+    except (ValueError, OverflowError):
         raise TowerError(f"{name} is {text!r}: give seconds.") from None
 
 

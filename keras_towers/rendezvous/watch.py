@@ -32,6 +32,7 @@ from keras_towers.rendezvous.liveness import (
     describe_each,
     wait_loop,
 )
+from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Progress, StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -359,12 +360,12 @@ def start_watch(rank: int, size: int) -> None:
     store = store_lib.from_environment()
     if size == 1 or store is None:
         return
-    warning_s = float(
-        os.environ.get(settings.ENV_STALL_WARNING, settings.STALL_WARNING_S)
+    warning_s: float = seconds(
+        settings.ENV_STALL_WARNING, settings.STALL_WARNING_S
     )
     if os.environ.get(settings.ENV_STALL_DISABLE, "0") != "0":
         warning_s = math.inf
-    shutdown_s = float(os.environ.get(settings.ENV_STALL_SHUTDOWN, 0))
+    shutdown_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
     mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s)
     _watch.start()

@@ -157,6 +157,15 @@ def test_an_allocation_says_how_many_run_where(run):
     assert "2 processes on localhost, as Slurm says" in done.err
     # More than there are tasks.
     assert len(run("-np 3", script, **allocated).out.splitlines()) == 3
+    # A strategy over TensorFlow has them too; there is no ssh to the other.
+    several = {
+        **allocated,
+        "SLURM_JOB_NODELIST": "n[7-8]",
+        "SLURM_TASKS_PER_NODE": "2(x2)",
+    }
+    done = run("--strategy multi-worker", script, **several)
+    assert done.code == 2
+    assert "4 processes on localhost, n8, as Slurm says" in done.err
 
 
 def test_another_host(run, tmp_path):

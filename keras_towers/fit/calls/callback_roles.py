@@ -120,7 +120,7 @@ class ObservesFit(keras.callbacks.Callback):
     first: keras.callbacks.Callback
 
     def around(
-        self, model: keras.Model, config: Any, x: Any
+        self, model: keras.Model, config: Any
     ) -> contextlib.AbstractContextManager[None]:
         """Return the block that ``fit`` runs in; config None: plain Keras."""
         raise NotImplementedError
@@ -222,9 +222,7 @@ def observed(
             callbacks.callbacks = ordered
         else:
             arguments["callbacks"] = ordered
-        stack.enter_context(
-            observer.around(keras_call.model, config, arguments["x"])
-        )
+        stack.enter_context(observer.around(keras_call.model, config))
         yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -296,7 +295,7 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     def one() -> tf.Tensor:
         # TensorFlow's constant folding would run an exchange of constants, and
         # it merges exchanges of the same tensor, which other ranks do not have.
-        return _variable_one().read_value()
+        return compat.unknown_one().read_value()
 
     if shape.is_fully_defined() and dtype != tf.string:
         count = tf.reshape(one() * shape.num_elements(), [1])
@@ -310,8 +309,3 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     sizes = tf.shape(value) if is_here else tf.zeros([one() - 1], tf.int32)
     sizes = transport.all_gather(sizes, next_key("root"))
     return tf.ensure_shape(tf.reshape(rows, sizes), shape)
-
-
-@functools.cache
-def _variable_one() -> tf.Variable:
-    return compat.hidden_variable(1, tf.int32)

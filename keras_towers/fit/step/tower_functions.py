@@ -51,7 +51,7 @@ _FEW_OPERATIONS = 250
 
 
 @dataclasses.dataclass(frozen=True)
-class TowerCall:
+class FunctionCall:
     """A call of a function on each tower.
 
     Attributes:
@@ -173,7 +173,7 @@ class TowerFunctions:
         )
         return Function(inputs, outputs, operations)
 
-    def call_of(self, operations: Sequence[Operation]) -> TowerCall | None:
+    def call_of(self, operations: Sequence[Operation]) -> FunctionCall | None:
         """Return a call of a function of operations; None: there are none."""
         if not operations:
             return None
@@ -181,25 +181,25 @@ class TowerFunctions:
         function = self._function(body) or GraphFunction(
             graph_of(body, self._program.graphs), "called"
         )
-        return TowerCall(body, function)
+        return FunctionCall(body, function)
 
     def call_if_compiled(
         self, operations: Sequence[Operation]
-    ) -> TowerCall | None:
+    ) -> FunctionCall | None:
         """Return a call of operations that are computed once, if XLA can."""
         if not needs_call(operations):
             return None
         body = self._closure(operations)
         function = self._function(body)
-        return TowerCall(body, function) if function else None
+        return FunctionCall(body, function) if function else None
 
     def with_variables(
         self,
-        call: TowerCall,
+        call: FunctionCall,
         reads: Sequence[Operation],
         writes: Sequence[Operation],
         places: Sequence[Place],
-    ) -> tuple[TowerCall, Sequence[Operation], Sequence[Operation]]:
+    ) -> tuple[FunctionCall, Sequence[Operation], Sequence[Operation]]:
         """Let a function that XLA compiles read and write variables itself.
 
         XLA's kernel reads and assigns all of them at once, and in place, where
@@ -248,7 +248,7 @@ class TowerFunctions:
             return emit(writes, known, whole.outputs, graphs)
 
         function = GraphFunction(graph_of_inputs(whole.inputs, run), "xla")
-        compiled = TowerCall(whole, function, self._order.gate)
+        compiled = FunctionCall(whole, function, self._order.gate)
         return compiled, before, after
 
     def _can_be_compiled(

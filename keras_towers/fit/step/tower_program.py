@@ -18,7 +18,7 @@ from keras_towers.fit.step.places import Place, value_of, with_shapes
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_exchanges import TowerExchanges
 from keras_towers.fit.step.tower_functions import (
-    TowerCall,
+    FunctionCall,
     TowerFunctions,
     is_of_batch,
 )
@@ -266,7 +266,7 @@ class TowerProgram:
 
     def _compute_on_towers(
         self,
-        call: TowerCall | None,
+        call: FunctionCall | None,
         places: Sequence[Place],
         once: bool = False,
     ) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-import tensorflow as tf
-
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,13 +24,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
-
-
-@rule("Identity")
-def _handle(node: Node, value: Value) -> Values:
-    """Return the handle of a variable that is copied."""
-    require(node.dtype(0) == tf.resource)
-    return [value]
 
 
 @rule("ReadVariableOp")
