@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         MultiWorkerTowerStrategy,
     )
     from keras_towers.fit.calls.callback_roles import ChiefOnly, EveryRank
-    from keras_towers.fit.hooks.saving import save_on_every_rank
+    from keras_towers.fit.calls.saving import save_on_every_rank
     from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
@@ -90,7 +90,7 @@ _NAMES_IN = {
     "engines.horovod.horovod_strategy": "HorovodStrategy",
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
-    "fit.hooks.saving": "save_on_every_rank",
+    "fit.calls.saving": "save_on_every_rank",
     "backup": "Backup",
     "launching.launch": "launch",
     "reduction": "GradientPacker",

@@ -27,8 +27,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.adoption import shared_variables
-from keras_towers.fit.weights.model_state import trained_by
+from keras_towers.fit.weights.model_state import shared_variables, trained_by
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers

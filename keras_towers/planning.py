@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.bench.models import random_examples
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import ApplyCall
@@ -32,8 +31,11 @@ from keras_towers.fit.step.trace import (
     with_components,
 )
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights.adoption import eager_cause, runs_eagerly
-from keras_towers.fit.weights.model_state import collect
+from keras_towers.fit.weights.model_state import (
+    collect,
+    eager_cause,
+    runs_eagerly,
+)
 from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import (
     SMALLEST_BYTES,
@@ -51,6 +53,7 @@ from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.model_parallel import OnMesh
+from keras_towers.user_models import random_examples
 
 _SEEDS = "global_seed_generator"
 

@@ -7,6 +7,7 @@ PACKAGE = ROOT / "keras_towers"
 # What users see of these modules is tested elsewhere.
 SHOWN_BY = {
     "docs": "errors settings",
+    "cli/test_doctor.py": "doctor",
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy
@@ -27,6 +28,7 @@ SHOWN_BY = {
     """,
     "fit/step/test_global_step.py": """
         fit/contract fit/step/exchanges fit/step/places fit/step/program_inputs
+        fit/step/tower_exchanges fit/step/tower_functions
         fit/step/trace
     """,
     "fit/update/test_optimizers.py": "fit/update/weight_update",

@@ -15,15 +15,15 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from keras_towers import __version__, _imports, engines
-from keras_towers.bench.models import call_named
 from keras_towers.building.build import build_wheel, install_wheel
 from keras_towers.building.recipe import InstallError
 from keras_towers.cli.bench import bench
+from keras_towers.cli.doctor import doctor
 from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
-from keras_towers.doctor import doctor
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 from keras_towers.system import handle_signals
+from keras_towers.user_models import call_named
 
 
 class Command(TyperCommand):

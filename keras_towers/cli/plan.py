@@ -15,8 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.bench.models import call_named
 from keras_towers.errors import TowerError
+from keras_towers.user_models import call_named
 
 if TYPE_CHECKING:
     from keras_towers.planning import Plan

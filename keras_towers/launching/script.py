@@ -182,7 +182,7 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 
 def _save_once() -> contextlib.AbstractContextManager[None]:
     """Let only rank 0 write the files that several ranks save."""
-    from keras_towers.fit.hooks import saving
+    from keras_towers.fit.calls import saving
     from keras_towers.rendezvous import launchers, store, tf_config
 
     job_store = store.from_environment()

@@ -26,7 +26,7 @@ from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.global_step import log_without_xla
 from keras_towers.fit.step.marks import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.adoption import eager_cause, runs_eagerly
+from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import (
     SHARED_STATE,

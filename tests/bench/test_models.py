@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, losses
 
-from keras_towers.bench.models import MODELS, Stored, Workload, random_examples
+from keras_towers.bench.models import MODELS, Stored, Workload
 from keras_towers.errors import TowerError
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import long_unless
@@ -80,18 +80,6 @@ def test_random_labels_are_as_the_loss_expects_them(stored, loss, shape, fits):
     x, y = mine.data(50)
     assert (x.shape, y.shape) == ((50, 4), shape)
     assert fits(y)
-
-
-def test_ids_are_known_to_every_embedding():
-    words = keras.Input((9,), dtype="int32")
-    tags = keras.Input((), dtype="int64")
-    body = keras.Sequential([keras.Input((9,)), layers.Embedding(7, 2)])
-    hidden = layers.Flatten()(body(words))
-    outputs = layers.Concatenate()([hidden, layers.Embedding(30, 2)(tags)])
-    model = compiled([words, tags], outputs)
-    (of_words, of_tags), _ = random_examples(model, "it", 100)
-    assert (of_words.shape, of_tags.shape) == ((100, 9), (100,))
-    assert set(of_words.ravel()) == set(range(7))
 
 
 def any_length():

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.calls import saving
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
-from keras_towers.fit.hooks import saving
 from keras_towers.rendezvous.store import from_environment
 from tests.kit.compare import (
     assert_all_close,

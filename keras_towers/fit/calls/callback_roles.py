@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls import saving
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
-from keras_towers.fit.hooks import saving
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.rendezvous import rank_checks

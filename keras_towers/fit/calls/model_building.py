@@ -14,7 +14,7 @@ from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.weights import adoption as adoption_lib
+from keras_towers.fit.weights import model_state
 
 logger = logging.getLogger("keras_towers")
 
@@ -84,7 +84,7 @@ def needs_build(model: keras.Model, kind: str) -> bool:
 
 def uses_optimizer(model: keras.Model, kind: str) -> bool:
     """Whether a method uses ``model.optimizer`` for all trainable weights."""
-    return kind in TRAINING and adoption_lib.has_keras_step(model)
+    return kind in TRAINING and model_state.has_keras_step(model)
 
 
 def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:

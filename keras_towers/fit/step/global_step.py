@@ -35,7 +35,7 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.adoption import eager_cause
+from keras_towers.fit.weights.model_state import eager_cause
 from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
 from keras_towers.partition.layouts import REPLICATED, InShards
 from keras_towers.partition.local_step import (

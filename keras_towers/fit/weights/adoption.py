@@ -195,7 +195,7 @@ class Adoption:
         """
         if peers.size == 1:
             return
-        variables = shared_variables(model, optimizers=trains)
+        variables = state_lib.shared_variables(model, optimizers=trains)
         if trains:
             self.gather_slots()
         # Sending takes long on a slow link, and most values agree already.
@@ -209,13 +209,14 @@ class Adoption:
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
         # Eager steps run as on one device, and need the slots of all weights.
-        if not runs_eagerly(model):
+        if not state_lib.runs_eagerly(model):
             self.update.drop_remote_slots()
 
     def ranks_diverge(self, model: keras.Model) -> bool:
         """Whether a model's ranks train on their own until the next average."""
         # Each rank runs an eager step on the batch of all ranks.
-        return self.update.local_sgd is not None and not runs_eagerly(model)
+        in_rounds = self.update.local_sgd is not None
+        return in_rounds and not state_lib.runs_eagerly(model)
 
     def gather_slots(self) -> None:
         """Give every rank the whole optimizer state, and equal weights."""
@@ -244,7 +245,7 @@ class Adoption:
         """Give all ranks the weights, optimizer state and seeds of rank 0."""
         if self._config.transport.size > 1:
             self.gather_slots()
-            self._broadcast(shared_variables(model))
+            self._broadcast(state_lib.shared_variables(model))
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         values = [variable._value for variable in variables]
@@ -285,32 +286,6 @@ class Adoption:
                 stack.callback(_unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)
-
-
-def shared_variables(
-    model: keras.Model, optimizers: bool = True
-) -> list[keras.Variable]:
-    """Return all variables that are equal on all ranks: all but metrics.
-
-    Args:
-        model: the model.
-        optimizers: whether to return those of its optimizers, too.
-    """
-    state = state_lib.collect(model)
-    of_optimizers = state.optimizer_variables if optimizers else []
-    return [*state.seeds, *state.weights, *of_optimizers]
-
-
-def runs_eagerly(model: keras.Model) -> bool:
-    """Whether a model's steps run without a graph."""
-    return model.run_eagerly or tf.config.functions_run_eagerly()
-
-
-def eager_cause(model: keras.Model) -> str:
-    """Return what makes the steps of a model run eagerly."""
-    if model.run_eagerly:
-        return "run_eagerly=True"
-    return "tf.config.run_functions_eagerly(True)"
 
 
 def _compilation(model: keras.Model) -> tuple[Any, ...]:
@@ -372,12 +347,6 @@ def _unbind(trainer: keras.Model) -> None:
     _drop_functions(trainer)
     for name in ("_eval_epoch_iterator", *_SHADOWS_OF_CALLS):
         vars(trainer).pop(name, None)
-
-
-def has_keras_step(trainer: keras.Model) -> bool:
-    """Whether ``train_step`` is Keras's own, which uses the optimizer once."""
-    own = compat.TensorFlowTrainer.train_step
-    return getattr(trainer.train_step, "__func__", None) is own
 
 
 def _drop_functions(trainer: keras.Model) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_towers import compat
 
@@ -171,3 +172,35 @@ def lists_by_weight(
         and len(value) == number
         and all(s is None or isinstance(s, keras.Variable) for s in value)
     ]
+
+
+def shared_variables(
+    model: keras.Model, optimizers: bool = True
+) -> list[keras.Variable]:
+    """Return all variables that are equal on all ranks: all but metrics.
+
+    Args:
+        model: the model.
+        optimizers: whether to return those of its optimizers, too.
+    """
+    state = collect(model)
+    of_optimizers = state.optimizer_variables if optimizers else []
+    return [*state.seeds, *state.weights, *of_optimizers]
+
+
+def runs_eagerly(model: keras.Model) -> bool:
+    """Whether a model's steps run without a graph."""
+    return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def eager_cause(model: keras.Model) -> str:
+    """Return what makes the steps of a model run eagerly."""
+    if model.run_eagerly:
+        return "run_eagerly=True"
+    return "tf.config.run_functions_eagerly(True)"
+
+
+def has_keras_step(trainer: keras.Model) -> bool:
+    """Whether ``train_step`` is Keras's own, which uses the optimizer once."""
+    own = compat.TensorFlowTrainer.train_step
+    return getattr(trainer.train_step, "__func__", None) is own

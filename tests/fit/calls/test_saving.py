@@ -10,7 +10,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.fit.hooks import saving
+from keras_towers.fit.calls import saving
 
 
 class Server(dict):

@@ -96,7 +96,9 @@ def test_the_self_test_runs_only_where_all_works(
     advice = "" if passed else "[a] traceback"
     finding = Finding("it", "as one process", state, advice)
 
-    monkeypatch.setattr(doctor_lib, "run_self_test", lambda console: [finding])
+    monkeypatch.setattr(
+        "keras_towers.cli.doctor.run_self_test", lambda console: [finding]
+    )
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
