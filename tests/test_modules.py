@@ -11,11 +11,13 @@ SHOWN_BY = {
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy
+        engines/byteps/byteps_transport
     """,
     "engines/horovod": """
         engines/dropin/callbacks engines/dropin/distributed_models
         engines/dropin/distributed_optimizer
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
+        engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """

@@ -101,7 +101,7 @@ BYTEPS: Engine = Engine(
     strategy_class="BytePSStrategy",
     module="byteps.tensorflow",
     keras_modules=("byteps.keras", "byteps.tensorflow.keras"),
-    transport="byteps_strategy:BytePSTransport",
+    transport="byteps_transport:BytePSTransport",
     recipe="byteps_recipe:BytePS",
     servers="byteps_servers:Servers",
 )
@@ -112,7 +112,7 @@ HOROVOD: Engine = Engine(
     strategy_class="HorovodStrategy",
     module="horovod.tensorflow",
     keras_modules=("horovod.keras", "horovod.tensorflow.keras"),
-    transport="horovod_strategy:HorovodTransport",
+    transport="horovod_transport:HorovodTransport",
     recipe="horovod_recipe:Horovod",
 )
 RUNTIME: Engine = Engine(

@@ -9,7 +9,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from keras_towers.devices import canonical
-from keras_towers.engines.runtime.multi_worker import CollectiveTransport
+from keras_towers.engines.runtime.collective_transport import (
+    CollectiveTransport,
+)
 from tests.exactness.cases import CASES
 from tests.gpu.towers import HARD, TOLERANCE
 from tests.kit import gpus

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import byteps as bps
-from keras_towers.engines.byteps.byteps_strategy import BytePSTransport
+from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main

@@ -1,7 +1,5 @@
-"""Where a strategy of several processes cannot be; keys of collectives."""
+"""Where a strategy of several processes cannot be."""
 
-import hashlib
-import itertools
 import json
 from types import SimpleNamespace
 
@@ -10,13 +8,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.engines.byteps import byteps_strategy
-from keras_towers.engines.horovod import horovod_strategy
-from keras_towers.engines.runtime import multi_worker
-from keras_towers.engines.runtime.multi_worker import (
-    CollectiveTransport,
-    instance_key,
-)
+from keras_towers.engines.byteps import byteps_transport
+from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.strategies import base
@@ -94,62 +87,17 @@ def test_engines_that_would_train_separately_are_refused(
 ):
     """Strategies and drop-ins connect by these functions."""
     # Other tests may have connected this process before.
-    monkeypatch.setattr(byteps_strategy, "_connected", False)
+    monkeypatch.setattr(byteps_transport, "_connected", False)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)
     said = f"{role} 0 at b:1, one of the tasks {tasks},.*{words}"
     with pytest.raises(TowerError, match=said):
-        horovod_strategy.connect(alone)
+        horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
-        byteps_strategy.connect(alone)
+        byteps_transport.connect(alone)
 
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
     place("chief", 0, chief=["a:1"], evaluator=["b:1"])
     tf_config.refuse_unread("Horovod")
-
-
-def test_keys_depend_on_the_name_only():
-    names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
-    numbers = [instance_key(*name) for name in names]
-    assert numbers == [instance_key(*name) for name in names]
-    assert len(set(numbers)) == 3
-    assert all(0 <= number < 2**31 for number in numbers)
-
-
-def test_two_collectives_with_one_number_are_refused(monkeypatch):
-    same = SimpleNamespace(digest=lambda: b"same")
-    monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
-    monkeypatch.setattr(multi_worker, "_names", {})
-    assert instance_key("a") == instance_key("a")
-    with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
-        instance_key("b")
-
-
-def test_what_leaves_from_the_host_is_computed_there():
-    """TensorFlow may make operations of a GPU's that no GPU has."""
-    host, gpu = "/job:localhost/replica:0/task:0/device:CPU:0", "/device:GPU:0"
-    cluster = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=1)
-    transport = CollectiveTransport(
-        SimpleNamespace(host=host, cluster=cluster), gpu
-    )
-    rows = tf.TensorSpec([4, 3], tf.bfloat16)
-    numbers = tf.TensorSpec([5], tf.int64)
-
-    @tf.function(input_signature=[rows, numbers], autograph=False)
-    def send(rows, numbers):
-        with tf.device(gpu):
-            return (
-                transport.all_gather(rows, "any"),
-                transport.all_gather(rows, "known", [4, 2]),
-                transport.all_to_all(rows, "swap"),
-                transport.all_reduce([numbers], "sum"),
-            )
-
-    graph = send.get_concrete_function().graph.as_graph_def()
-    inner = (f.node_def for f in graph.library.function)
-    nodes = [*graph.node, *itertools.chain(*inner)]
-    assert sum(node.op.startswith("Collective") for node in nodes) == 5
-    elsewhere = {node.op for node in nodes if node.device != host}
-    assert elsewhere <= {"Placeholder", "EnsureShape", "Identity", "NoOp"}

@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers.engines import BYTEPS
-from keras_towers.engines.byteps.byteps_strategy import transport
+from keras_towers.engines.byteps.byteps_transport import transport
 
 # Raises an error with advice if BytePS is missing, before the import below.
 BYTEPS.import_module()

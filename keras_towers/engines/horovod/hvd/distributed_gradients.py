@@ -27,7 +27,7 @@ from keras_towers.engines.dropin.distributed_optimizer import (
     name_of,
     reducer_of,
 )
-from keras_towers.engines.horovod.horovod_strategy import HorovodTransport
+from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey

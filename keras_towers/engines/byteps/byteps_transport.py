@@ -1,0 +1,368 @@
+"""One process per device, connected by BytePS, which only sums vectors.
+
+BytePS sums tensors on servers, which may be spare CPU machines: each worker
+pushes a tensor and pulls the sum (Jiang et al., "A Unified Architecture for
+Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI
+2020). A gather is the sum of vectors in which each rank has filled in its
+share, a broadcast is the sum of the root's vector and zeros. Their bits are
+added as integers, so that values arrive exactly as they were sent. BytePS
+leaves three tasks to its caller:
+
+- A server overwrites a tensor's sum with the first push of the next round, even
+  if a slower worker has not pulled it yet. So rounds alternate between two
+  names. Before a worker pushes to a name again, it has pulled the sum of the
+  other name, to which every worker has pushed after pulling the first sum.
+- Tensors are identified by the order in which their names are declared. So
+  ranks compare new names before they declare them.
+- All tensors pushed under one name must have the same length. So names contain
+  the length, and vectors whose length may change are padded to one of a few.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat, settings
+from keras_towers.engines import BYTEPS
+from keras_towers.engines.byteps import byteps_recipe, dmlc
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import (
+    launchers,
+    rank_checks,
+    store,
+    tf_config,
+    watch,
+)
+from keras_towers.rendezvous.rank_environment import seconds
+from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
+from keras_towers.transport import messages
+from keras_towers.transport.engine_transport import EngineTransport
+
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 500_000
+
+# Describes the worker that this process is; None: it is in no job.
+_worker: str | None = None
+_connected = False
+
+
+def connect(bps: ModuleType) -> None:
+    """Start BytePS in this process, and wait for the other processes."""
+    global _connected, _worker
+    if _connected:
+        return
+    _worker = dmlc.check_worker()
+    member = launchers.detect()
+    if _worker is None and member and not member.is_single_process:
+        raise TowerError(
+            f"this process is {member}, but nothing has started BytePS's "
+            "scheduler and servers, so that each process would train a model "
+            "of its own: use `keras-towers run -np 2 --strategy byteps "
+            "script.py`, or, if the script enters the strategy itself, "
+            f"`keras-towers run -np 2 --servers 1`. "
+            f"{launchers.HOW_TO_TRAIN_ALONE}"
+        )
+    if _worker is None and member is None:
+        tf_config.refuse_unread("BytePS")
+    rank_checks.compare_with_first_rank("BytePS")
+    dmlc.set_defaults(_worker)
+    with _limit_start(_worker), _coarse_timers():
+        bps.init(lazy=False)
+    # BytePS's own shutdown waits for all workers, also after an error.
+    atexit.unregister(bps.shutdown)
+    atexit.register(_leave_job, bps)
+    _connected = True
+
+
+@contextmanager
+def _coarse_timers() -> Iterator[None]:
+    """Give threads started inside the block a coarser timer.
+
+    Each thread of BytePS polls for work every microsecond, which on a machine
+    with few cores leaves little time for the model. A thread inherits the slack
+    of its timers from the thread that starts it.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
+
+
+@contextmanager
+def _limit_start(worker: str | None) -> Iterator[None]:
+    """End the process if the start takes too long.
+
+    An exception could not interrupt BytePS's C++ code.
+    """
+    limit_s = seconds(ENV_START_TIMEOUT, settings.START_TIMEOUT_S)
+    text = (
+        f"{worker} has waited {limit_s:.0f} s for the scheduler and all "
+        "servers and workers. Do they run, reach that address, and have the "
+        f"same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each worker "
+        f"another {dmlc.WORKER_ID}? {ENV_START_TIMEOUT} sets the seconds."
+    )
+    timer = threading.Timer(limit_s, watch.end_process, [text])
+    timer.daemon = True
+    if worker is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _leave_job(bps: ModuleType) -> None:
+    """Leave the job at the end of Python.
+
+    BytePS's ``shutdown`` also ends the servers, once all workers have called
+    it. If our launcher ends the servers, there is nothing to wait for; and
+    after an error in this process, the wait might never end.
+    """
+    failed = getattr(sys, "last_value", None) is not None
+    if _worker is not None and (ENV_BYTEPS_LAUNCHED in os.environ or failed):
+        # BytePS's destructors would crash while its threads run. So end the
+        # process, with its exit code, before they are called.
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        return
+    bps.shutdown()
+
+
+# Vectors of unknown length are padded to sizes from _MIN_BYTES on, each _GROWTH
+# times the one before. More sizes mean more branches to trace, fewer mean more
+# zeros to send.
+_MIN_BYTES = 2**10
+_GROWTH = 16
+# Names that an error lists for each rank, at most.
+_NAMED = 5
+
+# By name, whether the next round uses the second of its two names. BytePS keeps
+# declared names until the process ends.
+_is_second: dict[str, tf.Variable] = {}
+
+
+class BytePSTransport(EngineTransport):
+    """BytePS as a ``keras_towers.transport.Transport``."""
+
+    name = "BytePS"
+
+    def __init__(self):
+        super().__init__(BYTEPS.import_module())
+        connect(self.engine)
+        self._library: Any = self.engine.ops.TF_LIB_CTYPES
+        self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
+        # A build with CUDA takes tensors of a GPU.
+        kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
+        self._device: str = f"/device:{kind}:0"
+        self._flat = compat.hidden_variable([-1], tf.int32)
+        self._compares_names = False
+        if self.size > 1 and not _is_second:
+            mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+            (counts,) = self.all_reduce([mine], "kt.ranks")
+            if (counts.numpy() != 1).any():
+                raise TowerError(
+                    "BytePS's workers have duplicate or missing ranks; ranks "
+                    f"0, 1, ... occur {', '.join(map(str, counts.numpy()))} "
+                    f"times: give each worker a different {dmlc.WORKER_ID}, "
+                    "from 0."
+                )
+            # Declares the names that later comparisons of names use.
+            self.gather_objects(None)
+            watch.start_watch(self.rank, self.size)
+            store.report_connected(self.rank)
+        self._compares_names = True
+
+    @property
+    def sums_float16(self) -> bool:
+        # The servers use the processor's float16 instructions.
+        return True
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether something has started this process as a worker."""
+        return _worker is not None or launchers.detect() is not None
+
+    # Without GPUs, BytePS counts each process as a machine with one local rank.
+    # The launcher sets Horovod's variables for all engines.
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("HOROVOD_LOCAL_RANK") or super().local_rank)
+
+    @property
+    def local_size(self) -> int:
+        return int(os.environ.get("HOROVOD_LOCAL_SIZE") or super().local_size)
+
+    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        mine = mine[:, tf.newaxis] * messages.header(tensor, key)
+        (headers,) = self._sum([mine], f"{key}.headers")
+        shapes = messages.shapes_of_ranks(headers, tensor, key)
+        sizes = messages.number_of_words(tensor.dtype, shapes)
+        # The length stays unknown to TensorFlow: a name for each length would
+        # take memory on all servers.
+        before = tf.reduce_sum(sizes[: self.rank])
+        after = tf.reduce_sum(sizes[self.rank + 1 :])
+        padded = tf.pad(messages.words_of(tensor), tf.stack([[before, after]]))
+        (words,) = self._sum([padded], f"{key}.words")
+        gathered = [
+            messages.from_words(words_of_rank, tensor.dtype, shape)
+            for words_of_rank, shape in zip(
+                tf.split(words, sizes, num=self.size),
+                tf.unstack(shapes, self.size),
+                strict=True,
+            )
+        ]
+        return tf.concat(gathered, 0)
+
+    def _scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        # Servers send every worker the whole sum; a gather would send more.
+        (total,) = self._sum([messages.summable(tensor)], key)
+        rows = tf.split(total, counts)[self.rank]
+        return messages.summed(rows, tensor.dtype)
+
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return messages.send_packed(
+            tensors, lambda vectors: self._sum_each(vectors, key)
+        )
+
+    def _sum_each(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        names = [
+            {
+                length: f"{key}.{number}/{vector.dtype.name}/{length}"
+                for length in _lengths(vector)
+            }
+            for number, vector in enumerate(vectors)
+        ]
+        self._declare(
+            [name for by_length in names for name in by_length.values()]
+        )
+        return [
+            tf.reshape(self._sum_vector(vector, by_length), tf.shape(tensor))
+            for vector, by_length, tensor in zip(
+                vectors, names, tensors, strict=True
+            )
+        ]
+
+    def _sum_vector(
+        self, vector: tf.Tensor, names: Mapping[int, str]
+    ) -> tf.Tensor:
+        """Sum a vector under a name for its length.
+
+        Args:
+            vector: the vector, possibly empty.
+            names: the names by length. If there are several, the length is
+                known only at run time, and the vector is padded; one that is
+                longer than all of them is sent in chunks.
+        """
+        if len(names) == 1:
+            (name,) = names.values()
+            return self._push_pull(vector, name)
+        *shorter, longest = names
+
+        def sum_padded(part: tf.Tensor, length: int) -> tf.Tensor:
+            padded = tf.pad(part, [[0, length - tf.size(part)]])
+            padded = tf.ensure_shape(padded, [length])
+            return self._push_pull(padded, names[length])
+
+        def sum_chunk(number: tf.Tensor, sums: tf.TensorArray):
+            part = vector[number * longest : (number + 1) * longest]
+            index = tf.reduce_sum(tf.cast(tf.size(part) > shorter, tf.int32))
+            total = tf.switch_case(
+                index, [functools.partial(sum_padded, part, n) for n in names]
+            )
+            return number + 1, sums.write(number, total[: tf.size(part)])
+
+        chunks = -(-tf.size(vector) // longest)
+        sums = tf.TensorArray(
+            vector.dtype, chunks, infer_shape=False, element_shape=[None]
+        )
+        _, sums = tf.while_loop(
+            lambda number, _: number < chunks,
+            sum_chunk,
+            (tf.constant(0), sums),
+            parallel_iterations=1,
+        )
+        return sums.concat()
+
+    def _push_pull(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        """Sum a vector of a known length, alternating between two names.
+
+        TensorFlow does not know that the operation has side effects. If the
+        vector were a constant, constant folding would run the operation once
+        for all steps, and only on a rank that happens to trace.
+        """
+        hidden = tf.reshape(vector, self._flat.read_value())
+        hidden = tf.ensure_shape(hidden, vector.shape)
+
+        def push(number: int) -> tf.Tensor:
+            with tf.device(self._device):
+                return self._operation(hidden, input_name=f"{name}/{number}")
+
+        variable = _is_second[name]
+        is_second = variable.read_value()
+        total = tf.cond(is_second, lambda: push(1), lambda: push(0))
+        with tf.control_dependencies([total]):
+            # Even in a loop, the next round begins after this one.
+            variable.assign(~is_second, read_value=False)
+        return tf.ensure_shape(total, vector.shape)
+
+    def _declare(self, names: Sequence[str]) -> None:
+        """Declare the names that are new, if they are new on all ranks."""
+        new = [name for name in names if name not in _is_second]
+        if not new:
+            return
+        if self._compares_names:
+            with tf.init_scope():
+                ranks = self.gather_objects(new)
+            if any(other != ranks[0] for other in ranks):
+                listed = [", ".join(names[:_NAMED]) for names in ranks]
+                raise tf.errors.InvalidArgumentError(
+                    None,
+                    None,
+                    f"{rank_checks.OTHER_STEP}, and do not sum the same "
+                    f"tensors: {rank_checks.describe_ranks(listed, '; ')}. "
+                    "Every rank has to run the same model on data of the same "
+                    "kind, and to call "
+                    "the same methods in the same order.",
+                )
+        for name in new:
+            _is_second[name] = compat.hidden_variable(False)
+            for number in range(2):
+                declared = f"{name}/{number}".encode()
+                self._library.byteps_tensorflow_declare_tensor(declared)
+
+
+@functools.cache
+def transport() -> BytePSTransport:
+    """The connection to the other ranks, made on first use."""
+    return BytePSTransport()
+
+
+def _lengths(vector: tf.Tensor) -> list[int]:
+    """The lengths with which a vector may be sent: its own, if it is known."""
+    known = vector.shape.num_elements()
+    if known is not None:
+        return [known]
+    longest = messages.MESSAGE_BYTES // vector.dtype.size
+    lengths = [_MIN_BYTES // vector.dtype.size]
+    while lengths[-1] < longest:
+        lengths.append(_GROWTH * lengths[-1])
+    return lengths

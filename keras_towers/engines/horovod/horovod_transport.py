@@ -1,0 +1,204 @@
+"""One process per device, connected by Horovod.
+
+Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
+submitted a tensor of the name, whatever else is running, and small tensors that
+are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast and
+easy distributed deep learning in TensorFlow", 2018). So names must be the same
+on all ranks, and no name may be in flight twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.engines import HOROVOD
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import (
+    launchers,
+    meet,
+    rank_checks,
+    store,
+    tf_config,
+    watch,
+)
+from keras_towers.transport import messages
+from keras_towers.transport.engine_transport import EngineTransport
+
+_connected = False
+
+
+def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
+    """Call Horovod's ``init``, however this process was started."""
+    global _connected
+    member = launchers.detect()
+    if not hvd.is_initialized():
+        # Built with MPI, Horovod itself finds ranks that mpirun has started.
+        if member and not (member.speaks_mpi and hvd.mpi_built()):
+            meet.join_job()
+        if not _connected:
+            rank_checks.compare_with_first_rank("Horovod")
+        # Without a rendezvous, Horovod's C++ code would wait and then abort.
+        if not (hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)):
+            _check_alone(member)
+        with _watch_start():
+            hvd.init(*args, **kwargs)
+    _connected = True
+    # A list of ranks may name only one.
+    may_be_one = args or kwargs.get("comm")
+    if hvd.size() == 1 and member is None:
+        tf_config.refuse_unread("Horovod")
+    elif hvd.size() == 1 and not may_be_one:
+        _check_alone(member)
+
+
+@contextlib.contextmanager
+def _watch_start() -> Iterator[None]:
+    """Let the stall watch report waits for ranks that have not started."""
+    rank = launchers.whole_number_in(os.environ, "HOROVOD_RANK")
+    size = launchers.whole_number_in(os.environ, "HOROVOD_SIZE")
+    if rank is None or size is None:
+        yield
+        return
+    watch.start_watch(rank, size)
+    try:
+        watch.mark("the start of the job")
+        yield
+    finally:
+        watch.mark("")
+
+
+def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
+    """Raise an error if a launcher has started other processes, too."""
+    if member is None or member.is_single_process:
+        return
+    advice = (
+        "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
+        if member.horovod_reads_variables
+        else launchers.HOW_TO_TRAIN_ALONE
+    )
+    raise TowerError(
+        f"this process is {member}, but Horovod knows of no other, so that "
+        "each would train a model of its own: start the script with "
+        "`keras-towers run`, and do not call Horovod's own init() before. "
+        f"{advice}"
+    )
+
+
+class HorovodTransport(EngineTransport):
+    """Horovod as a ``keras_towers.transport.Transport``.
+
+    Args:
+        process_set: Horovod's set of the ranks to connect; None: all ranks.
+    """
+
+    name = "Horovod"
+
+    def __init__(self, process_set: Any = None):
+        super().__init__(HOROVOD.import_module())
+        connect(self.engine)
+        if process_set is self.engine.global_process_set:
+            process_set = None
+        self._process_set = process_set
+        watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
+        if store.from_environment() is None:
+            # Under MPI, and Horovod's own launcher.
+            self.compare_once("Horovod")
+
+    @property
+    def rank(self) -> int:
+        ranks = self._process_set
+        return super().rank if ranks is None else int(ranks.rank())
+
+    @property
+    def size(self) -> int:
+        ranks = self._process_set
+        return super().size if ranks is None else int(ranks.size())
+
+    def disconnect(self) -> None:
+        """Leave the job."""
+        watch.stop_watch()
+        self.engine.shutdown()
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The arguments of all operations."""
+        ranks = self._process_set or self.engine.global_process_set
+        return {"process_set": ranks, "ignore_name_scope": True}
+
+    @property
+    def sums_float16(self) -> bool:
+        # Gloo and MPI add float16 on the CPU, element by element. Ranks have to
+        # agree, so this depends on their build, and not on their GPUs.
+        return bool(self.engine.nccl_built())
+
+    def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
+        # Several eager operations would run in sequence, each in a cycle of
+        # Horovod's.
+        return len(tensors) == 1
+
+    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Horovod's operations do not say that they have side effects. Constant
+        # folding would run those of constants by itself, before the step and
+        # only on ranks that have constants: those without rows of a batch, for
+        # instance. So no value or size is known.
+        if tf.executing_eagerly():
+            return tensor
+        one = compat.unknown_one().read_value()
+        return tf.reshape(tensor, tf.shape(tensor) * one)
+
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return [
+            self.engine.mpi_ops._allreduce(
+                tensor,
+                name=f"{key}.{index}",
+                op=self.engine.Sum,
+                **self._options,
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        options = self._options
+        return _send_bits(tensor, self.engine.allgather, name=key, **options)
+
+    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        options = self._options
+        return _send_bits(tensor, self.engine.alltoall, name=key, **options)
+
+    def _broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        ranks = self._process_set
+        return [
+            _send_bits(
+                tensor,
+                self.engine.broadcast,
+                root_rank=root if ranks is None else ranks.ranks[root],
+                name=f"{key}.{index}",
+                **self._options,
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+
+_SENT_AS_THEY_ARE = (
+    "bool int8 uint8 int16 uint16 int32 int64 float16 float32 float64"
+)
+
+
+def _send_bits(
+    tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
+) -> tf.Tensor:
+    """Send a tensor, as bytes if Horovod lacks its dtype."""
+    send = functools.partial(send, **options)
+    if tensor.dtype.name in _SENT_AS_THEY_ARE.split():
+        return send(tensor)
+    return messages.tensor_of(send(messages.bytes_of(tensor)), tensor.dtype)

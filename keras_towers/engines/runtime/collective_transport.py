@@ -1,0 +1,278 @@
+"""One process per task of ``TF_CONFIG``, connected by TensorFlow's collectives.
+
+Between hosts these run over TensorFlow's own gRPC servers: a ring for CPUs
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009), NCCL for GPUs. One device of each rank takes part.
+
+TensorFlow matches the collectives of ranks by two numbers: the key of a group
+of devices, and the key of an instance in it. The shape and dtype of an instance
+are fixed when it first runs; another shape under the same keys aborts all
+collectives of the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec
+
+import tensorflow as tf
+
+from keras_towers.engines.runtime import tensorflow_task
+from keras_towers.engines.runtime.tensorflow_task import Task
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import watch
+from keras_towers.transport import messages
+from keras_towers.transport.engine_transport import EngineTransport
+
+_P = ParamSpec("_P")
+
+# Keys of groups: for collectives whose instance key contains their size; for
+# the same over NCCL, since all devices of a group are of one kind; and for
+# collectives padded to the first of _PADDED_SIZES. Later sizes have the keys
+# that follow.
+_FIXED, _OVER_NCCL, _FIRST_PADDED = 1, 2, 3
+
+# Numbers of words to which vectors of unknown size are padded. Such collectives
+# have one instance key for all sizes, but a group for each. More sizes would
+# mean more groups, fewer would mean more padding. No size is 0: TensorFlow
+# aborts the process if it gathers nothing.
+_PADDED_SIZES: tuple[int, ...] = tuple(
+    (4 + quarter) * 2**octave for octave in range(2, 38) for quarter in range(4)
+)
+
+# Tensors of up to this size are gathered and then summed: a ring gather takes
+# half as many consecutive messages as a ring all-reduce.
+_SMALL_BYTES = 2**15
+# The number of words of a tensor that its header holds. Tensors that fit need
+# no further message.
+_HEADER_WORDS = 12
+
+
+# The name of each key. TensorFlow's keys are shared by all strategies of the
+# process.
+_names: dict[int, str] = {}
+
+
+def instance_key(*parts: object) -> int:
+    """Return the key of a collective, 0 to 2**31 - 1, equal on all ranks."""
+    name = " ".join(map(str, parts))
+    digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+    key = int.from_bytes(digest) >> 1
+    other = _names.setdefault(key, name)
+    if other != name:
+        raise TowerError(
+            f"the collectives {other!r} and {name!r} have the same number, "
+            f"{key}, by chance. Change the name or the shape of either."
+        )
+    return key
+
+
+def _on_host(
+    method: Callable[Concatenate[CollectiveTransport, _P], tf.Tensor],
+) -> Callable[Concatenate[CollectiveTransport, _P], tf.Tensor]:
+    """Compute all of what a method sends where it leaves from: on the host.
+
+    TensorFlow rewrites operations that it has placed on a GPU to others, which
+    a GPU may not have.
+    """
+
+    @functools.wraps(method)
+    def placed(
+        self: CollectiveTransport, *args: _P.args, **kwargs: _P.kwargs
+    ) -> tf.Tensor:
+        with tf.device(self.task.host):
+            return method(self, *args, **kwargs)
+
+    return placed
+
+
+class CollectiveTransport(EngineTransport):
+    """TensorFlow's collectives as a ``keras_towers.transport.Transport``.
+
+    Args:
+        gpu: the device that sums over NCCL, such as ``"/device:GPU:0"``; None
+            to send everything from the host.
+    """
+
+    name = "TensorFlow"
+
+    def __init__(self, task: Task, gpu: str | None = None):
+        cluster = task.cluster
+        super().__init__(
+            SimpleNamespace(
+                rank=lambda: cluster.rank,
+                size=lambda: cluster.size,
+                local_rank=lambda: cluster.local_rank,
+                local_size=lambda: cluster.local_size,
+            )
+        )
+        self.task: Task = task
+        self._gpu = gpu
+        self._tokens: dict[str, tf.Tensor] = {}
+        watch.start_watch(self.rank, self.size)
+
+    @property
+    def sums_float16(self) -> bool:
+        return self._gpu is not None
+
+    def ended_ranks(self) -> str:
+        return super().ended_ranks() or tensorflow_task.unreachable(self.task)
+
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        # Packed, because each collective takes at least one small message.
+        return messages.send_packed(
+            tensors,
+            lambda vectors: [
+                self._sum_one(vector, f"{key}.{n}")
+                for n, vector in enumerate(vectors)
+            ],
+        )
+
+    def _sum_one(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
+        known = tensor.shape.is_fully_defined()
+        if self._gpu is None or not (floats and known):
+            return self._sum_on_host(tensor, key)
+        with tf.device(self._gpu):
+            return self._reduce(tensor, key, over_nccl=True)
+
+    @_on_host
+    def _sum_on_host(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        if not tensor.shape.is_fully_defined():
+            # A gather exchanges the sizes first.
+            gathered = self._gather(tensor[tf.newaxis], f"{key}.any")
+            return tf.reduce_sum(gathered, 0)
+        if tensor.shape.num_elements() * tensor.dtype.size > _SMALL_BYTES:
+            return self._reduce(tensor, key)
+        instance = instance_key(key, "each", _signature(tensor))
+        gathered = self._gather_rows(tf.reshape(tensor, [-1]), instance)
+        return tf.reshape(tf.reduce_sum(gathered, 0), tensor.shape)
+
+    def _reduce(
+        self, tensor: tf.Tensor, key: str, over_nccl: bool = False
+    ) -> tf.Tensor:
+        instance = instance_key(key, "sum", _signature(tensor))
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            **self._arguments(instance, _FIXED, over_nccl),
+            merge_op="Add",
+            final_op="Id",
+        )
+
+    @_on_host
+    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        words = messages.words_of(tensor)
+        first = words[:_HEADER_WORDS]
+        first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
+        mine = tf.concat([messages.header(tensor, key), first], 0)
+        headers, first_words = tf.split(
+            self._gather_rows(mine, instance_key(key, "head")),
+            [messages.HEADER, _HEADER_WORDS],
+            axis=1,
+        )
+        shapes = messages.shapes_of_ranks(headers, tensor, key)
+        longest = tf.reduce_max(messages.number_of_words(tensor.dtype, shapes))
+
+        def gather_padded() -> tf.Tensor:
+            sizes = tf.constant(_PADDED_SIZES, tf.int64)
+            index = tf.searchsorted(sizes, longest[tf.newaxis])[0]
+            size = tf.gather(sizes, index)
+            padded = tf.pad(words, [[0, size - tf.size(words, tf.int64)]])
+            instance = instance_key(key, "all")
+            return self._gather_rows(padded, instance, _FIRST_PADDED + index)
+
+        rows = tf.cond(
+            longest <= _HEADER_WORDS, lambda: first_words, gather_padded
+        )
+        gathered = [
+            messages.from_words(rows[rank], tensor.dtype, shapes[rank])
+            for rank in range(self.size)
+        ]
+        return tf.concat(gathered, 0)
+
+    @_on_host
+    def _gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        inner = tensor.shape[1:]
+        if not inner.is_fully_defined():
+            return self._gather(tensor, key)
+        padded = messages.with_rows(tensor, max(counts))
+        instance = instance_key(key, "rows", _signature(padded))
+        rows = self._gather_rows(messages.words_of(padded), instance)
+        gathered = [
+            messages.from_words(rows[rank], tensor.dtype, [count, *inner])
+            for rank, count in enumerate(counts)
+        ]
+        return tf.concat(gathered, 0)
+
+    @_on_host
+    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        if not tensor.shape.is_fully_defined():
+            return super()._exchange(tensor, key)
+        pieces = tf.split(tensor, self.size)
+        rows = tf.stack([messages.words_of(piece) for piece in pieces])
+        instance = instance_key(key, "swap", _signature(tensor))
+        swapped = tf.raw_ops.CollectiveAllToAllV2(
+            input=rows, **self._arguments(instance, _FIXED)
+        )
+        received = [
+            messages.from_words(row, tensor.dtype, pieces[0].shape)
+            for row in tf.unstack(swapped, num=self.size)
+        ]
+        return tf.concat(received, 0)
+
+    def _broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        # A sum with zeros, because a gather would send every rank's tensors.
+        words = [messages.words_of(tensor) for tensor in tensors]
+        if self.rank != root:
+            words = [tf.zeros_like(vector) for vector in words]
+        return [
+            messages.from_words(vector, tensor.dtype, tf.shape(tensor))
+            for vector, tensor in zip(
+                self._sum(words, key), tensors, strict=True
+            )
+        ]
+
+    def _gather_rows(
+        self, vector: tf.Tensor, instance: int, group: tf.Tensor | int = _FIXED
+    ) -> tf.Tensor:
+        """Gather vectors of N elements as a matrix with one row per rank."""
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=vector, **self._arguments(instance, group)
+        )
+        return tf.reshape(gathered, [self.size, -1])
+
+    def _arguments(
+        self, instance: int, group: tf.Tensor | int, over_nccl: bool = False
+    ) -> dict[str, Any]:
+        """The arguments that all operations have.
+
+        Without tokens, TensorFlow would run the operations in the order of the
+        program, and wait forever if that differs between ranks. With tokens it
+        orders only operations with the same token, which NCCL needs.
+        """
+        token = "nccl" if over_nccl else str(instance)
+        if token not in self._tokens:
+            device = self._gpu if over_nccl else self.task.host
+            with tf.init_scope(), tf.device(device):
+                self._tokens[token] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32, shape=[], shared_name=f"kt.token.{token}"
+                )
+        return {
+            "group_size": self.size,
+            "group_key": _OVER_NCCL if over_nccl else group,
+            "instance_key": instance,
+            "ordering_token": [self._tokens[token]],
+            "communication_hint": "nccl" if over_nccl else "ring",
+        }
+
+
+def _signature(tensor: tf.Tensor) -> str:
+    """Return a tensor's dtype and shape, which are part of its key."""
+    return f"{tensor.dtype.name} {tensor.shape.as_list()}"

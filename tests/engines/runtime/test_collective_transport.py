@@ -1,0 +1,62 @@
+"""Keys of collectives, and where they are computed."""
+
+import hashlib
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from keras_towers import TowerError
+from keras_towers.engines.runtime import collective_transport
+from keras_towers.engines.runtime.collective_transport import (
+    CollectiveTransport,
+    instance_key,
+)
+
+pytestmark = pytest.mark.core
+
+
+def test_keys_depend_on_the_name_only():
+    names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
+    numbers = [instance_key(*name) for name in names]
+    assert numbers == [instance_key(*name) for name in names]
+    assert len(set(numbers)) == 3
+    assert all(0 <= number < 2**31 for number in numbers)
+
+
+def test_two_collectives_with_one_number_are_refused(monkeypatch):
+    same = SimpleNamespace(digest=lambda: b"same")
+    monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
+    monkeypatch.setattr(collective_transport, "_names", {})
+    assert instance_key("a") == instance_key("a")
+    with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
+        instance_key("b")
+
+
+def test_what_leaves_from_the_host_is_computed_there():
+    """TensorFlow may make operations of a GPU's that no GPU has."""
+    host, gpu = "/job:localhost/replica:0/task:0/device:CPU:0", "/device:GPU:0"
+    cluster = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=1)
+    transport = CollectiveTransport(
+        SimpleNamespace(host=host, cluster=cluster), gpu
+    )
+    rows = tf.TensorSpec([4, 3], tf.bfloat16)
+    numbers = tf.TensorSpec([5], tf.int64)
+
+    @tf.function(input_signature=[rows, numbers], autograph=False)
+    def send(rows, numbers):
+        with tf.device(gpu):
+            return (
+                transport.all_gather(rows, "any"),
+                transport.all_gather(rows, "known", [4, 2]),
+                transport.all_to_all(rows, "swap"),
+                transport.all_reduce([numbers], "sum"),
+            )
+
+    graph = send.get_concrete_function().graph.as_graph_def()
+    inner = (f.node_def for f in graph.library.function)
+    nodes = [*graph.node, *itertools.chain(*inner)]
+    assert sum(node.op.startswith("Collective") for node in nodes) == 5
+    elsewhere = {node.op for node in nodes if node.device != host}
+    assert elsewhere <= {"Placeholder", "EnsureShape", "Identity", "NoOp"}
