@@ -59,7 +59,7 @@ _SEEDS = "global_seed_generator"
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class PlanSetting:
     """What is planned for.
 
     Attributes:
@@ -86,13 +86,13 @@ class Choice:
     """
 
     name: str
-    strategy: Callable[[Setting], BaseStrategy]
+    strategy: Callable[[PlanSetting], BaseStrategy]
 
 
 class _Planned(BaseStrategy):
     """``TowerStrategy`` on devices that need not exist."""
 
-    def __init__(self, setting: Setting, **options: Any):
+    def __init__(self, setting: PlanSetting, **options: Any):
         super().__init__(setting.devices, StrategyOptions(**options))
         self._compose()
 
@@ -100,7 +100,7 @@ class _Planned(BaseStrategy):
 class _PlannedOnMesh(OnMesh):
     """``ModelParallelStrategy`` on devices that need not exist."""
 
-    def __init__(self, setting: Setting):
+    def __init__(self, setting: PlanSetting):
         assert setting.layouts is not None, "a choice without layouts"
         found, axis = setting.layouts(setting.devices), None
         if isinstance(found, keras.distribution.ModelParallel):
@@ -188,12 +188,12 @@ def hide_gpus() -> None:
         tf.config.set_visible_devices([], "GPU")
 
 
-def check_layouts(setting: Setting) -> None:
+def check_layouts(setting: PlanSetting) -> None:
     """Raise TowerError if the layouts of a setting are on no such mesh."""
     _LAYOUTS.strategy(setting)
 
 
-def plan(build: Callable[[], Any], setting: Setting) -> list[Plan]:
+def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
     """Plan each choice for a model.
 
     Args:
@@ -211,7 +211,9 @@ def plan(build: Callable[[], Any], setting: Setting) -> list[Plan]:
     return [_plan(choice, build, setting) for choice in choices]
 
 
-def _plan(choice: Choice, build: Callable[[], Any], setting: Setting) -> Plan:
+def _plan(
+    choice: Choice, build: Callable[[], Any], setting: PlanSetting
+) -> Plan:
     size = setting.batch_size
     with contextlib.ExitStack() as stack:
         # The step may create the one of the graph.

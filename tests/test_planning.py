@@ -90,7 +90,7 @@ MODELS = [perceptron, images, texts, half_precision]
 
 def plans_of(build, kind, towers=TOWERS):
     devices = [f"/device:{kind}:{index}" for index in range(towers)]
-    setting = planning.Setting(devices, 12, gather_bytes=2**17)
+    setting = planning.PlanSetting(devices, 12, gather_bytes=2**17)
     return {one.choice: one for one in planning.plan(build, setting)}
 
 
@@ -174,7 +174,7 @@ def model_parallel(devices):
 
 def planned_by(layouts):
     devices = [f"/device:GPU:{index}" for index in range(4)]
-    setting = planning.Setting(devices, 12, layouts=layouts)
+    setting = planning.PlanSetting(devices, 12, layouts=layouts)
     *_, last = planning.plan(feed_forward, setting)
     return last
 

@@ -42,7 +42,7 @@ def main() -> None:
         size = cell.replicas
     if row.alone:
         # No strategy connects the processes that TF_CONFIG describes.
-        os.environ.pop("TF_CONFIG", None)
+        os.environ.pop(tf_config.VARIABLE, None)
     window = _ROUNDS * cell.replicas if row.bursts else 1
     work = Workload(
         Stored(cell.model, Path(task["stored"])),

@@ -87,7 +87,7 @@ def plan(
     from keras_towers import planning
 
     planning.hide_gpus()
-    setting = planning.Setting(
+    setting = planning.PlanSetting(
         [f"/device:GPU:{index}" for index in range(towers)],
         batch_size,
         gathered,

@@ -245,7 +245,7 @@ def _exec_as_rank(job: Job) -> NoReturn:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """The processes that a command starts, or the one that it becomes.
 
     Attributes:
@@ -294,29 +294,29 @@ def _make_plan(
     hosts: dict[str, int] | None,
     tasks: dict[str, int],
     elastic: bool,
-) -> Plan:
+) -> LaunchPlan:
     """Decide which processes the command starts."""
     if "ps" in tasks:
-        return Plan(sum(tasks.values()), tasks=tasks)
+        return LaunchPlan(sum(tasks.values()), tasks=tasks)
     if elastic:
         _refuse_other_launcher("an elastic job")
-        return Plan(ranks or 0, hosts, elastic=True, tasks=tasks)
+        return LaunchPlan(ranks or 0, hosts, elastic=True, tasks=tasks)
     if tasks:
-        return Plan(tasks["worker"], hosts, tasks=tasks)
+        return LaunchPlan(tasks["worker"], hosts, tasks=tasks)
     if hosts is None:
         rank = _rank_to_join(ranks)
         task = tf_config.from_environment() if rank and not ranks else None
         if task:
             roles = {"worker": task.size, "ps": len(task.ps)}
-            return Plan(task.size, tasks=roles, joined=task)
+            return LaunchPlan(task.size, tasks=roles, joined=task)
         if rank:
-            return Plan(rank.size or 0, joined=rank)
+            return LaunchPlan(rank.size or 0, joined=rank)
         hosts = _allocated_hosts(ranks)
     if ranks is None:
         if hosts is None:
             raise TowerError("give the number of processes: -np N")
         ranks = sum(hosts.values())
-    return Plan(ranks, hosts)
+    return LaunchPlan(ranks, hosts)
 
 
 def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:
@@ -390,7 +390,7 @@ def _check_strategy(
     no_strategy: bool,
     towers: int | None,
     seed: int | None,
-    plan: Plan,
+    plan: LaunchPlan,
 ) -> None:
     if no_strategy and (strategy or plan.has_servers):
         other = "--strategy" if strategy else "--ps"
@@ -419,7 +419,7 @@ def _check_strategy(
 
 
 def _count_servers(
-    number: int | None, strategy: str | None, plan: Plan
+    number: int | None, strategy: str | None, plan: LaunchPlan
 ) -> int | None:
     """Return the number of servers besides the ranks; None without servers."""
     with_servers = [e for e in engines.ENGINES.values() if e.servers]

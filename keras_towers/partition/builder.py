@@ -10,10 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.layouts import (
-    NotDivided,
-    static,
-)
+from keras_towers.partition.layouts import NotDivided, static
 from keras_towers.partition.program import (
     Exchange,
     ExchangeKind,

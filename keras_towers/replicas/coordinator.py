@@ -13,7 +13,7 @@ from keras_towers.errors import TowerError
 from keras_towers.replicas.quorum import ReplicaCounts
 from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
-THREAD_NAME = "keras_towers-coordinator"
+THREAD_NAME = "keras-towers-coordinator"
 # Events that a replica sends itself, between its steps.
 _OWN = (ReplicaEvent.ARRIVED, ReplicaEvent.RETURNED, ReplicaEvent.LEFT)
 

@@ -234,7 +234,7 @@ def _to_numpy(logs: Any) -> Any:
     )
 
 
-THREAD_NAME_PREFIX = "keras_towers-async"
+THREAD_NAME_PREFIX = "keras-towers-async"
 
 
 class TowerThreads:

@@ -130,7 +130,7 @@ def test_a_replica_that_hangs_is_an_error():
     finally:
         free.set()
         for thread in threading.enumerate():
-            if thread.name.startswith("keras_towers-async"):
+            if thread.name.startswith("keras-towers-async"):
                 thread.join(60)
     assert_ordinary(model)
 

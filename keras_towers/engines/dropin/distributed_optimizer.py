@@ -217,7 +217,7 @@ class Reducer(ABC):
         return tf.convert_to_tensor(grad)
 
 
-def name_of(variable: Any) -> str:
+def name_or_kind(variable: Any) -> str:
     """Return the name of a variable or tensor; "tensor" if it has none."""
     return getattr(variable, "name", None) or "tensor"
 
@@ -226,7 +226,7 @@ def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
     """Describe a gradient: for a comparison of ranks, and for messages."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
-    name = name_of(variable)
+    name = name_or_kind(variable)
     path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
     return f"{index} {name} {kind}", f"{path} {kind}"
 

@@ -24,7 +24,8 @@ The file of an operation's rule, with some of TensorFlow's names:
   StatelessTruncatedNormalV2
 * ``columns.py``: exchanges among the columns of a mesh, in the graph of one of
   them: PartitionedCall
-* ``control_flow.py``: calls and branches: PartitionedCall If Case
+* ``control_flow.py``: calls, of a mean of the rows of one's own too, and
+  branches: PartitionedCall If Case
 * ``loops.py``: loops, also with one round for each example, as in
   ``tf.map_fn``: While
 * ``variables.py``: reads, writes and look-ups: ReadVariableOp AssignVariableOp
@@ -36,6 +37,7 @@ The file of an operation's rule, with some of TensorFlow's names:
 import importlib
 import pkgutil
 
-# Each module registers its rules.
+# Each module registers its rules. Of several for an operation the first that
+# applies counts, so their order in a module matters.
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

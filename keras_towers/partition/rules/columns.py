@@ -26,7 +26,7 @@ from keras_towers.partition.registry import Node, rule
 _FUNCTION = "keras_towers_exchange_over_columns"
 _ATTRIBUTE = "_exchange_over_columns"
 # Kinds that change the size of an axis.
-_MOVES = ("gather", "scatter")
+_RESIZES = ("gather", "scatter")
 
 
 def as_operation(exchange: Exchange) -> Operation:
@@ -58,13 +58,13 @@ def _exchange(node: Node, *inputs: Value) -> Values:
     partitioner, traced = node.partitioner, node.shapes[0]
     kind, axis, is_own = json.loads(how)
     layout, sizes = value.layout, value.shape
-    if sizes is not None and kind in _MOVES:
+    if sizes is not None and kind in _RESIZES:
         (moved,) = sizes_of([traced[axis]])
         sizes = (*sizes[:axis], moved, *sizes[axis + 1 :])
     along = isinstance(layout, Sharded) and layout.axis == axis
     if value.is_replicated:
         given = partitioner.replicate(value)
-    elif isinstance(layout, ListOf) or (along and kind in _MOVES):
+    elif isinstance(layout, ListOf) or (along and kind in _RESIZES):
         given = partitioner.assemble(value)
     else:
         shape = local_shape(traced, layout)

@@ -177,7 +177,11 @@ def test_several_processes_are_refused():
 
 
 def test_eager_steps_ignore_micro_batches():
-    model = make_in(Memory(COUNT))()
-    model.run_eagerly = True
+    memory = Memory(COUNT)
+    model, reference = make_in(memory)(), make_in(Memory(COUNT))()
+    model.run_eagerly = reference.run_eagerly = True
     with kt.TowerStrategy(2, micro_batches="auto"):
         fit(model, 1, X, Y, 22)
+    fit(reference, 1, X, Y, 22)
+    assert memory.failures == 0
+    assert_all_close(model.get_weights(), reference.get_weights())

@@ -24,7 +24,7 @@ from keras_towers.engines.dropin import (
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
-    name_of,
+    name_or_kind,
     reducer_of,
 )
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
@@ -429,7 +429,7 @@ class GradientReducer(Reducer):
         if any(sparse) and self.options.op == hvd.Adasum:
             raise TowerError(
                 "Adasum cannot reduce sparse gradients, such as the gradient "
-                f"of {name_of(variables[sparse.index(True)])}. Give "
+                f"of {name_or_kind(variables[sparse.index(True)])}. Give "
                 "sparse_as_dense=True."
             )
         if not tf.executing_eagerly() and compat.in_xla_context(
