@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         SyncReplicasStrategy,
     )
     from keras_towers.strategies.tower import TowerStrategy
-    from keras_towers.timeline import Timeline
+    from keras_towers.timeline.callback import Timeline
     from keras_towers.towers import (
         CurrentTower,
         current_tower,
@@ -103,7 +103,7 @@ _NAMES_IN = {
     ),
     "strategies.replica_strategies": "AsyncTowerStrategy SyncReplicasStrategy",
     "strategies.tower": "TowerStrategy",
-    "timeline": "Timeline",
+    "timeline.callback": "Timeline",
     "towers": "CurrentTower current_tower run_on_each_tower",
     "verification": "verify",
 }

@@ -75,7 +75,7 @@ SHOWN_BY = {
         partition/mesh partition/rules/columns
     """,
     "test_what_is_printed.py": "_notices",
-    "timeline": "timeline",
+    "timeline/test_callback.py": "timeline/trace_file",
 }
 
 

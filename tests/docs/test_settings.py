@@ -24,7 +24,7 @@ _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
 # times are none.
 _LIMIT = re.compile(r"^_?[A-Z_]+_S\b[^=\n]*= *[0-9.]", re.MULTILINE)
 _VARIABLE = re.compile(r"\"KERAS_TOWERS_\w+\"")
-_MEASURES = ("bench", "timeline.py")
+_MEASURES = ("bench", "timeline")
 
 
 def section():

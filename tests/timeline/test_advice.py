@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers import timeline as timeline_lib
 from keras_towers.fit.step.graph_function import GraphFunction
-from keras_towers.timeline import advise
+from keras_towers.timeline import advice as timeline_lib
+from keras_towers.timeline.advice import advise
 from tests.kit.traces import fit_with_timeline
 from tests.kit.training import STEPS, linear
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers import timeline as timeline_lib
 from keras_towers.fit.step import marks
+from keras_towers.timeline import callback as timeline_lib
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import sample_of
 from tests.kit.traces import by_step, end, fit_with_timeline, read_trace
