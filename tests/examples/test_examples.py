@@ -106,6 +106,8 @@ def test_a_worker_is_killed():
 USUAL = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|I0000 .* port\.cc:"
     r"|(SyncReplicas|Horovod)Strategy: |ps 0 |keras-towers run: |`import horov"
+    # On a busy machine, at the end of the job.
+    r"|the chief waits for worker"
 )
 
 

@@ -28,7 +28,6 @@ CASES = [
     *cases_of("abc", "TopKV2", {"k": 2}),
     *cases_of("ab", "NthElement", {"n": 1}),
     *cases_of("ab, ab", "SoftmaxCrossEntropyWithLogits"),
-    *cases_of("ab, 1b", SoftmaxCrossEntropyWithLogits_1b={}),
     *cases_of("ab, a:whole", "SparseSoftmaxCrossEntropyWithLogits", high=2),
     *cases_of("ab, a:whole", "InTopKV2 InTopK", {"k": 2}, high=2),
     *cases_of(
