@@ -15,6 +15,8 @@ import keras_towers as kt
 from keras_towers import settings
 from tests.kit.compare import assert_all_close, assert_same_history
 
+pytestmark = pytest.mark.alternate
+
 X = np.random.default_rng(0).random((24, 3), "float32")
 Y = X.sum(1, keepdims=True)
 

@@ -48,7 +48,7 @@ class Resources:
         """Return the handle that all towers share."""
         return self._common.get(handle, handle)
 
-    def _earliest_level(
+    def earliest_level(
         self, type_: str, operands: Sequence[Tensor], reads: bool
     ) -> int:
         """Return the earliest level of an operation that uses resources.
@@ -77,7 +77,7 @@ class Resources:
         Returns:
             The earliest level of the operation.
         """
-        least = self._earliest_level(type_, operands, reads)
+        least = self.earliest_level(type_, operands, reads)
         level = max([least, *(tensor.level for tensor in operands)])
         time = len(Phase) * level + _phase(type_, operands)
         for key in self._keys(operands):

@@ -12,6 +12,8 @@ from keras_towers.cli.main import app
 from keras_towers.cli.plan import parse_bytes
 from keras_towers.errors import TowerError
 
+pytestmark = pytest.mark.alternate
+
 
 def model(**compiled):
     layers = [

@@ -15,6 +15,8 @@ from tests.kit.compare import (
 )
 from tests.kit.sampling import sample_of
 
+pytestmark = pytest.mark.alternate
+
 EXAMPLES, GLOBAL_BATCH, EPOCHS = 20, 8, 2
 SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 # Strong enough that each changes what is learnt.

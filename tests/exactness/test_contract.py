@@ -68,7 +68,7 @@ WAYS = {
     # Each update is of the gradients of two batches.
     "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
 }
-DRAWN = 40
+DRAWN = 60
 # Two batches of replicas are one of one device only where a loss is a mean over
 # the examples of a batch, and batches are of the same size. And replicas
 # refuse eager steps.

@@ -14,6 +14,8 @@ from keras_towers.fit import step_errors
 from keras_towers.fit.hooks import keras_patches
 from tests.kit.compare import assert_all_close
 
+pytestmark = pytest.mark.alternate
+
 # Parts of one row would be broadcast.
 ROWS, BAD = 12, 100.0
 # None of them is what failed.

@@ -12,6 +12,8 @@ from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
+pytestmark = pytest.mark.alternate
+
 
 def of(job, *ranks, stall_shutdown_s=3, fit=1, spare=0):
     """Create the ``Workers`` of some ranks of a job."""

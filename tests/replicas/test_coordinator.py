@@ -13,6 +13,8 @@ from keras_towers.replicas.replica_group import END, ReplicaEvent
 from tests.kit.leaving import Boom
 from tests.replicas.game import SECONDS, Game, played
 
+pytestmark = pytest.mark.alternate
+
 
 def test_quotas():
     assert Quorum(4, 3, False).quotas == [1, 1, 1, 1]

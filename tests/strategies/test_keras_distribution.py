@@ -21,6 +21,8 @@ from tests.kit.compare import (
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 DataParallel = keras.distribution.DataParallel
 set_distribution = keras.distribution.set_distribution
 

@@ -16,6 +16,8 @@ from tests.kit.training import linear
 from tests.strategies.async_cases import Pieces, callback
 from tests.strategies.before import Before
 
+pytestmark = pytest.mark.alternate
+
 X, Y = m.FEATURES, m.LABELS
 # Quicker than a trace, where anything is computed.
 make = functools.partial(linear, metrics=["accuracy"], run_eagerly=True)

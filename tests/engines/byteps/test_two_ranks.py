@@ -1,8 +1,12 @@
 """Two processes over BytePS train what one would, and say what they refuse."""
 
-from tests.engines.byteps.test_jobs import pytestmark as pytestmark
+import pytest
+
+from tests.engines.byteps import test_jobs
 from tests.kit.ranks import Job, each_check_of, names
 from tests.kit.sampling import draw
+
+pytestmark = [*test_jobs.pytestmark, pytest.mark.alternate(turn=1)]
 
 # Behavior that does not depend on the engine is tested with the others. Threads
 # of BytePS work all the time, also where they wait.

@@ -5,7 +5,7 @@ import pytest
 from tests.kit.ranks import Job, each_check_of, names
 from tests.kit.sampling import draw
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alternate(turn=0)]
 MODULES = [
     f"tests.engines.horovod.{name}"
     for name in ("training", "callbacks", "tapes")

@@ -11,6 +11,8 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 
+pytestmark = pytest.mark.alternate
+
 X = m.FEATURES[:24]
 
 

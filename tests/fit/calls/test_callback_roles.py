@@ -16,6 +16,8 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import long_unless
 from tests.kit.training import STEPS, X, Y, adam, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 callbacks = keras.callbacks
 VALIDATION = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 9}
 

@@ -18,6 +18,8 @@ from tests.kit.compare import assert_exact
 from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import linear, strategy_of
 
+pytestmark = pytest.mark.alternate
+
 BATCH = 8
 # 53 examples: towers divide neither the examples nor the batches evenly.
 COUNT = 53

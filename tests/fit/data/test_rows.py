@@ -19,6 +19,8 @@ from tests.kit.compare import (
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, strategy_of
 
+pytestmark = pytest.mark.alternate
+
 
 def semi_supervised(model, labelled, unlabelled):
     """Count steps, in a variable that no batch is needed for."""

@@ -11,6 +11,8 @@ from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 from tests.kit.training import fit, stacked
 
+pytestmark = pytest.mark.alternate
+
 COUNT, BATCH = 26, 8  # the last batch has 2: none for a third tower
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
 Norm, Dense = keras.layers.BatchNormalization, keras.layers.Dense

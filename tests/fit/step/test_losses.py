@@ -16,6 +16,8 @@ from tests.kit.compare import assert_close, assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import compiled, fit
 
+pytestmark = pytest.mark.alternate
+
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
 COUNT = 29
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]

@@ -13,6 +13,8 @@ from tests.kit.compare import assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import compiled, fit, stacked
 
+pytestmark = pytest.mark.alternate
+
 X, Y = m.FEATURES[:13], m.LABELS[:13]
 Dense = keras.layers.Dense
 # The last batch has no example for one of two towers.

@@ -18,6 +18,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.weights import shards
 
+pytestmark = pytest.mark.alternate
+
 MATRIX = [[1.0, -2.0], [3.0, 4.0], [5.0, 6.0]]
 ROWS = tf.IndexedSlices([[2.0, 4.0], [8.0, 1.0]], [0, 2], [3, 2])
 TWICE = tf.IndexedSlices([[2.0, 4.0], [8.0, 1.0]], [1, 1], [3, 2])

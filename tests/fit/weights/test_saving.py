@@ -15,6 +15,8 @@ from tests.kit.ordinary import all_variables, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, adam, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 
 def build():
     # Towers differ in their moving statistics: saved has to be the mean.

@@ -17,6 +17,8 @@ from tests.partition.kit import (
     with_gradients,
 )
 
+pytestmark = pytest.mark.alternate
+
 _check = functools.partial(check_divided, towers=FEW)
 _WAY = replicated(1, dtype="bool")
 
