@@ -141,7 +141,7 @@ def test_a_script_for_horovods_elastic_jobs(launch, tmp_path):
         assert "rank 1 was killed by SIGKILL" in done.err
     # No step is done twice, but for those after a commit that nobody awaited.
     steps = [int(line.split()[0]) for line in sizes.read_text().splitlines()]
-    again = [one - other for one, other in itertools.pairwise(steps)]
+    again = [other - one for one, other in itertools.pairwise(steps)]
     assert set(again) <= {1, 0}
     assert again.count(0) <= 1
     # The job's own commits are gone with it.

@@ -18,7 +18,7 @@ from tests.partition.cases.table import BATCH, EXAMPLES
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import fit, on_towers, used
 
-STEPS_DRAWN, CALLS_DRAWN = 40, 80
+STEPS_DRAWN, CALLS_DRAWN = 50, 80
 _WAYS = [(name, way) for name in CASES for way in ("once", "each")]
 
 

@@ -54,6 +54,7 @@ def need(strategy):
         pytest.skip("BytePS is not installed: make .venv/byteps-cpu")
 
 
+@pytest.mark.alternate(turn=1)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     sample_of(

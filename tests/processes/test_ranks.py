@@ -88,7 +88,7 @@ def job(wanted, **options):
 
 # One that can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
-DRAWN, OTHERS = draw(names(*MODULES), 7)
+DRAWN, OTHERS = draw(names(*MODULES), 8)
 OVER_COLLECTIVES, NOT_DRAWN = draw(TENSORFLOW, 4)
 JOBS = {
     "Horovod": job((*DRAWN, *EXACT, KNOWN_ROWS, LAST)),
