@@ -74,7 +74,7 @@ test-next: $(STAMP)
 	$(BIN)/nox --session newest $(NOX_ARGS) -- $(NEXT_ARGS) $(PYTEST_ARGS); \
 	code=$$?; cat .nox/newest.txt; exit $$code
 
-# The inner loop, in less than a minute: some tests of most rooms that do not
+# The inner loop, in about a minute: some tests of most rooms that do not
 # need Horovod, and the contract's hardest cases.
 check: $(STAMP) lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m core

@@ -111,7 +111,9 @@ class StoreServer(ThreadingHTTPServer, Store):
         with self.lock:
             self._reports[rank] = time.monotonic(), progress
             reports = dict(self._reports)
-        gone = dict(state for r, state in self.gone.items() if r != rank)
+        # Others write to it meanwhile.
+        states = list(self.gone.items())
+        gone = dict(state for r, state in states if r != rank)
         return {"late": late_ranks(rank, reports), "gone": gone}
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 SEEDED_BY = "KERAS_TOWERS_TEST_SEED"
 # Every day draws other cases. In the environment, so that all processes of
 # pytest-xdist draw the same ones, also at midnight.
-os.environ.setdefault(SEEDED_BY, datetime.date.today().strftime("%Y%m%d"))
+os.environ.setdefault(SEEDED_BY, str(datetime.date.today().toordinal()))
 SEED = int(os.environ[SEEDED_BY])
 
 
@@ -52,8 +52,10 @@ def alternate(tests):
         mark = test.get_closest_marker("alternate")
         if mark is None or test.get_closest_marker("core"):
             continue
-        turns = of_files.setdefault(test.path, {})
-        turn = turns.setdefault(test.originalname, len(turns))
+        if test.module not in of_files:
+            names = (n for n in vars(test.module) if n.startswith("test_"))
+            of_files[test.module] = {name: n for n, name in enumerate(names)}
+        turn = of_files[test.module].get(test.originalname, 0)
         turn = mark.kwargs.get("turn", turn)
         if (SEED - turn) % mark.kwargs.get("days", 2):
             test.add_marker(pytest.mark.long)
