@@ -224,14 +224,16 @@ class Row:
 
     def launcher(self, processes: int) -> list[str]:
         """Options of ``keras-towers run`` that start the processes."""
+        # On this machine, even inside an allocation of other hosts.
+        here = ["-H", f"localhost:{processes}"]
         if self.engine:
-            # On this machine, even inside an allocation of other hosts.
-            number = ["-np", str(processes), "-H", f"localhost:{processes}"]
             needs_servers = ENGINES[self.engine].servers
-            return [*number, *(["--servers", "1"] if needs_servers else [])]
-        servers = ["--ps", str(self.servers)] if self.servers else []
+            servers = ["--servers", "1"] if needs_servers else []
+            return ["-np", str(processes), *here, *servers]
+        # Jobs with parameter servers are always here.
+        where = ["--ps", str(self.servers)] if self.servers else here
         alone = ["--no-strategy"] if self.alone else []
-        return [*servers, *alone, "--workers", str(processes)]
+        return [*where, *alone, "--workers", str(processes)]
 
 
 def _stock(name: str, reduction: str) -> Row:

@@ -53,8 +53,8 @@ class OnMesh(BaseStrategy):
             options,
             other_columns=[row[1:] for row in mesh],
         )
-        layouts = Layouts(layout_map, axes, mesh)
-        self._compose(UpdateOnMesh(self._config, layouts))
+        layouts = _Layouts(layout_map, axes, mesh)
+        self._compose(_UpdateOnMesh(self._config, layouts))
 
 
 class ModelParallelStrategy(OnMesh):
@@ -142,12 +142,12 @@ def _rows_of(
     return [[str(name) for name in row] for row in devices], names
 
 
-class UpdateOnMesh(UpdateInShards):
+class _UpdateOnMesh(UpdateInShards):
     """Every device updates its part of what a layout map divides."""
 
     name = "mesh"
 
-    def __init__(self, config: TowerConfig, layouts: Layouts):
+    def __init__(self, config: TowerConfig, layouts: _Layouts):
         super().__init__(config, True, layouts)
         self._layouts = layouts
 
@@ -164,7 +164,7 @@ class UpdateOnMesh(UpdateInShards):
             )
 
 
-class Layouts:
+class _Layouts:
     """How a layout map divides the variables of Keras.
 
     Args:

@@ -27,10 +27,12 @@ def test_options_behind_a_name_are_those_of_the_strategy():
     served = find_row(ROWS, "sync-replicas:ps=2")
     assert served.launcher(3) == ["--ps", "2", "--workers", "3"]
     assert served.train.keywords["options"] == {}
-    assert find_row(ROWS, "multi-worker").launcher(2) == ["--workers", "2"]
-    alone = ["--no-strategy", "--workers", "2"]
+    # Also in an allocation of several hosts.
+    here, tasks = ["-H", "localhost:2"], ["--workers", "2"]
+    assert find_row(ROWS, "multi-worker").launcher(2) == [*here, *tasks]
+    alone = [*here, "--no-strategy", *tasks]
     assert find_row(ROWS, "compute").launcher(2) == alone
-    byteps = ["-np", "2", "-H", "localhost:2", "--servers", "1"]
+    byteps = ["-np", "2", *here, "--servers", "1"]
     assert find_row(ROWS, "byteps").launcher(2) == byteps
 
 
