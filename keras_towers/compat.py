@@ -169,6 +169,7 @@ _tf(
     "ensure_initialized function_call_options get_compiler_ir "
     "_context_handle _collective_leader _seed _rng",
 )
+_enable_collectives = _tf("pywrap_tfe:TFE_EnableCollectiveOps")
 global_seed = _tf("eager.context:global_seed")
 is_op_determinism_enabled = _tf("framework.config:is_op_determinism_enabled")
 CancellationManager = _tf(
@@ -660,6 +661,16 @@ def has_started() -> bool:
 def has_collective_leader() -> bool:
     """Whether TensorFlow has a leader for this process's collectives."""
     return bool(eager_context()._collective_leader)
+
+
+def enable_collectives_again(server: bytes) -> None:
+    """Give this process new collectives, over the server that it has.
+
+    Args:
+        server: the definition with which the server was started.
+    """
+    # The method of the context would warn of tensors that it does not touch.
+    _enable_collectives(eager_context()._context_handle, server)
 
 
 def call_cancellable(

@@ -27,3 +27,5 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 # EX_TEMPFAIL of sysexits.h: when started again, the job may continue.
 EXIT_AGAIN = 75
+FAILED_ON = "because it failed on"
+"""In the error of a rank whose call ends since it failed on another one."""

@@ -117,6 +117,9 @@ SSH_CONNECT_S = 10
 #: Largest number of simultaneous ssh logins on a host: by default its server
 #: refuses more than 10.
 LOGINS = 8
+#: For the other ranks to leave a call that has failed on one of them, until the
+#: error is raised.
+FAILED_CALL_S = 10.0
 #: After so many rounds without a backup, a job without a limit ends.
 IDLE_ROUNDS = 3
 #: For the host discovery script of an elastic job to end.

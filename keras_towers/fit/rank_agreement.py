@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import State, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
@@ -125,11 +125,13 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
     except watch.RanksEnded as error:
         ended = str(error)
     except tf.errors.OpError:
+        if failed_calls.calls.has_failed():
+            raise
         ended = transport.ended_ranks() or "another rank has ended"
-    raise _not_called(config, kind, ended)
+    raise not_called(config, kind, ended)
 
 
-def _not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
+def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
     """Return the error for a call of some ranks only.
 
     Args:
@@ -158,11 +160,13 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
     if not isinstance(config.transport, EngineTransport):
         yield
         return
-    refuse = functools.partial(_not_called, config, kind)
+    refuse = functools.partial(not_called, config, kind)
     try:
         with watch.refusing_by(refuse):
             yield
     except MAYBE_LOST:
+        if failed_calls.calls.has_failed():
+            raise
         gone = watch.wait_for_gone_ranks()
         if not gone or set(gone.values()) != {State.ENDED}:
             raise

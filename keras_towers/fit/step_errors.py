@@ -5,17 +5,14 @@ This module does not depend on code that traces or runs steps.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.rendezvous import watch
 
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
@@ -24,8 +21,6 @@ _MAX_CHARACTERS = 400
 _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
 # Text between these markers in a TensorFlow error is our message for the user.
 _BEGIN, _END = "keras_towers: ", " (keras_towers)"
-# The numbers of the calls that all ranks make.
-_call_numbers = itertools.count()
 
 
 def assert_for_user(
@@ -54,23 +49,6 @@ def error_for_user(error: Exception) -> TowerError | None:
     return TowerError(text)
 
 
-@contextlib.contextmanager
-def noting_failures(config: TowerConfig) -> Iterator[None]:
-    """Add the tower or rank that failed to the error of a call."""
-    number = next(_call_numbers) if config.peers.size > 1 else None
-    try:
-        yield
-    except Exception as error:
-        note = ""
-        if number is not None:
-            note = watch.report_failure(number, shorten(error))
-        if not note and isinstance(error, tf.errors.OpError):
-            note = _note_on_towers(error, config)
-        if note:
-            error.add_note(f"keras_towers: {note}")
-        raise
-
-
 def shorten(error: Exception) -> str:
     """Return the kind of an error and its message, in one line.
 
@@ -82,7 +60,8 @@ def shorten(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(words)[:_MAX_CHARACTERS]}"
 
 
-def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
+def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
+    """Return what an error of a step says about towers; empty: nothing."""
     if _DERIVED in (error.experimental_payloads or {}):
         return (
             "one of the towers or ranks failed before this. The same call on "

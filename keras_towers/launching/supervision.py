@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keras_towers import settings
-from keras_towers.errors import EXIT_AGAIN
+from keras_towers.errors import EXIT_AGAIN, FAILED_ON
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
 from keras_towers.rendezvous import store
@@ -21,9 +21,10 @@ from keras_towers.rendezvous.liveness import State
 if TYPE_CHECKING:
     from keras_towers.launching.job import RunningJob
 
-# Output of ranks that fail because another one ended: Horovod reports that a
-# rank has left, or the connection to it breaks.
+# Output of ranks that fail because another one failed or ended: Horovod reports
+# that a rank has left, or the connection to it breaks.
 _CONSEQUENCES = (
+    FAILED_ON,
     "Horovod has been shut down",
     "HorovodInternalError",
     "Connection reset by peer",
@@ -311,7 +312,7 @@ def find_culprit(
 
     It need not be the first to end: when a rank raises an error, Horovod
     notifies all ranks, and they may exit while that one is still cleaning up.
-    Among ranks that are still running, ``watch.report_failure`` tells it.
+    Among ranks that are still running, ``failed_calls`` tells it.
     """
     failed = [rank for rank in ended if rank.code]
     for rank in failed:

@@ -42,8 +42,6 @@ T = TypeVar("T")
 _BEATS_PER_WARNING = 6
 # A rank that is silent for this many beats has stopped. One beat may be late.
 _SILENT_BEATS = 2.5
-# Followed by the number of a call: the rank that failed in it first, and why.
-_FAILED = "failed"
 rank0_name: str = ""
 """The name of rank 0 in a job that our launcher did not start; else empty.
 
@@ -394,17 +392,3 @@ def wait_for_gone_ranks() -> dict[str, State]:
         if gone or _watch is None:
             return gone
     return {}
-
-
-def report_failure(call: int, why: str) -> str:
-    """Report a failed call; return which rank failed first, and why."""
-    if _watch is None:
-        return ""
-    first = _watch.rank, why
-    with contextlib.suppress(OSError):
-        first = _watch.store.setdefault(f"{_FAILED}-{call}", first)
-    rank, reason = first
-    # If all ranks fail for the same reason, none is the cause.
-    if rank == _watch.rank or reason == why:
-        return ""
-    return f"rank {rank} failed first: {reason}"

@@ -41,6 +41,26 @@ class Transport(Peers, Protocol):
         """
         ...
 
+    def abort(self) -> None:
+        """End the collectives in which this rank waits for others.
+
+        They raise an error. Another thread calls it, again and again until the
+        call of the rank has ended.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Let the collectives end in which others wait for this rank.
+
+        Called once this rank has left its call, and again and again until all
+        ranks have left theirs. Then they ``reconnect``.
+        """
+        ...
+
+    def reconnect(self) -> None:
+        """Connect again, once all ranks have left their calls. Collective."""
+        ...
+
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
@@ -100,6 +120,15 @@ class SingleProcess:
     local_size = 1
 
     def note_wait(self, what: str) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def reconnect(self) -> None:
         pass
 
     def all_reduce(

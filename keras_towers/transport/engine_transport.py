@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, messages, plain_values
 
@@ -193,6 +193,15 @@ class EngineTransport(Transport):
     def note_wait(self, what: str) -> None:
         watch.mark(what)
 
+    def abort(self) -> None:
+        """Do nothing: other ranks end them, or nothing does."""
+
+    def leave(self) -> None:
+        """Do nothing: they end by themselves, or not at all."""
+
+    def reconnect(self) -> None:
+        """Do nothing: the ranks are still connected."""
+
     def gather_objects(self, value: Any) -> list[Any]:
         return plain_values.gather(self.all_gather, value)
 
@@ -254,7 +263,8 @@ class EngineTransport(Transport):
 
         if not tf.executing_eagerly() or self._runs_eagerly(tensors):
             return run(tensors)
-        form = what, *specs
+        # An engine may need other names after a call that has failed.
+        form = failed_calls.calls.round, what, *specs
         if form not in self._functions:
             # TensorFlow would take these functions for one that is retraced
             # again and again, and warn, unless they are concrete.

@@ -10,6 +10,7 @@ from tests.processes import (  # noqa: F401
     distribution,
     ended,
     exact,
+    failures,
     over_tensorflow,
     rounds,
     shares,

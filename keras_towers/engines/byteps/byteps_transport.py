@@ -16,18 +16,24 @@ leaves three tasks to its caller:
   ranks compare new names before they declare them.
 - All tensors pushed under one name must have the same length. So names contain
   the length, and vectors whose length may change are padded to one of a few.
+
+Nothing interrupts BytePS, either. If a rank leaves a call in which others wait
+for its push, it pushes zeros instead. Each vector ends in a one, so that a sum
+tells how many ranks have pushed theirs. It may push zeros where it has pushed
+before: so other names are used from then on.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -38,6 +44,7 @@ from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
+    failed_calls,
     launchers,
     rank_checks,
     store,
@@ -85,7 +92,7 @@ def connect(bps: ModuleType) -> None:
     _connected = True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _coarse_timers() -> Iterator[None]:
     """Give threads started inside the block a coarser timer.
 
@@ -101,7 +108,7 @@ def _coarse_timers() -> Iterator[None]:
         libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _limit_start(worker: str | None) -> Iterator[None]:
     """End the process if the start takes too long.
 
@@ -149,9 +156,30 @@ _GROWTH = 16
 # Names that an error lists for each rank, at most.
 _NAMED = 5
 
-# By name, whether the next round uses the second of its two names. BytePS keeps
-# declared names until the process ends.
-_is_second: dict[str, tf.Variable] = {}
+
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
+    """The rounds in which ranks push to a name.
+
+    Attributes:
+        length: of the vector that is pushed.
+        dtype: of that vector.
+        begun: a variable: how many rounds this rank has begun.
+        ended: a variable: how many have ended. The next one uses the first of
+            the two names if that is even.
+    """
+
+    length: int
+    dtype: tf.DType
+    begun: tf.Variable
+    ended: tf.Variable
+
+
+# BytePS keeps declared names until the process ends.
+_rounds: dict[str, _Rounds] = {}
+# Followed by the number of failed calls and a rank, the key of the store with
+# the names for which the rank waits, and the number of rounds that have ended.
+_WAITING = "byteps-waiting-"
 
 
 class BytePSTransport(EngineTransport):
@@ -169,7 +197,9 @@ class BytePSTransport(EngineTransport):
         self._device: str = f"/device:{kind}:0"
         self._flat = compat.hidden_variable([-1], tf.int32)
         self._compares_names = False
-        if self.size > 1 and not _is_second:
+        # The rounds of names in which this rank has pushed zeros.
+        self._left: set[tuple[str, int]] = set()
+        if self.size > 1 and not _rounds:
             mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
             (counts,) = self.all_reduce([mine], "kt.ranks")
             if (counts.numpy() != 1).any():
@@ -179,8 +209,7 @@ class BytePSTransport(EngineTransport):
                     f"times: give each worker a different {dmlc.WORKER_ID}, "
                     "from 0."
                 )
-            # Declares the names that later comparisons of names use.
-            self.gather_objects(None)
+            self._meet()
             watch.start_watch(self.rank, self.size)
             store.report_connected(self.rank)
         self._compares_names = True
@@ -244,15 +273,20 @@ class BytePSTransport(EngineTransport):
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
         vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        failed = failed_calls.calls.round
         names = [
             {
-                length: f"{key}.{number}/{vector.dtype.name}/{length}"
+                length: f"{failed}.{key}.{number}/{vector.dtype.name}/{length}"
                 for length in _lengths(vector)
             }
             for number, vector in enumerate(vectors)
         ]
         self._declare(
-            [name for by_length in names for name in by_length.values()]
+            {
+                name: (length + 1, vector.dtype)
+                for vector, by_length in zip(vectors, names, strict=True)
+                for length, name in by_length.items()
+            }
         )
         return [
             tf.reshape(self._sum_vector(vector, by_length), tf.shape(tensor))
@@ -309,24 +343,87 @@ class BytePSTransport(EngineTransport):
         vector were a constant, constant folding would run the operation once
         for all steps, and only on a rank that happens to trace.
         """
-        hidden = tf.reshape(vector, self._flat.read_value())
-        hidden = tf.ensure_shape(hidden, vector.shape)
-
-        def push(number: int) -> tf.Tensor:
-            with tf.device(self._device):
-                return self._operation(hidden, input_name=f"{name}/{number}")
-
-        variable = _is_second[name]
-        is_second = variable.read_value()
-        total = tf.cond(is_second, lambda: push(1), lambda: push(0))
+        rounds = _rounds[name]
+        number = rounds.ended.read_value()
+        with tf.control_dependencies(
+            [rounds.begun.assign(number + 1, read_value=False)]
+        ):
+            one = tf.ones([1], vector.dtype)
+            hidden = tf.reshape(
+                tf.concat([vector, one], 0), self._flat.read_value()
+            )
+        hidden = tf.ensure_shape(hidden, [rounds.length])
+        total = tf.cond(
+            number % 2 == 1,
+            lambda: self._push(hidden, f"{name}/1"),
+            lambda: self._push(hidden, f"{name}/0"),
+        )
         with tf.control_dependencies([total]):
             # Even in a loop, the next round begins after this one.
-            variable.assign(~is_second, read_value=False)
-        return tf.ensure_shape(total, vector.shape)
+            rounds.ended.assign(number + 1, read_value=False)
+        total = tf.ensure_shape(total, [rounds.length])
+        complete = total[-1] == tf.cast(self.size, total.dtype)
+        text = "a rank has left the call for which this one waits"
+        with tf.control_dependencies([tf.debugging.Assert(complete, [text])]):
+            return tf.identity(total[:-1])
 
-    def _declare(self, names: Sequence[str]) -> None:
-        """Declare the names that are new, if they are new on all ranks."""
-        new = [name for name in names if name not in _is_second]
+    def _push(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        """Push a vector, and pull the sum."""
+        with tf.device(self._device):
+            return self._operation(vector, input_name=name)
+
+    def abort(self) -> None:
+        server = store.from_environment()
+        if server is None:
+            return
+        waiting = {}
+        for name, rounds in [*_rounds.items()]:
+            ended = int(rounds.ended.numpy())
+            if int(rounds.begun.numpy()) > ended:
+                waiting[name] = ended
+        with contextlib.suppress(OSError):
+            server.put(self._key(self.rank), waiting)
+
+    def leave(self) -> None:
+        server = store.from_environment()
+        if server is None:
+            return
+        for rank in range(self.size):
+            waiting = server.get(self._key(rank)) if rank != self.rank else None
+            for name, ended in (waiting or {}).items():
+                if (name, ended) not in self._left and name in _rounds:
+                    self._left.add((name, ended))
+                    # It waits for ranks that may push in another order.
+                    threading.Thread(
+                        target=self._push_zeros,
+                        args=(_rounds[name], f"{name}/{ended % 2}"),
+                        daemon=True,
+                    ).start()
+
+    def _key(self, rank: int) -> str:
+        return f"{_WAITING}{failed_calls.calls.round}-{rank}"
+
+    def _push_zeros(self, rounds: _Rounds, name: str) -> None:
+        with compat.outside(compat.HOST):
+            self._push(tf.zeros([rounds.length], rounds.dtype), name)
+
+    def reconnect(self) -> None:
+        self._left.clear()
+        self._meet()
+
+    def _meet(self) -> None:
+        """Declare the names that later comparisons of names use."""
+        self._compares_names = False
+        self.gather_objects(None)
+        self._compares_names = True
+
+    def _declare(self, specs: Mapping[str, tuple[int, tf.DType]]) -> None:
+        """Declare the names that are new, if they are new on all ranks.
+
+        Args:
+            specs: for each name the length and dtype of what is pushed.
+        """
+        new = [name for name in specs if name not in _rounds]
         if not new:
             return
         if self._compares_names:
@@ -343,7 +440,8 @@ class BytePSTransport(EngineTransport):
                     "kind, and to call the same methods in the same order.",
                 )
         for name in new:
-            _is_second[name] = compat.hidden_variable(False)
+            begun, ended = (compat.hidden_variable(0) for _ in range(2))
+            _rounds[name] = _Rounds(*specs[name], begun, ended)
             for number in range(2):
                 declared = f"{name}/{number}".encode()
                 self._library.byteps_tensorflow_declare_tensor(declared)

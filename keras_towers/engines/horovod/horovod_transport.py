@@ -33,11 +33,15 @@ from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 
 _connected = False
+# What init() was called with, to call it again.
+_arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+# The place of this process, which Horovod does not tell while it is shut down.
+_place: dict[str, int] = {}
 
 
 def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     """Call Horovod's ``init``, however this process was started."""
-    global _connected
+    global _connected, _arguments
     member = launchers.detect()
     if not hvd.is_initialized():
         # Built with MPI, Horovod itself finds ranks that mpirun has started.
@@ -50,6 +54,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             _check_alone(member)
         with _watch_start():
             hvd.init(*args, **kwargs)
+        _arguments = args, kwargs
     _connected = True
     # A list of ranks may name only one.
     may_be_one = args or kwargs.get("comm")
@@ -115,12 +120,37 @@ class HorovodTransport(EngineTransport):
     @property
     def rank(self) -> int:
         ranks = self._process_set
-        return super().rank if ranks is None else int(ranks.rank())
+        return self._place_of("rank") if ranks is None else int(ranks.rank())
 
     @property
     def size(self) -> int:
         ranks = self._process_set
-        return super().size if ranks is None else int(ranks.size())
+        return self._place_of("size") if ranks is None else int(ranks.size())
+
+    @property
+    def local_rank(self) -> int:
+        return self._place_of("local_rank")
+
+    @property
+    def local_size(self) -> int:
+        return self._place_of("local_size")
+
+    def _place_of(self, name: str) -> int:
+        if self.engine.is_initialized():
+            _place[name] = int(getattr(self.engine, name)())
+        return _place[name]
+
+    def leave(self) -> None:
+        # All ranks shut down with this one, and their operations fail. Not so
+        # after a shutdown of their own: then they would wait forever. MPI
+        # cannot be started again.
+        if self.engine.is_initialized() and not self.engine.mpi_enabled():
+            self.engine.shutdown()
+
+    def reconnect(self) -> None:
+        if not self.engine.is_initialized():
+            args, kwargs = _arguments
+            self.engine.init(*args, **kwargs)
 
     def disconnect(self) -> None:
         """Leave the job."""

@@ -112,11 +112,25 @@ class CollectiveTransport(EngineTransport):
         self.task: Task = task
         self._gpu = gpu
         self._tokens: dict[str, tf.Tensor] = {}
+        self._has_left = False
         watch.start_watch(self.rank, self.size)
 
     @property
     def sums_float16(self) -> bool:
         return self._gpu is not None
+
+    def abort(self) -> None:
+        tensorflow_task.abort_call()
+
+    def leave(self) -> None:
+        if not self._has_left:
+            tensorflow_task.abort_call()
+            # Before other ranks send what belongs to the next call.
+            tensorflow_task.renew_collectives(self.task)
+        self._has_left = True
+
+    def reconnect(self) -> None:
+        self._has_left = False
 
     def ended_ranks(self) -> str:
         return super().ended_ranks() or tensorflow_task.unreachable(self.task)

@@ -57,6 +57,10 @@ class Task:
         self._starting.enter_context(
             listening.reachable_only_at(self.cluster.address)
         )
+        return self.definition()
+
+    def definition(self) -> bytes:
+        """Describe the server to TensorFlow."""
         training = {
             role: list(self.cluster.jobs[role])
             for role in dict.fromkeys(role for role, _ in self.cluster.tasks)
@@ -209,6 +213,21 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
 
 
 def _abort(why: str) -> None:
-    """End the collectives of this process."""
+    """End the collectives of this process for good."""
     system.limit_teardown()
     compat.eager_context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
+
+
+def abort_call() -> None:
+    """End the collectives of this process until ``renew_collectives``.
+
+    Those of other ranks that wait for data of this one end, too.
+    """
+    compat.eager_context().abort_collective_ops(
+        tf.errors.ABORTED, "a call has failed on one of the ranks"
+    )
+
+
+def renew_collectives(task: Task) -> None:
+    """Make collectives possible again after ``abort_call``."""
+    compat.enable_collectives_again(task.definition())

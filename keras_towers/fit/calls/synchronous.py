@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import rank_agreement, step_errors
-from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
+from keras_towers.fit.calls import (
+    callback_effects,
+    callback_roles,
+    joint_call,
+    tower_call,
+)
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import TowerCall
@@ -40,7 +45,9 @@ class TowerCalls:
         resuming = callback_roles.only_one(ResumesFit, keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
-                stack.enter_context(step_errors.noting_failures(self._config))
+                stack.enter_context(
+                    joint_call.failing_together(self._config, keras_call.kind)
+                )
             if resuming is None:
                 return self._start(keras_call, None)
             stack.enter_context(resuming.around())

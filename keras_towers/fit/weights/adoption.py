@@ -26,6 +26,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import failed_calls
 from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Adoption:
             IdentityDict()
         )
         self.in_block: bool = False
+        self._round = failed_calls.calls.round
 
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
@@ -129,6 +131,11 @@ class Adoption:
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
+        if self._round != failed_calls.calls.round:
+            # In a call that has failed ranks may have come differently far.
+            self._round = failed_calls.calls.round
+            for known in self._models:
+                _drop_functions(known)
         for optimizer in state_lib.collect(model).optimizers:
             self.update.place_optimizer(optimizer)
         for trainer in state_lib.models_in(model):
@@ -289,12 +296,16 @@ class Adoption:
 
 
 def _compilation(model: keras.Model) -> tuple[Any, ...]:
-    """A key that changes when the model is recompiled or built further."""
+    """A key that changes when the model is recompiled or built further.
+
+    And when ranks have connected again after a call that has failed.
+    """
     parts = [
         getattr(model, name, None)
         for name in ("optimizer", "_compile_metrics", "_compile_loss")
     ]
-    return tuple((id(part), getattr(part, "built", None)) for part in parts)
+    built = ((id(part), getattr(part, "built", None)) for part in parts)
+    return failed_calls.calls.round, tuple(built)
 
 
 def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:

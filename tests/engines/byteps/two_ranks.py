@@ -17,7 +17,7 @@ from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main
 from tests.processes import callbacks as of_callbacks  # noqa: F401
-from tests.processes import ended, exact, over_tensorflow, training  # noqa: F401
+from tests.processes import ended, exact, failures, over_tensorflow, training  # noqa: F401
 from tests.processes import small as s
 from tests.processes.small import RANK, X, Y, refused
 

@@ -1,0 +1,229 @@
+"""A call that fails on one rank ends on all ranks.
+
+Ranks wait for one another in collectives, and no engine knows that a script has
+caught an error of its rank and has gone on. So a rank whose call fails says so
+in the job's store, and leaves the collectives: those of the other ranks fail,
+and with them their calls. Once all ranks have left the call they connect again,
+and the next one can begin.
+
+Without a store, ranks connect again when their next call begins, and do not
+know each other's errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import time
+from typing import Protocol
+
+from keras_towers import settings
+from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous import watch
+from keras_towers.rendezvous.liveness import describe_each
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.rendezvous.store import StoreClient
+
+# Keys of the store, each followed by the number of a round: the first failure;
+# with a rank too, that it has left its call; and that all ranks have done so.
+_FAILED, _LEFT, _ALL_LEFT = "failed-", "left-", "all-left-"
+
+
+class Abortable(Peers, Protocol):
+    """Ranks whose connection can be aborted."""
+
+    def note_wait(self, what: str) -> None:
+        """Record what this rank is about to wait for."""
+        ...
+
+    def abort(self) -> None:
+        """End the collectives in which this rank waits for others.
+
+        Another thread calls it, again and again until the call has ended.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Let the collectives end in which others wait for this rank.
+
+        Called once this rank has left its call, and again and again until all
+        ranks have left theirs.
+        """
+        ...
+
+    def reconnect(self) -> None:
+        """Connect again, once all ranks have left their calls. Collective."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The first failure of a call.
+
+    Attributes:
+        rank: where it was.
+        call: the number of the call.
+        why: its error, in one line.
+    """
+
+    rank: int
+    call: int
+    why: str
+
+
+class JointCalls:
+    """The calls of this process that all ranks make.
+
+    Attributes:
+        number: of the last call that has begun.
+        round: how often ranks have connected again after a failure.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.round = 0
+        self._is_broken = False
+        # The ranks of a call while it runs.
+        self._running: Abortable | None = None
+        self._lock = threading.Lock()
+        self._listens = False
+
+    def begin(self, ranks: Abortable) -> Failure | None:
+        """Begin a call; return why it has failed on another rank already.
+
+        Raises:
+            RanksEnded: ranks have ended, and cannot connect again.
+        """
+        if self._is_broken:
+            failure = self._failure(store_lib.from_environment())
+            is_missed = failure is not None and failure.call > self.number
+            ranks.note_wait("the end of a call that has failed")
+            if not self._connect_again(ranks, math.inf):
+                raise watch.RanksEnded(describe_each(watch.gone_ranks()))
+            if is_missed:
+                return failure
+        self.number += 1
+        self._listen()
+        with self._lock:
+            self._running = ranks
+        return None
+
+    def end(self) -> None:
+        """End a call."""
+        with self._lock:
+            self._running = None
+
+    def fail(self, ranks: Abortable, why: str) -> Failure | None:
+        """End a call that has failed, on all ranks.
+
+        Args:
+            ranks: the ranks of the call.
+            why: the error of this rank.
+
+        Returns:
+            The failure of another rank that is the cause, if one is known.
+        """
+        store = store_lib.from_environment()
+        first = own = Failure(ranks.rank, self.number, why)
+        if store is not None:
+            with contextlib.suppress(OSError):
+                key, value = f"{_FAILED}{self.round}", dataclasses.asdict(own)
+                first = Failure(**store.setdefault(key, value))
+        self._is_broken = True
+        self.end()
+        ranks.leave()
+        if store is not None:
+            self._connect_again(ranks, settings.FAILED_CALL_S)
+        # If all ranks fail for the same reason, none is the cause.
+        is_cause = first.rank == own.rank or first.why == why
+        return None if is_cause else first
+
+    def has_failed(self) -> bool:
+        """Whether a call has failed on a rank since ranks have connected."""
+        store = store_lib.from_environment()
+        return self._is_broken or self._failure(store) is not None
+
+    def _failure(
+        self, store: StoreClient | None, hold_s: float = 0
+    ) -> Failure | None:
+        found = None
+        if store is not None:
+            with contextlib.suppress(OSError):
+                found = store.get(f"{_FAILED}{self.round}", hold_s)
+        return None if found is None else Failure(**found)
+
+    def _connect_again(self, ranks: Abortable, limit_s: float) -> bool:
+        """Connect again once all ranks have left their calls; or return False.
+
+        They may not do so within the limit, or be gone.
+        """
+        store = store_lib.from_environment()
+        if store is not None and not self._all_leave(ranks, store, limit_s):
+            return False
+        with self._lock:
+            self.round += 1
+        ranks.reconnect()
+        self.number = max(ranks.gather_objects(self.number))
+        self._is_broken = False
+        return True
+
+    def _all_leave(
+        self, ranks: Abortable, store: StoreClient, limit_s: float
+    ) -> bool:
+        """Wait until all ranks have left their calls; return if they have."""
+        until = time.monotonic() + limit_s
+        ranks.leave()
+        store.put(f"{_LEFT}{self.round}-{ranks.rank}", True)
+        all_left = f"{_ALL_LEFT}{self.round}"
+        # No rank asks for more than a few keys but rank 0.
+        others = [f"{_LEFT}{self.round}-{r}" for r in range(1, ranks.size)]
+        for key in [all_left] if ranks.rank else others:
+            hold_s = settings.POLL_S
+            while store.get(key, hold_s) is None:
+                if time.monotonic() > until or watch.gone_ranks():
+                    return False
+                ranks.leave()
+                hold_s = min(2 * hold_s, settings.HOLD_S)
+        if ranks.rank == 0:
+            store.put(all_left, True)
+        return True
+
+    def _listen(self) -> None:
+        """Start the thread that hears of failures on other ranks."""
+        store = store_lib.from_environment()
+        if not self._listens and store is not None:
+            self._listens = True
+            threading.Thread(
+                target=self._hear,
+                args=(store,),
+                name="keras-towers-failures",
+                daemon=True,
+            ).start()
+
+    def _hear(self, store: StoreClient) -> None:
+        while True:
+            round_ = self.round
+            begun = time.monotonic()
+            if self._failure(store, settings.HOLD_S) is None:
+                # The store may be gone.
+                if time.monotonic() - begun < settings.HOLD_S / 2:
+                    time.sleep(settings.BEAT_S)
+                continue
+            while self._abort(round_):
+                time.sleep(settings.NETWORK_POLL_S)
+
+    def _abort(self, round_: int) -> bool:
+        """Abort the call that runs in a round; return whether it lasts."""
+        with self._lock:
+            if self.round != round_:
+                return False
+            self._is_broken = True
+            if self._running is not None:
+                self._running.abort()
+            return True
+
+
+calls: JointCalls = JointCalls()
+"""Those of this process, whatever the number of its strategies."""

@@ -1,0 +1,130 @@
+"""Checks of a worker: a call that fails on rank 1, whose script goes on."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kit.leaving import Boom
+from tests.kit.ranks import check
+from tests.processes import small as s
+
+FAILED = "has ended on rank 0, because it failed on rank 1: "
+
+
+def fail(*_):
+    if s.RANK == 1:
+        raise Boom("my bug")
+
+
+def assert_fails(call):
+    """A call fails on both ranks, and each says why."""
+    if s.RANK == 1:
+        with pytest.raises(Boom, match="my bug"):
+            call()
+    else:
+        with s.refused(f"{FAILED}Boom: my bug"):
+            call()
+
+
+def batches():
+    """More than one batch; rank 1 fails behind the first."""
+    yield s.X[:24], s.Y[:24]
+    fail()
+    yield s.X[24:], s.Y[24:]
+
+
+def finite(y, prediction):
+    """Fails in a step of the rank that has a wrong label."""
+    y = tf.debugging.check_numerics(y, "my bug")
+    return keras.losses.mean_squared_error(y, prediction)
+
+
+def data():
+    spec = tuple(tf.TensorSpec((None, n)) for n in (4, 3))
+    made = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    return made.apply(tf.data.experimental.assert_cardinality(2))
+
+
+def at(event):
+    return {"callbacks": [s.Does(**{event: fail})], "batch_size": 24}
+
+
+def in_batches(mine):
+    """Rank 1 has labels of another shape in its third batch."""
+    for number in range(4):
+        labels = s.Y[: 7 if s.RANK == 1 and number == 2 else 8]
+        mine.train_on_batch(s.X[:8], labels)
+
+
+@check
+def a_call_that_fails_on_one_rank_fails_on_all():
+    mine = s.model()
+    with s.Strategy():
+        for event in ("on_train_begin", "on_train_batch_end", "on_train_end"):
+            assert_fails(functools.partial(s.fit, mine, **at(event)))
+        evaluate = functools.partial(mine.evaluate, s.X, s.Y, verbose=0)
+        assert_fails(functools.partial(evaluate, **at("on_test_begin")))
+        predict = functools.partial(mine.predict, s.X, verbose=0)
+        assert_fails(functools.partial(predict, **at("on_predict_batch_end")))
+        s.fit(mine)
+    s.assert_same_model(mine)
+
+
+@check
+def data_that_fail_on_one_rank_fail_on_all():
+    mine = s.eager()
+    with s.Strategy(), pytest.raises(Exception, match="my bug") as error:
+        mine.fit(data(), verbose=0)
+    assert (FAILED in str(error.value)) == (s.RANK == 0)
+    s.assert_as_one_process(mine, alone=as_trained(mine))
+
+
+def as_trained(mine):
+    """On rank 0, what one process goes on with."""
+    alone = s.eager()
+    alone.set_weights(mine.get_weights())
+    return alone
+
+
+@check
+def a_loop_over_batches_fails_on_all_ranks_and_goes_on():
+    mine = s.model(optimizer="adam")
+    with s.Strategy():
+        with pytest.raises(Exception, match="Incompatible shapes") as error:
+            in_batches(mine)
+        assert (FAILED in str(error.value)) == (s.RANK == 0)
+        for _ in range(2):
+            mine.train_on_batch(s.X[:8], s.Y[:8])
+    s.assert_same_model(mine)
+
+
+@check
+def a_step_that_fails_on_one_rank_fails_on_all():
+    mine, wrong = s.model(loss=finite), s.Y.copy()
+    # Of the rows of rank 1.
+    wrong[30] = np.inf
+    with s.Strategy():
+        with pytest.raises(Exception, match="my bug") as error:
+            s.fit(mine, y=wrong)
+        assert (FAILED in str(error.value)) == (s.RANK == 0)
+        s.fit(mine)
+    s.assert_same_model(mine)
+
+
+@check
+def what_ranks_divide_is_whole_behind_a_failed_call():
+    for options in (
+        {"updates": "sharded"},
+        {"weights": "sharded"},
+        {"sync_every": 3},
+    ):
+        mine = s.model(optimizer="adam")
+        with s.Strategy(**options):
+            assert_fails(
+                functools.partial(s.fit, mine, **at("on_train_batch_end"))
+            )
+            s.fit(mine)
+        s.assert_same_model(mine)
