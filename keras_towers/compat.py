@@ -282,7 +282,7 @@ private_name(
     "_tf_swap_variables _tf_finalize_ema_values",
 )
 private_name("keras.callbacks:TensorBoard", "_train_writer")
-private_name("keras.layers:Layer", "_deferred_dependencies")
+private_name("keras.layers:Layer", "_deferred_dependencies _parent_path")
 CallbackList = private_name(
     "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
 )
@@ -350,7 +350,9 @@ KerasVariable = _keras(
     "_initialize _value _shape _dtype assign assign_add assign_sub",
 )
 in_stateless_scope = _keras("backend.common.stateless_scope:in_stateless_scope")
-global_state = _keras("backend.common.global_state", "set_global_attribute")
+global_state = _keras(
+    "backend.common.global_state", "set_global_attribute GLOBAL_STATE_TRACKER"
+)
 get_global_attribute = _keras(
     "backend.common.global_state:get_global_attribute"
 )

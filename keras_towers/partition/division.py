@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from keras_towers.partition.infinities import is_finite_factor
 from keras_towers.partition.layouts import (
     PARTIAL,
+    REPLICATED,
     Layout,
     ListOf,
     Sharded,
@@ -54,7 +55,8 @@ class Factors:
     Attributes:
         inputs: the labels of the axes of each input; None: the input is
             replicated.
-        outputs: the labels of the axes of each output.
+        outputs: the labels of the axes of each output; None: the output is
+            replicated, and has the traced shape.
         linear: groups of inputs. The operation is linear in the inputs of a
             group taken together, for fixed values of the remaining inputs.
         summed: labels of axes that the operation sums over. Applied to
@@ -66,7 +68,7 @@ class Factors:
     """
 
     inputs: Sequence[Labels | None]
-    outputs: Sequence[Labels]
+    outputs: Sequence[Labels | None]
     linear: Sequence[Collection[int]] = ()
     summed: Collection[Hashable] = ()
     needs_rows: bool = False
@@ -79,7 +81,8 @@ class Factors:
         """Whether the operation may be divided along an axis."""
         if label is None:
             return False
-        kept = [label in output for output in self.outputs]
+        outputs = [labels for labels in self.outputs if labels is not None]
+        kept = [label in labels for labels in outputs]
         return all(kept) or (label in self.summed and not any(kept))
 
     def labels(self, inputs: Values) -> list[Labels]:
@@ -101,11 +104,13 @@ class Factors:
             )
         return labels_of_inputs
 
-    def shapes(self, inputs: Values) -> list[tuple[Any, ...]]:
+    def shapes(self, inputs: Values) -> list[tuple[Any, ...] | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(
+            None
+            if labels is None
+            else tuple(
                 label.size
                 if isinstance(label, NewAxis)
                 else sizes.get(label, UNKNOWN)
@@ -191,10 +196,14 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
         if factors.needs_rows:
             rows = _pad_empty_tower(partitioner, rows, along)
         operands.append(rows)
-    layouts: list[Layout] = [
-        layout.at_axis(labels.index(label)) if label in labels else PARTIAL
-        for labels in factors.outputs
-    ]
+    layouts: list[Layout] = []
+    for labels_of_output in factors.outputs:
+        if labels_of_output is None:
+            layouts.append(REPLICATED)
+        elif label in labels_of_output:
+            layouts.append(layout.at_axis(labels_of_output.index(label)))
+        else:
+            layouts.append(PARTIAL)
     outputs = node.run_on_towers(
         operands,
         *layouts,

@@ -312,9 +312,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
             if self._config.divides:
-                stack.enter_context(
-                    thread_state.entered_block(type(self).__name__)
+                block = thread_state.OpenBlock(
+                    f"the block of {type(self).__name__} was entered",
+                    "Enter it",
                 )
+                stack.enter_context(thread_state.entered_block(block))
             self._announce()
             self._entered = stack.pop_all()
         self._adoption.in_block = True

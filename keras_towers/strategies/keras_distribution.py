@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras_towers import compat, engines, strategies
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import patches
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
@@ -214,6 +214,10 @@ class _ThreadState(threading.local):
     patched: contextlib.ExitStack | None = None
     running = False
 
+    def __init__(self) -> None:
+        # Tells other threads of this one's distribution.
+        self.block = contextlib.ExitStack()
+
 
 _thread = _ThreadState()
 
@@ -289,6 +293,16 @@ def _set_distribution(store: Callable[[], None], distribution: Any) -> None:
             "before or after the call of fit()."
         )
     store()
+    _thread.block.close()
+    if distribution is not None and distribution.device_mesh.devices.size > 1:
+        # clear_session() drops the distributions of all threads.
+        kept = compat.global_state.GLOBAL_STATE_TRACKER
+        block = thread_state.OpenBlock(
+            f"the distribution {type(distribution).__name__} was set",
+            "Set it",
+            lambda: compat.global_state.GLOBAL_STATE_TRACKER is kept,
+        )
+        _thread.block.enter_context(thread_state.entered_block(block))
     # Models go to a new strategy when they are called.
     known = None if distribution is None else _strategies.get(distribution)
     _move_models_to(known)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 import keras
 import numpy as np
 
 from keras_towers import devices as devices_lib
-from keras_towers._notices import first_time
+from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import (
@@ -21,6 +21,7 @@ from keras_towers.fit.options import (
     options_of,
 )
 from keras_towers.fit.update.in_shards import UpdateInShards
+from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.strategies.base import BaseStrategy
 
@@ -54,7 +55,11 @@ class OnMesh(BaseStrategy):
             other_columns=[row[1:] for row in mesh],
         )
         layouts = _Layouts(layout_map, axes, mesh)
-        self._compose(_UpdateOnMesh(self._config, layouts))
+        self._compose(
+            _UpdateOnMesh(
+                self._config, layouts, lambda: self._adoption.models
+            )
+        )
 
 
 class ModelParallelStrategy(OnMesh):
@@ -143,25 +148,58 @@ def _rows_of(
 
 
 class _UpdateOnMesh(UpdateInShards):
-    """Every device updates its part of what a layout map divides."""
+    """Every device updates its part of what a layout map divides.
+
+    Args:
+        config: the towers.
+        layouts: how variables are divided.
+        models: returns the models on the towers.
+    """
 
     name = "mesh"
 
-    def __init__(self, config: TowerConfig, layouts: _Layouts):
+    def __init__(
+        self,
+        config: TowerConfig,
+        layouts: _Layouts,
+        models: Callable[[], Iterable[keras.Model]],
+    ):
         super().__init__(config, True, layouts)
         self._layouts = layouts
+        self._models = models
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer, and name what no weight matches."""
+        """Build the optimizer, and name the keys that no weight matches."""
         super().make_ready(optimizer, variables)
+        outputs = {
+            path for model in self._models() for path in output_paths(model)
+        }
         unused = self._layouts.unused
-        if unused and first_time(("layouts that match nothing", *unused)):
-            logger.warning(
-                "these keys of the layout map match the path of no weight: %s. "
-                "Weights that no key matches are whole on every tower. "
-                "print([w.path for w in model.weights]) lists the paths.",
-                ", ".join(map(repr, unused)),
+        hints = [key for key in unused if _matches(key, outputs)]
+        if hints and first_time(("layouts of outputs", *hints)):
+            announce(
+                "these keys of the layout map are for outputs of layers: "
+                f"{_quoted(hints)}. They are hints, and change nothing: the "
+                "layouts of outputs follow from those of weights."
             )
+        mistaken = [key for key in unused if key not in hints]
+        if mistaken and first_time(("layouts that match nothing", *mistaken)):
+            logger.warning(
+                "these keys of the layout map match the path of no weight, and "
+                "of no layer's output: %s. Weights that no key matches are "
+                "whole on every tower. print([w.path for w in model.weights]) "
+                "lists the paths.",
+                _quoted(mistaken),
+            )
+
+
+def _matches(key: str, paths: Iterable[str]) -> bool:
+    """Whether a key of a layout map matches one of some paths."""
+    return any(key == path or re.fullmatch(key, path) for path in paths)
+
+
+def _quoted(keys: Iterable[str]) -> str:
+    return ", ".join(map(repr, keys))
 
 
 class _Layouts:
@@ -192,7 +230,7 @@ class _Layouts:
         return [
             key
             for key in self._layout_map
-            if not any(re.fullmatch(key, path) for path in self._paths)
+            if not _matches(key, self._paths)
         ]
 
     def __call__(

@@ -80,13 +80,33 @@ trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 # Whether this thread traces functions that are saved, not called.
 exporting: ThreadLocal[bool] = ThreadLocal()
 
-_open: list[tuple[str, threading.Thread]] = []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenBlock:
+    """What makes a thread train on towers, and only this thread.
+
+    Attributes:
+        opened: what the thread did: "the block of TowerStrategy was entered".
+        how: what another thread has to do: "Enter it".
+        lasts: whether it still holds.
+        thread: the thread.
+    """
+
+    opened: str
+    how: str
+    lasts: Callable[[], bool] = lambda: True
+    thread: threading.Thread = dataclasses.field(
+        default_factory=threading.current_thread
+    )
+
+
+_open: list[OpenBlock] = []
 
 
 @contextlib.contextmanager
-def entered_block(name: str) -> Iterator[None]:
-    """Record that this thread is inside the block of a strategy."""
-    block = name, threading.current_thread()
+def entered_block(block: OpenBlock) -> Iterator[None]:
+    """Record that this thread is inside a block."""
     _open.append(block)
     try:
         yield
@@ -94,14 +114,10 @@ def entered_block(name: str) -> Iterator[None]:
         _open.remove(block)
 
 
-def block_of_other_thread() -> tuple[str, str] | None:
-    """Return an open block of another thread, if this thread has none.
-
-    Returns:
-        The names of the block's strategy and of its thread, or None.
-    """
+def block_of_other_thread() -> OpenBlock | None:
+    """Return an open block of another thread, if this thread has none."""
     here = threading.current_thread()
-    blocks = list(_open)
-    if any(thread is here for _, thread in blocks):
+    blocks = [b for b in list(_open) if b.thread.is_alive() and b.lasts()]
+    if any(block.thread is here for block in blocks):
         return None
-    return next(((name, thread.name) for name, thread in blocks), None)
+    return next(iter(blocks), None)

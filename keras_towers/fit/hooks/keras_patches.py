@@ -399,15 +399,17 @@ def _run(
     block = thread_state.block_of_other_thread()
     if strategy is None and trains and block is not None:
         thread = threading.current_thread().name
-        if first_time(("entered elsewhere", *block)):
+        if first_time(("opened elsewhere", block.opened, block.thread.name)):
             logger.warning(
-                "%s of model %r runs on one device: the block of %s was "
-                "entered in thread %r and applies only there, but this is "
-                "thread %r. Enter it in the thread that calls %s.",
+                "%s of model %r runs on one device: %s in thread %r and "
+                "applies only there, but this is thread %r. %s in the thread "
+                "that calls %s.",
                 kind,
                 model.name,
-                *block,
+                block.opened,
+                block.thread.name,
                 thread,
+                block.how,
                 kind,
             )
     # This may be a nested call, such as evaluate in a callback.

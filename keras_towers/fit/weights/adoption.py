@@ -83,6 +83,11 @@ class Adoption:
         self.in_block: bool = False
         self._round = failed_calls.calls.round
 
+    @property
+    def models(self) -> list[keras.Model]:
+        """The models on the towers, and those created in the block."""
+        return [*self._models, *self._created]
+
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
         if self.in_block:
@@ -260,7 +265,7 @@ class Adoption:
 
     def release(self) -> None:
         """Turn all models into ordinary ones."""
-        models: list[keras.Model] = [*self._models, *self._created]
+        models = self.models
         # If one model does not fit in memory, the rest must still be released.
         # The stack runs in reverse order.
         with contextlib.ExitStack() as stack:

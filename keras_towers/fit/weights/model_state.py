@@ -69,6 +69,15 @@ def models_in(model: keras.Model) -> Iterator[keras.Model]:
             yield layer
 
 
+def output_paths(model: keras.Model) -> Iterator[str]:
+    """Yield the paths by which Keras looks up layouts of layers' outputs."""
+    for layer in model._flatten_layers():
+        # Without a scope it has not been called, or built, yet.
+        if layer._parent_path is not None:
+            scope = layer._parent_path and f"{layer._parent_path}/"
+            yield f"{scope}{layer.name}/output"
+
+
 def optimizers_in(optimizer: Any) -> Iterator[Any]:
     """Yield an optimizer and, recursively, the optimizers it wraps."""
     yield optimizer

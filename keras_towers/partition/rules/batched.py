@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from keras_towers.partition.division import Factors
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -44,7 +46,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     """,
     (-1, 1, ((0,),)): "MatrixDiag FFT IFFT RFFT IRFFT",
     (-2, 1, ()): """
-        MatrixInverse Cholesky Qr Svd Lu SelfAdjointEigV2 MatrixDeterminant
+        MatrixInverse Cholesky Qr Svd Lu Eig SelfAdjointEigV2 MatrixDeterminant
         LogMatrixDeterminant MatrixSquareRoot MatrixExponential MatrixDiagPartV2
         MatrixDiagPartV3
     """,
@@ -61,6 +63,13 @@ _NEED_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative MaxPoolGrad MaxPool3DGrad
     MaxPool3DGradGrad
 """
+# Without this attribute they compute their first output only. The others have
+# no entries, and no axis of the batch.
+_COMPUTES_VECTORS = {
+    "Svd": "compute_uv",
+    "Eig": "compute_v",
+    "SelfAdjointEigV2": "compute_v",
+}
 # The ranks of those of their inputs that are a matrix or its diagonal.
 _RANKS_OF_DIAGONALS = {
     "MatrixDiagV3": (1,),
@@ -85,10 +94,14 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
         # A band of diagonals has another axis.
         batch_axes = ranks[1] - 2
     labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
+    outputs: list[Any] = labels[count:]
+    vectors = _COMPUTES_VECTORS.get(node.type)
+    if vectors is not None and not node.attr(vectors):
+        outputs[1:] = [None] * len(outputs[1:])
     options = [None] * (len(inputs) - count)
     return Factors(
         [*labels[:count], *options],
-        labels[count:],
+        outputs,
         linear=linear,
         needs_rows=node.type in _NEED_IMAGES.split(),
     )
