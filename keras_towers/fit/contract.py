@@ -314,6 +314,11 @@ class AdoptsModels(Protocol):
 
     in_block: bool
 
+    @property
+    def models(self) -> Sequence[keras.Model]:
+        """The models on the towers, and those created in the block."""
+        ...
+
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
         ...

@@ -50,6 +50,7 @@ class Input:
 
     Attributes:
         hidden: other axes of which the trace does not know the size.
+        examples: their number, if the trace knows it.
     """
 
     layout: object
@@ -58,19 +59,25 @@ class Input:
     low: float = -1.0
     high: float = 1.0
     hidden: tuple[int, ...] = ()
+    examples: int | None = None
 
     @property
     def spec(self):
         sizes = [
-            None if size == -1 or axis in self.hidden else size
-            for axis, size in enumerate(self.shape)
+            None if axis in self.hidden else size
+            for axis, size in enumerate(self._shape_of(self.examples))
         ]
         return tf.TensorSpec(sizes, self.dtype)
 
+    def _shape_of(self, count):
+        """The shape for a number of examples, which may be None."""
+        rows = getattr(self.layout, "rows_per_unit", 0)
+        rows = None if count is None else rows * count
+        return [rows if size == -1 else size for size in self.shape]
+
     def draw(self, count, generator):
         """Draw the input of one device for a number of examples."""
-        rows = getattr(self.layout, "rows_per_unit", 0) * count
-        shape = [rows if size == -1 else size for size in self.shape]
+        shape = self._shape_of(count)
         return draw_entries(generator, shape, self.dtype, self.low, self.high)
 
     def for_one_device(self, whole):
@@ -278,6 +285,8 @@ def _check_claims(graph, values, inputs, count):
         and tensor.name in values
         and graph.is_fetchable(operation)
         and operation.type not in _NOT_CLAIMED
+        # Kernels leave out what an attribute empties.
+        and tensor.shape.num_elements() != 0
     ]
     symbols = {}
     for tensor, array in zip(

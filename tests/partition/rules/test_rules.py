@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import zlib
 
 import numpy as np
@@ -61,6 +62,14 @@ def _drawn(case, letter, plain):
     ]
 
 
+def _of_known_size(case, letter):
+    """Plain layouts, of as many examples as the letter has in ``SIZES``."""
+    return [
+        dataclasses.replace(given, examples=SIZES[letter])
+        for given in _drawn(case, letter, True)
+    ]
+
+
 def _letters(case):
     return sorted({a for arg in case.args for a in arg.axes if a.islower()})
 
@@ -72,9 +81,16 @@ def test_towers_compute_what_one_device_does(case):
             given = _drawn(case, letter, plain)
             if all(g.layout == REPLICATED for g in given):
                 continue
-            # There is nothing to compare if one device fails, too.
-            with contextlib.suppress(OneDeviceFails):
-                check_on_towers(_compared(case), *given, towers=TOWERS)
+            _check(case, given, TOWERS)
+        if letter:
+            towers = [(SIZES[letter] - 1, 0, 1)]
+            _check(case, _of_known_size(case, letter), towers)
+
+
+def _check(case, given, towers):
+    # There is nothing to compare if one device fails, too.
+    with contextlib.suppress(OneDeviceFails):
+        check_on_towers(_compared(case), *given, towers=towers)
 
 
 def _compared(case):

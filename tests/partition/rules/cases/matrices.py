@@ -20,6 +20,14 @@ def _searched(x, y, side):
     )
 
 
+def _symmetric(x):
+    return x + tf.linalg.matrix_transpose(x)
+
+
+def _triangular(a, b, adjoint):
+    return tf.linalg.triangular_solve(a + 3 * tf.eye(2), b, adjoint=adjoint)
+
+
 _square = functools.partial(cases_of, "bdd")
 _any = functools.partial(cases_of, "bcd")
 _MATRICES = [
@@ -51,13 +59,23 @@ _MATRICES = [
     *cases_of("abb:complex64", "IRFFT", {"fft_length": [4]}),
     *cases_of("acc", "RFFT2D", {"fft_length": [4, 4]}),
     *cases_of("acb:complex64", "IRFFT2D", {"fft_length": [4, 4]}),
-    *_any(Qr=tf.linalg.qr, Svd=tf.linalg.svd),
+    *_any(
+        Qr=tf.linalg.qr,
+        Qr_full=lambda x: tf.linalg.qr(x, full_matrices=True),
+        Svd=tf.linalg.svd,
+        Svd_full=lambda x: tf.linalg.svd(x, full_matrices=True),
+        Svd_values=lambda x: tf.linalg.svd(x, compute_uv=False),
+    ),
     *_square(
         MatrixInverse=_invertible(tf.linalg.inv),
         Cholesky=_invertible(tf.linalg.cholesky),
-        SelfAdjointEigV2=lambda x: tf.linalg.eigh(
-            x + tf.linalg.matrix_transpose(x)
+        MatrixInverse_adjoint=_invertible(
+            lambda x: tf.linalg.inv(x, adjoint=True)
         ),
+        Eig=tf.linalg.eig,
+        Eig_values=tf.linalg.eigvals,
+        SelfAdjointEigV2=lambda x: tf.linalg.eigh(_symmetric(x)),
+        SelfAdjointEigV2_values=lambda x: tf.linalg.eigvalsh(_symmetric(x)),
         MatrixDeterminant=tf.linalg.det,
         LogMatrixDeterminant=_invertible(tf.linalg.slogdet),
         Lu=_invertible(tf.linalg.lu),
@@ -66,12 +84,27 @@ _MATRICES = [
     *cases_of(
         "add, adb",
         MatrixSolve=lambda a, b: tf.linalg.solve(a + 3 * tf.eye(2), b),
+        MatrixSolve_adjoint=lambda a, b: tf.linalg.solve(
+            a + 3 * tf.eye(2), b, adjoint=True
+        ),
+    ),
+    *cases_of(
+        "acb, acd",
+        **{
+            f"MatrixSolveLs_{fast}": functools.partial(
+                tf.linalg.lstsq, l2_regularizer=0.1, fast=fast
+            )
+            for fast in (True, False)
+        },
     ),
     *cases_of(
         "bdd, bdc",
-        MatrixTriangularSolve=lambda a, b: tf.linalg.triangular_solve(
-            a + 3 * tf.eye(2), b
-        ),
+        **{
+            f"MatrixTriangularSolve_{adjoint}": functools.partial(
+                _triangular, adjoint=adjoint
+            )
+            for adjoint in (True, False)
+        },
     ),
 ]
 
