@@ -56,9 +56,7 @@ class OnMesh(BaseStrategy):
         )
         layouts = _Layouts(layout_map, axes, mesh)
         self._compose(
-            _UpdateOnMesh(
-                self._config, layouts, lambda: self._adoption.models
-            )
+            _UpdateOnMesh(self._config, layouts, lambda: self._adoption.models)
         )
 
 
@@ -228,9 +226,7 @@ class _Layouts:
     def unused(self) -> list[str]:
         """The keys that match the path of no variable so far."""
         return [
-            key
-            for key in self._layout_map
-            if not _matches(key, self._paths)
+            key for key in self._layout_map if not _matches(key, self._paths)
         ]
 
     def __call__(

@@ -1,6 +1,7 @@
 """``keras.distribution`` trains on towers once keras_towers is imported."""
 
 import logging
+import threading
 
 import keras
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution
 
 import keras_towers as kt
+from keras_towers import _notices
 from keras_towers.fit import contract
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib
@@ -122,6 +124,51 @@ def test_a_model_stays_on_towers_until_the_distribution_ends():
     assert_same_model(model, reference)
     # Each goes on as an ordinary model.
     assert_same_history(fit(model), fit(reference))
+
+
+def _in_thread(act):
+    thread = threading.Thread(target=act, name="other")
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.core
+def test_another_thread_is_told_of_the_distribution(caplog, monkeypatch):
+    """It trains on one device, as a thread without the block does."""
+    monkeypatch.setattr(_notices, "_said", set())
+    reference, model = eager(), eager()
+
+    def train():
+        step(model)
+        step(reference)
+        assert_ordinary(model)
+
+    def train_on_towers():
+        set_distribution(first(3))
+        step(model)
+        assert len(towers_of(model)) == 3
+        set_distribution(None)
+
+    set_distribution(first(1))
+    _in_thread(train)
+    set_distribution(first(2))
+    _in_thread(train_on_towers)
+    step(reference)
+    set_distribution(None)
+    _in_thread(train)
+    set_distribution(first(2))
+    # It ends the distribution of every thread.
+    _in_thread(keras.utils.clear_session)
+    _in_thread(train)
+    assert "runs on one device" not in caplog.text
+    set_distribution(first(2))
+    for _ in range(2):
+        _in_thread(train)
+    (said,) = [r for r in caplog.messages if "runs on one device" in r]
+    assert "the distribution DataParallel was set in thread 'Main" in said
+    assert "this is thread 'other'. Set it in the thread that calls fit" in said
+    assert_same_model(model, reference)
 
 
 def test_a_model_follows_the_distribution():

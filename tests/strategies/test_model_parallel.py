@@ -10,7 +10,9 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
+from keras_towers import _notices
 from keras_towers.fit.update import in_shards
+from keras_towers.fit.weights.model_state import output_paths
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -369,13 +371,61 @@ def test_meshes_that_are_refused():
         kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), mode="cpu")
 
 
-def test_a_key_that_matches_nothing_is_named(caplog):
+class _Block(keras.layers.Layer):
+    """A layer with layers, one of which has no weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.drop = layers.Dense(4), layers.Dropout(0.1)
+
+    def call(self, x):
+        return self.drop(self.dense(x))
+
+
+def _nested():
+    given = keras.Input((4,))
+    inner = keras.Sequential([layers.ReLU(), layers.Dense(4)])
+    return keras.Model(given, layers.Dense(50)(inner(_Block()(given))))
+
+
+def _lazy():
+    return keras.Sequential([_Block(), layers.ReLU(), layers.Dense(50)])
+
+
+@pytest.mark.parametrize("make", [_nested, _lazy])
+def test_outputs_have_the_paths_by_which_keras_looks_them_up(make, monkeypatch):
+    asked = set()
+    distribution = keras.distribution.ModelParallel(
+        layout_map=layout_map(mesh_of(1, 2), {})
+    )
+    model = make()
+    model.compile("sgd", "mse")
+    monkeypatch.setattr(distribution, "get_tensor_layout", asked.add)
+    with distribution.scope():
+        model.fit(np.ones((6, 4)), np.ones((6, 50)), verbose=0)
+    assert {*output_paths(model)} == asked
+    assert len(asked) > 5
+
+
+def test_keys_that_match_no_weight_are_named(caplog, monkeypatch):
+    """Those for outputs of layers are hints, others are mistakes."""
+    monkeypatch.setattr(_notices, "_said", set())
     layouts = layout_map(
         mesh_of(1, 2),
-        {".*dense.*kernel": (None, "model"), "renamed/kernel": ("model",)},
+        {
+            ".*dense.*kernel": (None, "model"),
+            "renamed/kernel": ("model",),
+            ".*/drop.*/output": ("batch", None),
+            ".*renamed.*output": ("batch", None),
+        },
     )
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(50)])
+    model = _lazy()
     model.compile("sgd", "mse")
-    with kt.ModelParallelStrategy(layouts):
+    with caplog.at_level("INFO"), kt.ModelParallelStrategy(layouts):
         model.fit(np.ones((6, 4)), np.ones((6, 50)), verbose=0)
-    assert "match the path of no weight: 'renamed/kernel'." in caplog.text
+    said = {
+        r.levelname: r.message for r in caplog.records if "key" in r.message
+    }
+    assert "outputs of layers: '.*/drop.*/output'." in said["INFO"]
+    unmatched = "'renamed/kernel', '.*renamed.*output'."
+    assert f"of no layer's output: {unmatched}" in said["WARNING"]

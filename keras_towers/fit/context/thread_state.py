@@ -81,7 +81,6 @@ trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 exporting: ThreadLocal[bool] = ThreadLocal()
 
 
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenBlock:
     """What makes a thread train on towers, and only this thread.
