@@ -1,0 +1,187 @@
+"""Ranks leave a call that has failed on one of them, and connect again."""
+
+import threading
+
+import pytest
+
+from keras_towers.rendezvous import failed_calls, watch
+from keras_towers.rendezvous.failed_calls import Failure, JointCalls
+from tests.kit.processes import wait_until
+
+
+class Store:
+    """A store without a server, which all ranks share."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def get(self, key, hold_s=0):
+        with self.changed:
+            self.changed.wait_for(lambda: key in self.values, hold_s)
+            return self.values.get(key)
+
+    def put(self, key, value):
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def setdefault(self, key, value):
+        with self.changed:
+            value = self.values.setdefault(key, value)
+            self.changed.notify_all()
+        return value
+
+
+class Ranks:
+    """What a rank knows of the others, and what is done to its connection."""
+
+    def __init__(self, rank, size, meeting):
+        self.rank, self.size, self._meeting = rank, size, meeting
+        self.aborted, self.left = threading.Event(), 0
+        self.reconnected = 0
+
+    def note_wait(self, what):
+        pass
+
+    def abort(self):
+        self.aborted.set()
+
+    def leave(self):
+        self.left += 1
+
+    def reconnect(self):
+        self.reconnected += 1
+        self._meeting.wait(20)
+
+    def gather_objects(self, value):
+        return [value]
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """So many ranks, each in a thread, with the calls of its process."""
+    store, gone = Store(), {}
+    monkeypatch.setattr(
+        failed_calls.store_lib, "from_environment", lambda: store
+    )
+    monkeypatch.setattr(watch, "gone_ranks", lambda: gone)
+
+    def make(size):
+        meeting = threading.Barrier(size)
+        return [(JointCalls(), Ranks(r, size, meeting)) for r in range(size)]
+
+    make.gone = gone
+    return make
+
+
+def in_threads(*functions):
+    results = [None] * len(functions)
+
+    def run(index):
+        results[index] = functions[index]()
+
+    threads = [
+        threading.Thread(target=run, args=(i,), daemon=True)
+        for i in range(len(functions))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
+    ranks = job(3)
+    for calls, own in ranks:
+        assert calls.begin(own) is None
+
+    def fails():
+        calls, own = ranks[1]
+        return calls.fail(own, "Boom: my bug")
+
+    def waits(rank):
+        calls, own = ranks[rank]
+        assert own.aborted.wait(20)
+        return calls.fail(own, "AbortedError")
+
+    found = in_threads(fails, lambda: waits(0), lambda: waits(2))
+    first = Failure(1, 1, "Boom: my bug")
+    assert found == [None, first, first]
+    for calls, own in ranks:
+        assert (own.left > 0, own.reconnected, calls.round) == (True, 1, 1)
+        # The next call begins, and may fail again.
+        assert calls.begin(own) is None
+        own.aborted.clear()
+    assert in_threads(
+        lambda: ranks[2][0].fail(ranks[2][1], "another"),
+        lambda: waits(0),
+        lambda: waits(1),
+    ) == [None, Failure(2, 2, "another"), Failure(2, 2, "another")]
+
+
+def test_nobody_is_the_cause_of_what_all_ranks_raise(job):
+    ranks = job(2)
+    for calls, own in ranks:
+        calls.begin(own)
+    found = in_threads(
+        *(lambda c=c, own=own: c.fail(own, "the same") for c, own in ranks)
+    )
+    assert found == [None, None]
+
+
+def test_a_call_that_has_failed_elsewhere_does_not_begin(job):
+    (calls, own), (late, other) = job(2)
+    calls.begin(own)
+    late.begin(other)
+    for one in (calls, late):
+        one.end()
+    # Rank 0 fails in its second call, before rank 1 comes to it.
+    calls.begin(own)
+    found = in_threads(
+        lambda: calls.fail(own, "my bug"),
+        lambda: wait_until(lambda: late._is_broken) and late.begin(other),
+    )
+    assert found == [None, Failure(0, 2, "my bug")]
+    assert calls.begin(own) is None
+    assert late.begin(other) is None
+    assert calls.number == 3
+
+
+def test_a_call_that_others_have_left_well_does_not_fail(job):
+    """In a loop over batches, a rank may be one call ahead."""
+    (calls, own), (ahead, other) = job(2)
+    calls.begin(own)
+    ahead.begin(other)
+    ahead.end()
+    found = in_threads(
+        lambda: calls.fail(own, "my bug"),
+        lambda: wait_until(lambda: ahead._is_broken) and ahead.begin(other),
+    )
+    assert found == [None, None]
+
+
+def test_a_rank_does_not_wait_long_for_others_or_for_ended_ones(
+    job, monkeypatch
+):
+    monkeypatch.setattr(failed_calls.settings, "FAILED_CALL_S", 0.3)
+    (calls, own), _ = job(2)
+    calls.begin(own)
+    assert calls.fail(own, "my bug") is None
+    assert own.reconnected == 0
+    job.gone["rank 1"] = "has ended"
+    with pytest.raises(watch.RanksEnded, match="rank 1 has ended"):
+        calls.begin(own)
+
+
+def test_without_a_store_ranks_connect_when_the_next_call_begins(monkeypatch):
+    monkeypatch.setattr(
+        failed_calls.store_lib, "from_environment", lambda: None
+    )
+    calls, own = JointCalls(), Ranks(0, 2, threading.Barrier(1))
+    calls.begin(own)
+    assert calls.fail(own, "my bug") is None
+    assert (own.left, own.reconnected) == (1, 0)
+    assert calls.begin(own) is None
+    assert own.reconnected == 1
