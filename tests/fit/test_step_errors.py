@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit import step_errors
+from keras_towers.fit.calls import joint_call
 from keras_towers.fit.hooks import keras_patches
 from tests.kit.compare import assert_all_close
 
@@ -254,7 +255,7 @@ def test_notes_explain_an_error_that_is_not_what_failed(made, wanted):
     config = kt.TowerStrategy(2)._config
     with (
         pytest.raises(type(error)) as caught,
-        step_errors.noting_failures(config),
+        joint_call.failing_together(config, "fit"),
     ):
         raise error
     notes = getattr(caught.value, "__notes__", [])

@@ -53,10 +53,10 @@ def at(event):
 
 
 def in_batches(mine):
-    """Rank 1 has labels of another shape in its third batch."""
+    """The third batch of rank 1 does not fit the model."""
     for number in range(4):
-        labels = s.Y[: 7 if s.RANK == 1 and number == 2 else 8]
-        mine.train_on_batch(s.X[:8], labels)
+        inputs = 3 if s.RANK == 1 and number == 2 else 4
+        mine.train_on_batch(s.X[:8, :inputs], s.Y[:8])
 
 
 @check
@@ -93,7 +93,7 @@ def as_trained(mine):
 def a_loop_over_batches_fails_on_all_ranks_and_goes_on():
     mine = s.model(optimizer="adam")
     with s.Strategy():
-        with pytest.raises(Exception, match="Incompatible shapes") as error:
+        with pytest.raises(Exception, match="incompatible") as error:
             in_batches(mine)
         assert (FAILED in str(error.value)) == (s.RANK == 0)
         for _ in range(2):

@@ -3,6 +3,7 @@
 import psutil
 import pytest
 
+from keras_towers.errors import FAILED_ON
 from tests.kit.processes import Launched, all_gone
 from tests.kit.sampling import sample_of
 
@@ -62,7 +63,8 @@ def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
 def test_an_error_on_one_rank_is_named_on_the_others(tmp_path, how, number):
     done = run(tmp_path, "error", how, number)
     assert done.code == 1, done.err
-    named = [line for line in done.err.splitlines() if "failed first" in line]
+    named = [line for line in done.err.splitlines() if FAILED_ON in line]
     assert len(named) == 1 and named[0].startswith("[0]"), done.err
-    assert "rank 1 failed first: InvalidArgumentError: a label" in named[0]
+    text = "fit has ended on rank 0, because it failed on rank 1: "
+    assert f"{text}InvalidArgumentError: a label" in named[0]
     assert "{{node compile_loss/finite/CheckNumerics}}" in named[0]
