@@ -125,6 +125,8 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
     except watch.RanksEnded as error:
         ended = str(error)
     except tf.errors.OpError:
+        if failed_calls.calls.begin_again(transport):
+            return _meet(config, settings, kind)
         if failed_calls.calls.has_failed():
             raise
         ended = transport.ended_ranks() or "another rank has ended"

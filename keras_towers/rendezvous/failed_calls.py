@@ -110,6 +110,20 @@ class JointCalls:
             self._running = ranks
         return None
 
+    def begin_again(self, ranks: Abortable) -> bool:
+        """Begin a call again that was aborted because an earlier one failed.
+
+        Returns:
+            Whether that is so, and the ranks have connected again.
+        """
+        failure = self._failure(store_lib.from_environment())
+        if failure is None or failure.call >= self.number:
+            return False
+        self.end()
+        self.number -= 1
+        self._is_broken = True
+        return self.begin(ranks) is None
+
     def end(self) -> None:
         """End a call."""
         with self._lock:

@@ -88,11 +88,13 @@ def job(wanted, **options):
 
 # One that can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
-DRAWN, OTHERS = draw(names(*MODULES), 8)
-OVER_COLLECTIVES, NOT_DRAWN = draw(TENSORFLOW, 4)
+# Each engine ends the collectives of other ranks in its own way.
+FAILS, *FAILURES = names("tests.processes.failures")
+DRAWN, OTHERS = draw([*names(*MODULES), *FAILURES], 8)
+OVER_COLLECTIVES, NOT_DRAWN = draw([*TENSORFLOW, *FAILURES], 4)
 JOBS = {
-    "Horovod": job((*DRAWN, *EXACT, KNOWN_ROWS, LAST)),
-    "TensorFlow": job((*OVER_COLLECTIVES, LAST), **OVER_TENSORFLOW),
+    "Horovod": job((FAILS, *DRAWN, *EXACT, KNOWN_ROWS, LAST)),
+    "TensorFlow": job((FAILS, *OVER_COLLECTIVES, LAST), **OVER_TENSORFLOW),
 }
 LONG = {
     # One job for all would take too long on a busy machine.

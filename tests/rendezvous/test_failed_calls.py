@@ -162,6 +162,26 @@ def test_a_call_that_others_have_left_well_does_not_fail(job):
     assert found == [None, None]
 
 
+def test_a_call_begins_again_if_the_one_before_has_failed(job):
+    (calls, own), (ahead, other) = job(2)
+    calls.begin(own)
+    for _ in range(2):
+        ahead.end()
+        ahead.begin(other)
+
+    def goes_on():
+        assert other.aborted.wait(20)
+        return ahead.begin_again(other)
+
+    assert in_threads(lambda: calls.fail(own, "my bug"), goes_on) == [
+        None,
+        True,
+    ]
+    assert calls.begin(own) is None
+    assert calls.number == ahead.number == 2
+    assert not ahead.begin_again(other)
+
+
 def test_a_rank_does_not_wait_long_for_others_or_for_ended_ones(
     job, monkeypatch
 ):

@@ -12,7 +12,7 @@ pytestmark = [*test_jobs.pytestmark, pytest.mark.alternate(turn=1)]
 # of BytePS work all the time, also where they wait.
 DRAWN, OTHERS = draw(
     [
-        *names("tests.engines.byteps.two_ranks"),
+        *names("tests.engines.byteps.two_ranks", "tests.processes.failures"),
         "dtypes_of_collectives",
         "a_large_sum_and_many_small_ones",
         "shapes_that_differ_between_calls_and_ranks",
