@@ -8,6 +8,7 @@ needs to exist.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import math
@@ -19,11 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.data.batches import has_rows, of_any_size
-from keras_towers.fit.options import StrategyOptions
+from keras_towers.fit.options import Bytes, StrategyOptions
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
 from keras_towers.fit.step.trace import (
     Trace,
@@ -37,13 +39,9 @@ from keras_towers.fit.weights.model_state import (
     runs_eagerly,
 )
 from keras_towers.fit.weights.placement import byte_size
-from keras_towers.fit.weights.shards import (
-    SMALLEST_BYTES,
-    ShardedVariable,
-    choose_layout,
-)
+from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.fit.weights.tower_variables import (
-    copies_of,
+    bytes_on,
     copy_on_tower,
     with_values,
 )
@@ -56,6 +54,8 @@ from keras_towers.strategies.model_parallel import OnMesh
 from keras_towers.user_models import random_examples
 
 _SEEDS = "global_seed_generator"
+# Counts the names of layers.
+_NAMES = "object_name_uids"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PlanSetting:
 
     devices: Sequence[str]
     batch_size: int = 32
-    gather_bytes: int = StrategyOptions.gather_bytes
+    gather_bytes: Bytes = StrategyOptions.gather_bytes
     layouts: Callable[[Sequence[str]], Any] | None = None
 
 
@@ -216,10 +216,12 @@ def _plan(
 ) -> Plan:
     size = setting.batch_size
     with contextlib.ExitStack() as stack:
-        # The step may create the one of the graph.
-        before = compat.get_global_attribute(_SEEDS)
         keep = compat.global_state.set_global_attribute
-        stack.callback(keep, _SEEDS, before)
+        # The step may create the one of the graph.
+        stack.callback(keep, _SEEDS, compat.get_global_attribute(_SEEDS))
+        # Each model has the names that it has alone: layouts go by them.
+        names = copy.copy(compat.get_global_attribute(_NAMES))
+        stack.callback(keep, _NAMES, names)
         with without_memory():
             model, batch = _model_and_batch(build(), size)
         stack.enter_context(_graph_without_memory())
@@ -249,12 +251,21 @@ def _plan(
             # It has no one to exchange with.
             costs = dataclasses.replace(costs, exchanges=0, rounds=0)
         state = collect(model)
+
+        def held(variables: Iterable[keras.Variable]) -> list[int]:
+            on = bytes_on(config.mesh, variables)
+            names = [short_name(d) for d in itertools.chain(*config.mesh)]
+            found = [on[name] for name in names]
+            # What towers have once was made on the host of this process.
+            others = sum(on.values()) - sum(found)
+            return [others + found[0], *found[1:]]
+
         return Plan(
             choice=choice.name,
             model=model.name,
             parameters=model.count_params(),
-            weights=_bytes_on(towers, columns, state.weights),
-            optimizer=_bytes_on(towers, columns, state.optimizer_variables),
+            weights=held(state.weights),
+            optimizer=held(state.optimizer_variables),
             gradients=gradients,
             step=step,
             costs=costs,
@@ -450,26 +461,6 @@ def _update_bytes(call: ApplyCall, examples: int) -> int:
     graph = compat.func_graph_from_py_func("update", run, specs, {})
     program = partition_graph(graph, [REPLICATED for _ in graph.inputs], [])
     return Lifetimes(program, 1, examples).most_bytes({})
-
-
-def _bytes_on(
-    towers: int, columns: int, variables: Iterable[keras.Variable]
-) -> list[int]:
-    """Return the bytes of variables on each device, a tower after another.
-
-    What exists once is on the first one, and what a tower has once on its
-    first.
-    """
-    held = [[0 for _ in range(columns)] for _ in range(towers)]
-    for variable in variables:
-        value = variable._value
-        parts = [[part] for part in copies_of(value)]
-        if isinstance(value, ShardedVariable):
-            parts = value.shards
-        for row, of_tower in zip(held, parts, strict=False):
-            for column, part in enumerate(of_tower):
-                row[column] += byte_size(part)
-    return [*itertools.chain(*held)]
 
 
 def _whole(

@@ -2,34 +2,81 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import operator
 import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
 
 
-def call_named(target: str, *args: Any) -> Any:
-    """Import MODULE:FUNCTION, also from the current folder, and call it."""
+def find_named(target: str) -> Callable[..., Any]:
+    """Import MODULE:FUNCTION, also from the current folder.
+
+    Returns:
+        The function; what it raises becomes a TowerError that names it.
+
+    Raises:
+        TowerError: it cannot be imported.
+    """
     module, _, name = target.partition(":")
     if not (module and name):
         raise TowerError(
             f"{target!r} names no function: give MODULE:FUNCTION, such as "
             "my_module:build"
         )
+    if module.endswith(".py") and Path(module).is_file():
+        dotted = module.removesuffix(".py").replace("/", ".")
+        raise TowerError(
+            f"{target!r} names a file, which is no module: leave out .py, as "
+            f"in {dotted}:{name}"
+        )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    what = "cannot be imported"
-    try:
+    with _naming(target, "cannot be imported"):
         function = operator.attrgetter(name)(importlib.import_module(module))
-        what = "failed"
-        return function(*args)
+
+    def call(*args: Any) -> Any:
+        with _naming(target, "failed"):
+            return function(*args)
+
+    return call
+
+
+def call_named(target: str) -> Any:
+    """Import MODULE:FUNCTION, as ``find_named`` does, and call it."""
+    return find_named(target)()
+
+
+@contextlib.contextmanager
+def _naming(target: str, what: str) -> Iterator[None]:
+    """Say what failed in this block, and in which line of the user's."""
+    try:
+        yield
     except Exception as error:
         raise TowerError(
             f"{target} {what}: {type(error).__name__}: {error}"
+            f"{_place_of(error)}"
         ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """Return the innermost line outside of installed packages, or nothing."""
+    folders = sysconfig.get_paths()
+    libraries = (
+        *(folders[key] for key in ("stdlib", "purelib", "platlib")),
+        str(Path(__file__).parent),
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and not frame.filename.startswith(libraries):
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
 
 
 def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """``planning``: what a plan says is what a step on devices has, and sends."""
 
-import collections
+import re
 
 import keras
 import numpy as np
@@ -9,12 +9,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import planning
+from keras_towers._bytes import format_bytes
 from keras_towers.errors import TowerError
-from keras_towers.fit.step.step_costs import format_bytes
-from keras_towers.fit.weights.model_state import collect
-from keras_towers.fit.weights.placement import byte_size
-from keras_towers.fit.weights.shards import ShardedVariable
-from keras_towers.fit.weights.tower_variables import copies_of
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate
@@ -94,16 +90,22 @@ def plans_of(build, kind, towers=TOWERS):
     return {one.choice: one for one in planning.plan(build, setting)}
 
 
-def held(variables):
-    """The bytes of variables on each device, as they are."""
-    found = collections.Counter()
-    for variable in variables:
-        value = variable._value
-        sharded = isinstance(value, ShardedVariable)
-        for part in sum(value.shards, []) if sharded else copies_of(value):
-            array = part.numpy()
-            found[part.device.rpartition("/")[2]] += array.nbytes
-    return [found[f"device:CPU:{index}"] for index in range(TOWERS)]
+def described(strategy, kind):
+    """The bytes on each device that a strategy says it holds, by its name."""
+    (line,) = re.findall(rf"^  {kind}: (.*)", strategy.describe(), re.M)
+    parts = re.findall(r"([\d,]+) bytes on (\S+?)(?:, |$)", line)
+    return {name: int(n.replace(",", "")) for n, name in parts}
+
+
+def assert_described(plan, strategy):
+    """A plan has the numbers of a strategy, device by device."""
+    names = [f"/device:CPU:{k}" for k in range(len(plan.weights))]
+    for kind, found in (
+        ("weights", plan.weights),
+        ("optimizer state", plan.optimizer),
+    ):
+        planned = {n: b for n, b in zip(names, found, strict=True) if b}
+        assert planned == described(strategy, kind)
 
 
 @pytest.mark.parametrize("build", sample_of(MODELS))
@@ -114,6 +116,9 @@ def test_a_plan_is_what_a_step_has_and_sends(build):
         with kt.TowerStrategy(TOWERS, **options) as strategy:
             model.fit(x, y, batch_size=12, verbose=0)
             said = strategy.describe()
+            assert_described(by_host[choice], strategy)
+        # After the block it says where they were.
+        assert strategy.describe() == said
         costs = by_host[choice].costs
         assert f"{model.name!r}: {costs.exchange_summary}" in said
         replaced = f"in place of sums of {format_bytes(costs.replaced_sums)}"
@@ -132,9 +137,8 @@ def test_a_plan_for_gpus_has_what_devices_of_their_own_memory_have(build):
         model, x, y = build()
         with kt.TowerStrategy(TOWERS, updates="each", **options) as strategy:
             model.fit(x, y, batch_size=12, verbose=0)
-            state, found = collect(model), planned[choice]
-            assert found.weights == held(state.weights)
-            assert found.optimizer == held(state.optimizer_variables)
+            found = planned[choice]
+            assert_described(found, strategy)
             said = strategy.describe()
         if choice != "copies":
             # Where copies share memory, rows may be gathered instead of sums.
@@ -172,8 +176,8 @@ def model_parallel(devices):
     )
 
 
-def planned_by(layouts):
-    devices = [f"/device:GPU:{index}" for index in range(4)]
+def planned_by(layouts, kind="GPU"):
+    devices = [f"/device:{kind}:{index}" for index in range(4)]
     setting = planning.PlanSetting(devices, 12, layouts=layouts)
     *_, last = planning.plan(feed_forward, setting)
     return last
@@ -183,19 +187,15 @@ def planned_by(layouts):
     "layouts", sample_of([layouts_of_pairs, model_parallel])
 )
 def test_layouts_are_planned_on_a_mesh(layouts, devices):
-    plan = planned_by(layouts)
+    plan, on_host = (planned_by(layouts, kind) for kind in ("GPU", "CPU"))
     model, x, y = feed_forward()
     with kt.ModelParallelStrategy(layouts_of_pairs(devices[:4])) as strategy:
         model.fit(x, y, batch_size=12, verbose=0)
-        weights, slots = strategy._update.held_bytes().values()
-        whole = [w for w in model.weights if not hasattr(w._value, "shards")]
-        others = sum(map(byte_size, whole))
         assert plan.costs.exchange_summary in strategy.describe()
-    # What a tower has once is on its first device.
-    assert plan.weights == [
-        own + (0 if k % 2 else others) for k, own in enumerate(weights)
-    ]
-    assert plan.optimizer[1::2] == slots[1::2]
+        assert_described(on_host, strategy)
+    # Towers of GPUs have their own, and what a tower has once is on its first.
+    assert plan.weights == [*on_host.weights[:2], *on_host.weights[:2]]
+    assert on_host.weights[2:] == [0, 0]
     rows = 4 * 6 * 16 * 32
     # Forward two sums in a tower, and backward one: the inputs of the model get
     # no gradient. Towers add up gradients, and the loss.
@@ -228,15 +228,21 @@ def test_rows_are_gathered_in_place_of_sums_in_the_memory_of_one_host(towers):
     assert on_host.replaced_sums > on_gpus.replaced_sums == 0
 
 
-def test_slots_of_a_plan_are_those_that_towers_divide():
-    model, x, y = perceptron()
-    plan = plans_of(perceptron, "GPU")['updates="sharded"']
-    with kt.TowerStrategy(TOWERS, updates="sharded") as strategy:
-        model.fit(x, y, batch_size=12, verbose=0)
-        (divided,) = strategy._update.held_bytes().values()
-        in_shards = sum(divided)
-        whole = sum(held(collect(model).optimizer_variables)) - in_shards
-    assert plan.optimizer == [own + whole for own in divided]
+def test_each_choice_has_the_names_that_a_model_has_alone():
+    layer = keras.layers.Dense(2)
+    number = int(layer.name.rpartition("_")[2])
+    setting = planning.PlanSetting(["/device:GPU:0", "/device:GPU:1"], 12)
+    names = []
+
+    def build():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        names.append(model.layers[0].name)
+        return model
+
+    planning.plan(build, setting)
+    assert names == [f"dense_{number + 1}"] * 3
+    assert keras.layers.Dense(2).name == names[0]
 
 
 def test_large_variables_take_no_memory_and_keep_nothing():

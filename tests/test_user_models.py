@@ -1,9 +1,11 @@
-"""Examples for a user's model."""
+"""Models that a user names, and examples for them."""
 
 import keras
+import pytest
 from keras import layers
 
-from keras_towers.user_models import random_examples
+from keras_towers.errors import TowerError
+from keras_towers.user_models import find_named, random_examples
 
 
 def test_ids_are_known_to_every_embedding():
@@ -17,3 +19,13 @@ def test_ids_are_known_to_every_embedding():
     (of_words, of_tags), _ = random_examples(model, "it", 100)
     assert (of_words.shape, of_tags.shape) == ((100, 9), (100,))
     assert set(of_words.ravel()) == set(range(7))
+
+
+def test_a_module_is_given_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "script.py").write_text("1 / 0")
+    with pytest.raises(TowerError, match="in folder.script:build$"):
+        find_named("folder/script.py:build")
+    with pytest.raises(TowerError, match=r"ZeroDiv.* \(script.py, line 1\)$"):
+        find_named("folder.script:build")

@@ -23,7 +23,7 @@ from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 from keras_towers.system import handle_signals
-from keras_towers.user_models import call_named
+from keras_towers.user_models import call_named, random_examples
 
 
 class Command(TyperCommand):
@@ -166,9 +166,9 @@ def verify(
     if it cannot be measured.
 
     Args:
-        target: A function without arguments that returns a compiled model and
-            data, as for fit: (model, x), (model, x, y), (model, x, y,
-            sample_weight) or (model, dataset).
+        target: A function without arguments that returns a compiled model,
+            alone or with data as for fit: (model, x), (model, x, y), (model, x,
+            y, sample_weight) or (model, dataset). Without data, it is made up.
         towers: Number of towers. Default: all GPUs; without GPUs, the devices
             that the function makes, or 2 on the CPU.
         batch_size: Examples in a batch of arrays.
@@ -176,6 +176,7 @@ def verify(
         tolerance: The largest acceptable difference.
     """
     try:
+        import keras
         import tensorflow as tf
 
         import keras_towers as kt
@@ -183,11 +184,16 @@ def verify(
         if not tf.config.list_physical_devices("GPU"):
             kt.virtual_towers(2 if towers is None else towers)
         built = call_named(target)
+        if isinstance(built, keras.Model):
+            examples = random_examples(
+                built, target, steps * (batch_size or 32)
+            )
+            built = (built, *examples)
         if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
             raise TowerError(
-                f"{target} has to return (model, x), (model, x, y), (model, x, "
-                "y, sample_weight) or (model, dataset), but returned "
-                f"{built!r:.200}."
+                f"{target} has to return a compiled keras.Model, alone or as "
+                "(model, x), (model, x, y), (model, x, y, sample_weight) or "
+                f"(model, dataset), but returned {built!r:.200}."
             )
         found = kt.verify(
             *built,

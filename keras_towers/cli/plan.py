@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,30 +13,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers.errors import TowerError
-from keras_towers.user_models import call_named
+from keras_towers.user_models import find_named
 
 if TYPE_CHECKING:
     from keras_towers.planning import Plan
 
 # How many names of weights are printed.
 _SHOWN = 3
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_bytes(option: str, text: str) -> int:
-    """Return a number of bytes, given one like 24GiB, 24 GB or 1000."""
-    found = re.fullmatch(
-        r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", text.strip().lower()
-    )
-    if found is None:
-        raise TowerError(
-            f"{option} {text} is not allowed: give a number of bytes, such as "
-            "24GiB, 80GB or 500MB"
-        )
-    number, unit, is_binary = found.groups()
-    factor = (1024 if is_binary else 1000) ** _UNITS[unit or ""]
-    return round(float(number) * factor)
 
 
 def plan(
@@ -75,8 +58,8 @@ def plan(
     """
     memory = None
     if device_memory is not None:
-        memory = parse_bytes("--device-memory", device_memory)
-    gathered = parse_bytes("--gather-bytes", gather_bytes)
+        memory = parse_bytes(f"--device-memory {device_memory}", device_memory)
+    gathered = parse_bytes(f"--gather-bytes {gather_bytes}", gather_bytes)
     for option, number in (("--towers", towers), ("--batch-size", batch_size)):
         if number < 1:
             raise TowerError(
@@ -91,14 +74,14 @@ def plan(
         [f"/device:GPU:{index}" for index in range(towers)],
         batch_size,
         gathered,
-        functools.partial(call_named, layouts) if layouts else None,
+        find_named(layouts) if layouts else None,
     )
     if layouts:
         # Before what may take minutes.
         with _naming(layouts):
             planning.check_layouts(setting)
     with _naming(target):
-        plans = planning.plan(lambda: call_named(target), setting)
+        plans = planning.plan(find_named(target), setting)
     if as_json:
         document = {
             "model": plans[0].model,
@@ -162,7 +145,6 @@ def _table(
     plans: Sequence[Plan], memory: int | None, device_memory: str | None
 ) -> Table:
     """Return a table with a column for each choice."""
-    from keras_towers.fit.step.step_costs import format_bytes
 
     def size(number: int | None) -> str:
         return "unknown" if number is None else format_bytes(number)

@@ -349,6 +349,10 @@ class AdoptsModels(Protocol):
         """Turn a model into an ordinary one."""
         ...
 
+    def describe_held(self) -> list[str]:
+        """Describe the bytes of all models' variables on each device."""
+        ...
+
     def ranks_diverge(self, model: keras.Model) -> bool:
         """Whether a model's ranks train on their own until the next average."""
         ...

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypedDict
 
+from keras_towers._bytes import parse_bytes
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.reduction import (
     CommunicationHook,
@@ -23,6 +24,8 @@ from keras_towers.reduction import (
 
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
+Bytes: TypeAlias = int | str
+"""A number of bytes, such as 2**28 or "256MiB"."""
 Extent: TypeAlias = Literal["tower", "global"]
 """Whether statistics are computed from a tower's rows or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
@@ -40,6 +43,7 @@ Where: TypeAlias = Literal["cpu", "gpu"]
 
 # Of NumPy, too; and what messages call them.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
+_NAMES = {str: "a text"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,7 @@ class StrategyOptions:
     mode: ModeName | None = None
     updates: Updates | None = None
     weights: Weights | None = None
-    gather_bytes: int = 2**28
+    gather_bytes: Bytes = 2**28
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | StatefulHook | None = (
         None
@@ -156,13 +160,21 @@ class StrategyOptions:
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more, or 'auto'."
             )
-        if self.gather_bytes < 0:
+        if self.gathered_bytes < 0:
             raise TowerError(
                 f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
-                "number of bytes, 0 or more."
+                'number of bytes, 0 or more, or a text such as "256MiB".'
             )
         self._check_shards()
         self._check_local_sgd()
+
+    @property
+    def gathered_bytes(self) -> int:
+        """``gather_bytes`` as a number."""
+        given = self.gather_bytes
+        if isinstance(given, str):
+            return parse_bytes(f"gather_bytes={given!r}", given)
+        return given
 
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
@@ -239,14 +251,14 @@ class AllReduceKeywords(StepKeywords, total=False):
     mode: ModeName | None
     updates: Updates | None
     weights: Weights | None
-    gather_bytes: int
+    gather_bytes: Bytes
     packer: GradientPacker | bool | None
 
 
 class MeshKeywords(StepKeywords, total=False):
     """The ``StrategyOptions`` of a mesh of devices, which divides weights."""
 
-    gather_bytes: int
+    gather_bytes: Bytes
 
 
 class RankKeywords(AllReduceKeywords, total=False):
@@ -324,9 +336,8 @@ def _check(name: str, value: Any, hint: Any) -> None:
     if not any(_matches(value, part) for part in parts):
         *most, last = itertools.chain(*map(_describe_type, parts))
         text = ", ".join(most) + ("," if len(most) > 1 else "")
-        raise TowerError(
-            f"{name}={value!r} is not allowed: give {text} or {last}."
-        )
+        text = f"{text} or {last}" if most else last
+        raise TowerError(f"{name}={value!r} is not allowed: give {text}.")
 
 
 def _allowed_values(part: Any) -> tuple[Any, ...]:
@@ -353,4 +364,6 @@ def _describe_type(part: Any) -> list[str]:
         return list(map(repr, values))
     if part in _NUMBERS:
         return [_NUMBERS[part][1]]
+    if part in _NAMES:
+        return [_NAMES[part]]
     return [f"a {part.__name__}" if isinstance(part, type) else "a function"]

@@ -250,7 +250,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """The lines of ``describe`` after the first."""
         config, update = self._config, self._update
         options = config.options
-        sums, *state = modes.describe_mode(config, update, self._mode)
+        sums, *state = modes.describe_mode(update, self._mode)
         gradients = "those of one device"
         if not self.average:
             gradients += f" times {self.num_replicas}, the number of replicas"
@@ -259,7 +259,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             "each": "every tower draws a whole batch",
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
-        lines += [data, *state]
+        lines += [data, *self._adoption.describe_held(), *state]
         if options.batch_norm == "tower":
             lines.append(
                 'batch_norm="tower" changes results: BatchNormalization has '

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -137,19 +136,12 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     return reduction.hook_for(compression)
 
 
-def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
-    """Describe where gradients are summed, and where an update's state is."""
+def describe_mode(update: Any, mode: Mode) -> list[str]:
+    """Describe where gradients are summed, and what their hook holds."""
     line = f'mode "{mode.name}": {mode.reason}'
     if update.is_traced:
         line = "gradients are added up on the towers that update their rows"
     lines = [line]
-    for what, sizes in update.held_bytes().items():
-        names = map(devices_lib.short_name, itertools.chain(*config.mesh))
-        held = ", ".join(
-            f"{size:,} bytes on {name}"
-            for name, size in zip(names, sizes, strict=True)
-        )
-        lines.append(f"{what}: {held}")
     rank_sum = update.rank_sum
     if rank_sum is not None and rank_sum.held_bytes:
         lines.append(

@@ -131,11 +131,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
             "cpu": "on the host",
             "gpu": "spread over the towers",
         }[self.ps_device]
-        held = f"trained weights are {where}"
-        table = self.placement.describe().replace("\n", "\n      ")
-        if table:
-            held += f":\n      {table}"
-        return [held, *super()._description_lines()[1:]]
+        lines = super()._description_lines()[1:]
+        return [f"trained weights are {where}", *lines]
 
 
 def connect(

@@ -35,7 +35,13 @@ def fails():
 
 
 def only_a_model():
-    return model()
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    made.compile("adam", "mse", jit_compile=False)
+    return made
+
+
+def nothing_at_all():
+    return None
 
 
 def uncompiled():
@@ -44,7 +50,7 @@ def uncompiled():
 
 def run(target, *options):
     """Verify what a function of this file returns."""
-    if not target.startswith("no"):
+    if not target.startswith(("nothing:", "no_such")) and target != "nothing":
         target = f"{__name__}:{target}"
     result = CliRunner().invoke(app, ["verify", target, *options])
     return result.exit_code, result.output
@@ -55,6 +61,12 @@ def test_text_says_the_difference_and_describes_the_strategy():
     assert code == 0, output
     assert "After 3 steps the largest relative difference" in output
     assert "TowerStrategy: 3 towers" in output
+
+
+def test_a_model_without_data_gets_some():
+    code, output = run("only_a_model", "--towers", "2", "--batch-size", "6")
+    assert code == 0, output
+    assert "After 3 steps" in output
 
 
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-4", 0), ("-1", 1)])
@@ -72,7 +84,7 @@ def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
         (["no_such_module:build"], "no_such_module"),
         (["missing"], "missing"),
         (["fails"], "ValueError: no data today"),
-        (["only_a_model"], "has to return"),
+        (["nothing_at_all"], "has to return"),
         (["uncompiled"], "compiled"),
         (["other_shapes"], "cannot be measured: ValueError"),
         (["arrays", "--towers", "0"], "virtual_towers"),

@@ -403,7 +403,7 @@ class GlobalStep:
             xla=bool(call.model.jit_compile),
             gather_ratio=self._gather_ratio(transport),
             micro_batches=self.micro_batches > 1,
-            gather_bytes=config.options.gather_bytes,
+            gather_bytes=config.options.gathered_bytes,
             examples=self.examples or _ASSUMED_BATCH,
         )
         self.has_gathered |= program.replaced_sums > 0

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 import keras_towers
+from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
@@ -419,11 +420,3 @@ def _terms(numbers: Mapping[str, int]) -> list[str]:
         f"{format_bytes(number)}{unit and f' x {unit}'}"
         for unit, number in numbers.items()
     ]
-
-
-def format_bytes(number: int) -> str:
-    """Return a number of bytes with three digits, such as 1.07 GB."""
-    for unit, least in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if number >= least:
-            return f"{number / least:.3g} {unit}"
-    return _count(number, "byte")

@@ -24,7 +24,6 @@ from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
-from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
 from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition.layouts import MeshLayout
@@ -67,9 +66,8 @@ class UpdateInShards(WeightUpdate):
             self.description = "the layout map divides weights over the mesh"
         elif divides_weights:
             self.description += ", and has only its rows of large ones"
-        # What each variable in shards is.
-        self._divided: IdentityDict[keras.Variable, str] = IdentityDict()
-        self._held_before: dict[str, list[int]] = {}
+        # The variables in shards.
+        self._divided: IdentityDict[keras.Variable, None] = IdentityDict()
 
     @property
     def _option(self) -> str:
@@ -91,7 +89,7 @@ class UpdateInShards(WeightUpdate):
         if layout is None or not self._divides_weights:
             return super().place(variable)
         self.variables.divide(variable, layout)
-        self._divided[variable] = "weights"
+        self._divided[variable] = None
         return True
 
     def place_created(self, variable: keras.Variable) -> None:
@@ -168,7 +166,7 @@ class UpdateInShards(WeightUpdate):
             return
         self._take_over(slot)
         self.variables.divide(slot, layout, self.variables.home_of(weight))
-        self._divided[slot] = "optimizer state"
+        self._divided[slot] = None
 
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back where it was before."""
@@ -177,7 +175,6 @@ class UpdateInShards(WeightUpdate):
 
     def release(self) -> None:
         """Put all variables back that are not restored yet."""
-        self._held_before = self.held_bytes()
         absent = [value for value in self._values() if value.is_absent]
         super().release()
         for variable in [*self._divided]:
@@ -188,27 +185,6 @@ class UpdateInShards(WeightUpdate):
                 "which have no value now: load the model from a checkpoint",
                 len(absent),
             )
-
-    def held_bytes(self) -> dict[str, list[int]]:
-        """Return the bytes of each tower's rows of weights, and of slots."""
-        sizes: dict[str, list[int]] = {}
-        for variable, what in self._divided.items():
-            if not isinstance(variable._value, ShardedVariable):
-                continue
-            own = self._held_by_devices(variable._value)
-            before = sizes.get(what, [0] * len(own))
-            sizes[what] = [a + b for a, b in zip(before, own, strict=True)]
-        return sizes or self._held_before
-
-    def _held_by_devices(self, value: ShardedVariable) -> list[int]:
-        """Return the bytes that each device of the mesh has of a variable."""
-        sizes = [[byte_size(shard) for shard in row] for row in value.shards]
-        if len(sizes) < self.config.num_towers:
-            sizes *= self.config.num_towers
-        rows = [
-            [*row, *[0] * (self.config.num_columns - len(row))] for row in sizes
-        ]
-        return [size for row in rows for size in row]
 
     def mark_common(self, variables: Sequence[Any]) -> None:
         """Record that all ranks have the same values of variables."""

@@ -123,13 +123,6 @@ class WeightUpdate:
         """Whether no rank has the whole of the weights, until an epoch ends."""
         return False
 
-    def held_bytes(self) -> dict[str, list[int]]:
-        """Return the bytes on each tower of what towers divide, by its name.
-
-        In this block or, after it, in the previous one.
-        """
-        return {}
-
     def mark_common(self, variables: Sequence[Any]) -> None:
         """Record that all ranks have the same values of variables."""
 

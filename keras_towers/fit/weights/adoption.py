@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -25,6 +25,7 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.tower_variables import bytes_on
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import failed_calls
 from keras_towers.rendezvous.rank_checks import Peers
@@ -80,6 +81,8 @@ class Adoption:
         self._made_variables: IdentityDict[keras.Variable, None] = (
             IdentityDict()
         )
+        # In the block, or in the previous one.
+        self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
         self._round = failed_calls.calls.round
 
@@ -263,6 +266,32 @@ class Adoption:
         values = [variable._value for variable in variables]
         rank_agreement.broadcast(self._config.transport, values)
 
+    def held_bytes(self) -> dict[str, Mapping[str, int]]:
+        """Return the bytes of all models' variables on each device, by kind.
+
+        In this block or, after it, in the previous one.
+        """
+        states = [state_lib.collect(model) for model in self._models]
+        kinds = {
+            "weights": [v for state in states for v in state.weights],
+            "optimizer state": [
+                v for state in states for v in state.optimizer_variables
+            ],
+        }
+        held = {
+            kind: bytes_on(self._config.mesh, variables)
+            for kind, variables in kinds.items()
+        }
+        return held if states else self._held
+
+    def describe_held(self) -> list[str]:
+        """Describe the bytes of all models' variables on each device."""
+        lines = []
+        for kind, held in self.held_bytes().items():
+            parts = [f"{n:,} bytes on {d}" for d, n in held.items() if n]
+            lines += [f"{kind}: {', '.join(parts)}"] if parts else []
+        return lines
+
     def release(self) -> None:
         """Turn all models into ordinary ones."""
         models = self.models
@@ -278,6 +307,10 @@ class Adoption:
             for model in reversed(models):
                 stack.callback(self.release_model, model)
             stack.callback(self.update.release)
+            stack.callback(self._note_held)
+
+    def _note_held(self) -> None:
+        self._held = self.held_bytes()
 
     def _forget(self) -> None:
         self._models.clear()

@@ -77,30 +77,6 @@ class LeastLoadedPlacement:
         self._bytes = dict.fromkeys([*self.devices, *small], 0)
         self._numbers: collections.Counter[str] = collections.Counter()
 
-    def describe(self) -> str:
-        """Return a table of the variables and bytes on each device.
-
-        The result is empty if there are no variables.
-
-        Example:
-            >>> print(place.describe())
-            device         variables      bytes
-            /device:GPU:0          1  1,605,632
-            /device:GPU:1          1      2,048
-        """
-        if not self._numbers:
-            return ""
-        rows = [("device", "variables", "bytes")]
-        for device, bytes_ in self._bytes.items():
-            rows.append((device, f"{self._numbers[device]:,}", f"{bytes_:,}"))
-        first, second, third = (
-            max(map(len, column)) for column in zip(*rows, strict=True)
-        )
-        return "\n".join(
-            f"{device:<{first}}  {number:>{second}}  {bytes_:>{third}}"
-            for device, number, bytes_ in rows
-        )
-
 
 def byte_size(variable: keras.Variable) -> int:
     """Return the size of a variable in bytes; 0 if unknown, as for strings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +14,7 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
+    Mapping,
     Sequence,
 )
 from typing import Any
@@ -26,6 +28,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.partition.layouts import (
     MIRRORED,
@@ -255,6 +258,34 @@ def copies_of(variable: Any) -> list[Any]:
     """Return all copies of a variable of Keras or TensorFlow."""
     value = native(variable)
     return list(value.values) if is_copied(value) else [value]
+
+
+def bytes_on(
+    mesh: Sequence[Sequence[str]], variables: Iterable[keras.Variable]
+) -> Mapping[str, int]:
+    """Return the bytes that devices hold of variables, by their short names.
+
+    Rows of a variable count where towers have them, even if towers share the
+    memory of a host.
+
+    Args:
+        mesh: for each tower, the devices of its columns.
+        variables: the variables, each once or several times.
+    """
+    every = map(devices.short_name, itertools.chain(*mesh))
+    held = collections.Counter(dict.fromkeys(every, 0))
+    for variable in {id(v): v for v in variables}.values():
+        value = variable._value
+        # Those of a graph that never runs may have no device.
+        places = [(p.device or mesh[0][0], p) for p in copies_of(value)]
+        if isinstance(value, ShardedVariable):
+            rows = zip(mesh, value.shards, strict=False)
+            places = [
+                place for row in rows for place in zip(*row, strict=False)
+            ]
+        for device, part in places:
+            held[devices.short_name(device)] += byte_size(part)
+    return held
 
 
 def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:

@@ -361,5 +361,11 @@ def test_what_contradicts_is_refused():
         kt.TowerStrategy(2, gather_bytes=10)
     with pytest.raises(TowerError, match="gather_bytes=-1"):
         sharded(gather_bytes=-1)
+    with pytest.raises(TowerError, match="gather_bytes='256'.* its unit"):
+        sharded(gather_bytes="256")
+    with pytest.raises(TowerError, match="give a whole number or a text"):
+        sharded(gather_bytes=2.5)
+    with pytest.raises(TowerError, match="sync_every_epoch=2"):
+        sharded(sync_every_epoch=2)
     with pytest.raises(TowerError, match="weights='whole'"):
         kt.TowerStrategy(2, weights="whole")

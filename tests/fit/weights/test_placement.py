@@ -51,8 +51,7 @@ def test_sizes_in_bytes():
 def test_nothing_is_placed_after_clear():
     place = p.LeastLoadedPlacement(GPUS[:2], **ON_CPU)
     place(variable(200))
-    assert "200" in place.describe()
+    assert place.loads[GPUS[0]] == 200
     place.clear()
-    assert place.describe() == ""
     assert place.loads == {GPUS[0]: 0, GPUS[1]: 0, CPU: 0}
     assert place(variable(200)) == GPUS[0]

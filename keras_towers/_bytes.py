@@ -1,0 +1,41 @@
+"""Numbers of bytes, as users write them and as they read them."""
+
+from __future__ import annotations
+
+import re
+
+from keras_towers.errors import TowerError
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(given: str, text: str) -> int:
+    """Return a number of bytes, given one with its unit.
+
+    Args:
+        given: what errors call it.
+        text: such as "24GiB", "80 GB", "0.5MB" or "1000B"; or "0".
+
+    Raises:
+        TowerError: it has no unit, or is no number of bytes.
+    """
+    found = re.fullmatch(
+        r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b|([kmgt]))|0",
+        text.strip().lower(),
+    )
+    if found is None:
+        raise TowerError(
+            f"{given} is not allowed: give a number of bytes with its unit, "
+            "such as 24GiB, 80GB, 500MB or 1000B"
+        )
+    number, before_b, is_binary, alone = found.groups()
+    factor = (1024 if is_binary else 1000) ** _UNITS[before_b or alone or ""]
+    return round(float(number or 0) * factor)
+
+
+def format_bytes(number: int) -> str:
+    """Return a number of bytes with three digits, such as 1.07 GB."""
+    for unit, least in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if number >= least:
+            return f"{number / least:.3g} {unit}"
+    return f"{number} byte{'' if number == 1 else 's'}"

@@ -1,0 +1,34 @@
+"""Numbers of bytes as text."""
+
+import pytest
+
+from keras_towers._bytes import format_bytes, parse_bytes
+from keras_towers.errors import TowerError
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("24 gb", 24 * 10**9),
+        ("0.5M", 500_000),
+        ("1000B", 1000),
+        ("0", 0),
+    ],
+)
+def test_numbers_of_bytes_have_units(text, number):
+    assert parse_bytes("it", text) == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "24", "1 XB", "1e9", "3i"])
+def test_other_texts_are_refused(text):
+    with pytest.raises(TowerError, match="^it is not allowed: .* its unit"):
+        parse_bytes("it", text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "1 byte"), (999, "999 bytes"), (1000, "1 KB"), (2**28, "268 MB")],
+)
+def test_three_digits_are_shown(number, text):
+    assert format_bytes(number) == text
