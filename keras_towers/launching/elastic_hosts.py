@@ -49,9 +49,13 @@ class ElasticOptions:
         if not least:
             raise TowerError("an elastic job needs --min-np or -np")
         if not least <= self.ranks <= most:
+            given = [f"--min-np {least}"]
+            # Without -np, a job begins with the fewest.
+            given += [f"-np {self.ranks}"] if self.ranks != least else []
+            given += [f"--max-np {most}"] if self.max_ranks else []
             raise TowerError(
-                f"--min-np {least}, -np {self.ranks} and --max-np {most} have "
-                "to be in this order, smallest first"
+                f"{', '.join(given[:-1])} and {given[-1]} have to be in this "
+                "order, smallest first"
             )
         shortest, longest = self.cooldown_s
         if not 1 <= shortest <= longest <= 3600:

@@ -176,10 +176,13 @@ def reserve_port(host: str, held: contextlib.ExitStack) -> str:
 def read_config(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the parsed ``TF_CONFIG``; empty if it is not set."""
     text = environment.get(VARIABLE, "").strip()
+    config, problem = None, ""
     try:
         config = json.loads(text or "{}")
     except ValueError as error:
-        _refuse(f"is not valid JSON: {error}")
+        problem = str(error)
+    if problem:
+        _refuse(f"is not valid JSON: {problem}")
     if not isinstance(config, dict):
         _refuse(f"is {json.dumps(config)} instead of an object")
     return config
@@ -247,6 +250,11 @@ def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
             f'{json.dumps(task)} as "task"'
         )
     role, index = task.get("type"), task.get("index")
+    if role == "evaluator" and role not in jobs:
+        raise TowerError(
+            f"{VARIABLE} says that this process is an evaluator. {EVALUATOR} "
+            f"{HOW_TO_TRAIN_ALONE}"
+        )
     if not isinstance(role, str) or role not in jobs:
         _refuse(
             f'has {json.dumps(role)} as the "type" of "task", but "cluster" '

@@ -251,7 +251,17 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         config, update = self._config, self._update
         options = config.options
         sums, *state = modes.describe_mode(update, self._mode)
+        changes = []
+        if options.batch_norm == "tower":
+            changes.append(
+                'batch_norm="tower" changes results: BatchNormalization has '
+                "statistics of each tower's own rows"
+            )
+        if config.transport.size > 1:
+            changes += modes.describe_rank_options(options)
         gradients = "those of one device"
+        if changes:
+            gradients = f"not {gradients}, as said below"
         if not self.average:
             gradients += f" times {self.num_replicas}, the number of replicas"
         data = {
@@ -260,11 +270,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *self._adoption.describe_held(), *state]
-        if options.batch_norm == "tower":
-            lines.append(
-                'batch_norm="tower" changes results: BatchNormalization has '
-                "statistics of each tower's own rows"
-            )
         if options.micro_batches == "auto":
             lines.append(
                 "each tower processes its rows in as few parts as memory allows"
@@ -272,10 +277,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         elif options.micro_batches > 1:
             lines.append(
                 f"each tower processes its rows in {options.micro_batches} "
-                "parts, one after another"
+                "parts, one after another; of fewer rows, some parts are empty"
             )
-        if config.transport.size > 1:
-            lines += modes.describe_rank_options(options)
+        lines += changes
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "

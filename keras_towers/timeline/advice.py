@@ -13,9 +13,13 @@ from keras_towers.timeline.phases import Phases
 
 
 def print_table(
-    console: Console, title: str, phases: Phases, advice: str
+    console: Console,
+    title: str,
+    phases: Phases,
+    between: np.ndarray,
+    advice: str,
 ) -> None:
-    """Print the phases of a step, and advice."""
+    """Print the phases of a step, the seconds between epochs, and advice."""
     console.print(title, highlight=False, markup=False, soft_wrap=True)
     if phases:
         table = Table("phase", box=box.SIMPLE)
@@ -23,14 +27,19 @@ def print_table(
             table.add_column(heading, justify="right")
         total = sum(seconds.mean() for seconds in phases.values())
         for name, seconds in phases.items():
-            mean, median = 1e3 * seconds.mean(), 1e3 * np.median(seconds)
             share = f"{seconds.mean() / (total or 1):.0%}"
-            table.add_row(name, f"{mean:.2f}", f"{median:.2f}", share)
+            table.add_row(name, *_mean_and_median(seconds), share)
         table.add_section()
         table.add_row("a step", f"{1e3 * total:.2f}")
+        if len(between):
+            table.add_row("between epochs", *_mean_and_median(between))
         console.print(table)
     line = advice or "nothing stands out."
     console.print(line, highlight=False, markup=False)
+
+
+def _mean_and_median(seconds: np.ndarray) -> tuple[str, str]:
+    return f"{1e3 * seconds.mean():.2f}", f"{1e3 * np.median(seconds):.2f}"
 
 
 # The fraction of a step from which a phase stands out.

@@ -25,7 +25,11 @@ from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable
 from keras_towers.timeline.advice import advise, print_table
-from keras_towers.timeline.phases import compute_phases
+from keras_towers.timeline.phases import (
+    StepTimes,
+    between_epochs,
+    compute_phases,
+)
 from keras_towers.timeline.recording import (
     LoopClock,
     RankRecording,
@@ -60,9 +64,10 @@ class Timeline(ObservesFit):
 
     A table of the phases is printed, with means and medians (a mean far above
     the median comes from a few long steps), and, if a phase stands out, advice
-    on what to change first. Calls in which TensorFlow traced the step are left
-    out. Times are kept for the last 10,000 steps, or for ``steps`` if that is
-    more, so memory does not grow.
+    on what to change first. What takes place between epochs, such as a
+    validation, has a row of its own. Calls in which TensorFlow traced the step
+    are left out. Times are kept for the last 10,000 steps, or for ``steps`` if
+    that is more, so memory does not grow.
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step again, and
@@ -199,7 +204,8 @@ class Timeline(ObservesFit):
             eager_cause(model) if runs_eagerly(model) else "",
         )
         title = f"fit of {model.name!r}, {self.path}"
-        print_table(Console(), title, phases, self.advice)
+        between = between_epochs(StepTimes(*here.calls))
+        print_table(Console(), title, phases, between, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
         try:
@@ -216,11 +222,20 @@ class Timeline(ObservesFit):
         """Refuse a call that is not measured."""
         if self._recorder is None:
             raise TowerError(
-                "Timeline measures fit, not evaluate or predict, inside a "
-                "strategy's block, such as `with kt.TowerStrategy():`."
+                "Timeline measures what a strategy does, but this fit has "
+                "none: call it inside a block, such as `with "
+                "kt.TowerStrategy():`."
             )
 
-    on_test_begin = on_predict_begin = on_train_begin
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Refuse a call that is not measured."""
+        if self._recorder is None:
+            raise TowerError(
+                "Timeline measures fit, not evaluate or predict: leave it out "
+                "here."
+            )
+
+    on_predict_begin = on_test_begin
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record that the train function is about to be called."""
@@ -229,4 +244,9 @@ class Timeline(ObservesFit):
         if batch % _READ_EVERY == 0:
             self._recorder.read()
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Record that all other callbacks have returned."""
+        self.first.end_callbacks()
+
     setattr(on_train_batch_begin, NEVER_STOPS, True)
+    setattr(on_train_batch_end, NEVER_STOPS, True)

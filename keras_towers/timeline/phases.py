@@ -48,7 +48,8 @@ class StepTimes(NamedTuple):
     Attributes:
         begins: when each began.
         returned: when it returned; NaN where callbacks run in another thread.
-        ended: when Keras went on to the next call, or to the epoch's end.
+        ended: when the next call of its epoch began; after the last one, when
+            its callbacks returned.
         traced: 1 if it traced the step, else 0.
     """
 
@@ -61,6 +62,12 @@ class StepTimes(NamedTuple):
     def returns(self) -> np.ndarray:
         """When the train function returned; if unknown, when ``ended``."""
         return np.where(np.isnan(self.returned), self.ended, self.returned)
+
+
+def between_epochs(calls: StepTimes) -> np.ndarray:
+    """Return the seconds from the last call of each epoch to the next one."""
+    seconds = calls.begins[1:] - calls.ended[:-1]
+    return seconds[seconds > 0]
 
 
 def tower_phases(stamps: np.ndarray) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ class LoopClock(keras.callbacks.Callback):
     """Records when Keras's loop makes calls, in seconds since 1970.
 
     It runs before all other callbacks. ``Timeline`` runs after them, and calls
-    ``begin_call``.
+    ``begin_call`` and ``end_callbacks``.
     """
 
     # Let Keras call the callbacks after a batch later, in a thread.
@@ -35,24 +35,35 @@ class LoopClock(keras.callbacks.Callback):
     def restart(self, kept: int) -> None:
         """Begin another ``fit``; keep only the last ``kept`` calls."""
         self._calls: deque[list[float]] = deque(maxlen=kept)
+        self._is_between_epochs = False
         self._thread = threading.get_ident()
 
     def begin_call(self, traces: int) -> None:
         """Record that the train function is called, and traces before it."""
-        self.end()
-        self._calls.append([time.time(), np.nan, np.nan, traces])
+        now = time.time()
+        if self._calls and not self._is_between_epochs:
+            self._calls[-1][_ENDED] = now
+        self._is_between_epochs = False
+        self._calls.append([now, np.nan, np.nan, traces])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Record that the train function has returned."""
         if threading.get_ident() == self._thread:
             self._calls[-1][_RETURNED] = time.time()
 
-    def end(self, *_: Any) -> None:
-        """Record the end of the callbacks that follow a call."""
-        if self._calls and np.isnan(self._calls[-1][_ENDED]):
+    def end_callbacks(self) -> None:
+        """Record that the callbacks after a call have returned."""
+        if threading.get_ident() == self._thread:
             self._calls[-1][_ENDED] = time.time()
 
-    on_test_begin = on_epoch_end = end
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Record that what follows belongs to no call."""
+        self._end()
+        self._is_between_epochs = True
+
+    def _end(self) -> None:
+        if self._calls and np.isnan(self._calls[-1][_ENDED]):
+            self._calls[-1][_ENDED] = time.time()
 
     def calls(self, traces: int) -> np.ndarray:
         """Return the fields of ``StepTimes`` for the kept calls, after ``fit``.
@@ -60,7 +71,7 @@ class LoopClock(keras.callbacks.Callback):
         Args:
             traces: how often the step was traced.
         """
-        self.end()
+        self._end()
         calls = np.array(self._calls, np.float64).reshape(-1, 4).T
         calls[3] = np.diff(calls[3], append=traces) > 0
         return calls

@@ -59,7 +59,11 @@ def refused(options):
             "--min-np 2 --restarts 1",
             "an elastic job goes on after a loss by it",
         ),
-        ("--min-np 3 --max-np 2", "smallest first"),
+        ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
+        (
+            "--min-np 3 -np 2 --max-np 4",
+            "--min-np 3, -np 2 and --max-np 4 have to be in this order",
+        ),
         ("-np 2 --reset-limit 1", "are for elastic jobs: give --min-np"),
         ("-np 2 --elastic-timeout 600", "are for elastic jobs"),
         ("--max-np 2", "an elastic job needs --min-np or -np"),

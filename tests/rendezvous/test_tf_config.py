@@ -65,6 +65,7 @@ def test_without_a_cluster(text):
         ((TWO, "worker"), 'it has "worker" as "task"'),
         ((TWO, {"type": "ps", "index": 0}), "names 'worker'"),
         ((TWO, {"type": ["x"]}), 'as the "type"'),
+        ((TWO, {"type": "evaluator", "index": 0}), "on its own, without a"),
         ((TWO, {"type": "worker", "index": 2}), "give a number from 0 to 1"),
         ((TWO, {"type": "worker"}), "give a number"),
         ((TWO, {"type": "worker", "index": True}), "give a number"),

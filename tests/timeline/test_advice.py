@@ -110,6 +110,18 @@ class EveryFourth(keras.callbacks.Callback):
         time.sleep(0.2 if batch % 4 == 3 else 0)
 
 
+def test_what_takes_place_between_epochs_is_in_no_step(path, capsys):
+    slow = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: time.sleep(0.3),
+        on_epoch_end=lambda epoch, logs: time.sleep(0.3),
+    )
+    _, timeline, _ = fit_with_timeline(path, epochs=3, callbacks=[slow])
+    assert timeline.phases["callbacks"] < 100
+    printed = capsys.readouterr().out
+    (mean,) = re.findall(r"between epochs +(\d+\.\d\d)", printed)
+    assert float(mean) >= 600
+
+
 def test_slow_callbacks_are_named(path, capsys):
     _, timeline, found = fit_with_timeline(
         path, epochs=3, callbacks=[EveryFourth()]

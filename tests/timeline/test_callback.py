@@ -211,11 +211,11 @@ REFUSED = {
     "no name": (lambda p: fitted(kt.Timeline("a\0b")), "cannot write"),
     "two": (lambda p: fitted(kt.Timeline(p), kt.Timeline(p)), "give one"),
     "wrapped": (lambda p: fitted(kt.ChiefOnly(kt.Timeline(p))), "without Chi"),
-    "evaluate": (lambda p: called("evaluate", p), "not evaluate or predict"),
+    "evaluate": (lambda p: called("evaluate", p), "not evaluate or predict:"),
     "predict": (lambda p: called("predict", p), "not evaluate or predict"),
     "no strategy": (
         lambda p: fit(linear(), callbacks=[kt.Timeline(p)]),
-        "inside a strategy's block",
+        "this fit has none: call it inside a block",
     ),
 }
 

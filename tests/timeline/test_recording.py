@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_towers.timeline import recording
+from keras_towers.timeline.phases import StepTimes, between_epochs
 
 pytestmark = pytest.mark.core
 
@@ -33,13 +34,13 @@ def test_calls_that_trace_and_those_before_a_validation(clock):
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
         run(host, clock, 3)
-        host.on_test_begin()
+        host.end_callbacks()
         clock.now += 4
         host.on_epoch_end(epoch)
-    begins, returned, ended, traced = host.calls(clock.traces)
+    begins, returned, ended, traced = calls = host.calls(clock.traces)
     assert traced.tolist() == [1] + [0] * 7
     np.testing.assert_array_equal(ended - returned, [0.5] * 8)
-    assert begins[4] - ended[3] == 4
+    assert between_epochs(StepTimes(*calls)).tolist() == [4]
 
 
 def of_rank(machine, stamps, first_step=0):

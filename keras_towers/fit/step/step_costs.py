@@ -348,7 +348,8 @@ def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:
     growing = set()
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
-        if id(operation.source) in undivided:
+        # What follows from it takes rows, too, as a loss takes targets.
+        if cause is None and id(operation.source) in undivided:
             cause = cause_of(operation.source)
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
