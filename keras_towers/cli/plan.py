@@ -29,7 +29,7 @@ def plan(
     towers: Annotated[int, typer.Option(metavar="N")],
     batch_size: Annotated[int, typer.Option(metavar="N")] = 32,
     device_memory: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
-    gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "256MiB",
+    gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "512MiB",
     layouts: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION")
     ] = None,
@@ -49,8 +49,8 @@ def plan(
         towers: Number of devices.
         batch_size: Examples in a global batch.
         device_memory: Memory of a device, such as 24GiB: says what fits.
-        gather_bytes: The option of weights="sharded": how many bytes of weights
-            are gathered at a time.
+        gather_bytes: The option of weights="sharded": how many bytes of
+            gathered weights a device has at a time.
         layouts: A function of a list of N devices' names that returns a
             keras.distribution.LayoutMap, or a ModelParallel, whose mesh has
             these devices: one more column, for this model parallelism.

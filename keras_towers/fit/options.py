@@ -25,7 +25,7 @@ from keras_towers.reduction import (
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
 Bytes: TypeAlias = int | str
-"""A number of bytes, such as 2**28 or "256MiB"."""
+"""A number of bytes, such as 2**28, or "256MiB"."""
 Extent: TypeAlias = Literal["tower", "global"]
 """Whether statistics are computed from a tower's rows or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
@@ -94,10 +94,10 @@ class StrategyOptions:
             fit on one device, as in stage 3 of ZeRO or FSDP. Weights are
             gathered where an operation needs them whole. Results are the same.
             None: whole weights.
-        gather_bytes: with ``weights="sharded"``: the bytes of weights that
-            may be gathered at a time, so that a tower needs at most twice as
-            much memory for them. With less, there are more exchanges. A larger
-            weight is gathered alone.
+        gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
+            that a tower has at a time, as a number or a text such as "256MiB".
+            With less, there are more exchanges. A weight larger than a quarter
+            of it is gathered alone, and may come on top.
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
@@ -141,7 +141,7 @@ class StrategyOptions:
     mode: ModeName | None = None
     updates: Updates | None = None
     weights: Weights | None = None
-    gather_bytes: Bytes = 2**28
+    gather_bytes: Bytes = 2**29
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | StatefulHook | None = (
         None

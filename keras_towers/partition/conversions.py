@@ -74,7 +74,7 @@ class LayoutOptions:
     gather_ratio: float | None = None
     lists: bool = True
     micro_batches: bool = False
-    gather_bytes: int = 2**28
+    gather_bytes: int = 2**29
     examples: int = 64
     over_columns: bool = False
 
@@ -260,11 +260,15 @@ class Converter(Builder):
         size = whole_bytes(value)
         level = self._gathers.level_for(size, near, local.level)
         if level > local.level:
-            (local,) = self.add(
-                "Identity",
-                [local],
-                {"T": local.dtype},
-                [(local.dtype, local.shape)],
+            given = [local]
+            if level > near:
+                # Nothing else makes it wait for that level.
+                given.append(self._gathers.before(level))
+            local, *_ = self.add(
+                "IdentityN",
+                given,
+                {"T": [tensor.dtype for tensor in given]},
+                [(tensor.dtype, tensor.shape) for tensor in given],
                 least=level,
             )
         whole = self._gather(layout, local, value.shape, on_towers)

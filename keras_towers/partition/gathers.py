@@ -1,62 +1,103 @@
 """When the rows of variables in shards are gathered: late, and again.
 
 A whole that is kept takes the memory that shards save. So it is gathered just
-before the level that uses it, and again for a later level, such as that of the
-backward pass. PyTorch's FSDP calls this to reshard after the forward pass.
+before the level that uses it, and kept until a later level, such as that of the
+backward pass, if there is room at all levels in between; else it is gathered
+again. PyTorch's FSDP calls this to reshard after the forward pass.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
 
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Program, Tensor
 
 
+@dataclasses.dataclass
+class _Whole:
+    """A whole that was gathered at the end of a level, and is used until one.
+
+    Attributes:
+        size: its bytes.
+        level: the level at whose end it is gathered.
+        last: the last level that uses it, so far.
+        tensor: the whole.
+    """
+
+    size: int
+    level: int
+    last: int
+    tensor: Tensor
+
+
 class Gathers:
     """What is gathered at the end of each level, within a budget.
 
+    A quarter of the budget may be gathered for a level, so that with those of
+    the level before there is room for as much that is kept. A larger value is
+    gathered alone, and may come on top of the budget.
+
     Args:
-        budget: the bytes that may be kept for all later levels. Of the rest,
-            half of it may be gathered for a level, so that with those of the
-            level before they are no more. A larger value is gathered alone.
+        budget: the bytes of gathered wholes at any level.
     """
 
     def __init__(self, budget: int):
         self._budget = budget
-        self._kept: dict[tuple[Value, bool], Tensor] = {}
-        self._kept_bytes = 0
-        self._bytes: dict[int, int] = {}
-        self._newest: dict[tuple[Value, bool], tuple[int, Tensor]] = {}
+        self._newest: dict[tuple[Value, bool], _Whole] = {}
+        # By level: the bytes that exist there, and what is gathered at its end.
+        self._held: collections.Counter[int] = collections.Counter()
+        self._gathered: dict[int, list[_Whole]] = {}
 
     def find(self, value: Value, on_towers: bool, near: int) -> Tensor | None:
-        """Return a whole that was gathered, and is there at a level; or None.
+        """Return a whole that was gathered, and can be kept until a level.
 
         Args:
             value: the value.
             on_towers: whether every tower needs it, or all have one together.
-            near: the level of the operation that uses it.
+            near: the level of the inputs of the operation that uses it.
+
+        Returns:
+            The whole; None: there is none, or no room to keep it.
         """
-        key = value, on_towers
-        if key in self._kept:
-            return self._kept[key]
-        level, whole = self._newest.get(key, (-1, None))
-        return whole if near - 1 <= level <= near else None
+        whole = self._newest.get((value, on_towers))
+        if whole is None:
+            return None
+        first, last = whole.last + 1, max(near, whole.last)
+        # Others have to find room beside it where it is used.
+        limits = dict.fromkeys(range(first, last), self._budget)
+        if last >= first:
+            limits[last] = self._budget // 2
+        if not self._has_room(whole.size, limits):
+            return None
+        self._held.update(dict.fromkeys(limits, whole.size))
+        whole.last = last
+        return whole.tensor
 
     def level_for(self, size: int, near: int, earliest: int) -> int:
         """Return the level at whose end a value is to be gathered.
 
         Args:
             size: the bytes of the whole.
-            near: the level of the operation that uses it.
+            near: the level of the inputs of the operation that uses it.
             earliest: the level of its rows.
         """
-        before = max(near - 1, earliest)
-        if self._is_kept(size):
-            return before
-        there = self._bytes.get(before, 0)
-        fits = not there or there + size <= self._budget // 2
-        return before if fits else max(near, earliest)
+        level = max(near - 1, earliest)
+        # The next one may have to be gathered at the level that uses this one.
+        limits = {level: self._budget, level + 1: self._budget * 3 // 4}
+        while not self._may_gather(size, level, limits):
+            if level >= near and not self._gathered.get(level):
+                # Nothing would wait for a later level.
+                break
+            level += 1
+            limits = dict.fromkeys((level, level + 1), self._budget)
+        return level
+
+    def before(self, level: int) -> Tensor:
+        """Return a whole that exists from a level on, for which others wait."""
+        return self._gathered[level - 1][-1].tensor
 
     def add(
         self,
@@ -64,19 +105,27 @@ class Gathers:
         on_towers: bool,
         size: int,
         level: int,
-        whole: Tensor,
+        tensor: Tensor,
     ) -> None:
         """Record a whole that is gathered at the end of a level."""
-        key = value, on_towers
-        if self._is_kept(size):
-            self._kept_bytes += size
-            self._kept[key] = whole
-            return
-        self._bytes[level] = self._bytes.get(level, 0) + size
-        self._newest[key] = level, whole
+        whole = _Whole(size, level, level + 1, tensor)
+        self._newest[value, on_towers] = whole
+        self._gathered.setdefault(level, []).append(whole)
+        self._held.update(dict.fromkeys((level, level + 1), size))
 
-    def _is_kept(self, size: int) -> bool:
-        return self._kept_bytes + size <= self._budget
+    def _may_gather(
+        self, size: int, level: int, limits: dict[int, int]
+    ) -> bool:
+        there = sum(whole.size for whole in self._gathered.get(level, ()))
+        fits = not there or there + size <= self._budget // 4
+        return fits and self._has_room(size, limits)
+
+    def _has_room(self, size: int, limits: dict[int, int]) -> bool:
+        """Whether a whole is alone, or fits, at each of some levels."""
+        return all(
+            not self._held[level] or self._held[level] + size <= most
+            for level, most in limits.items()
+        )
 
 
 def gathered_bytes(program: Program) -> list[int]:

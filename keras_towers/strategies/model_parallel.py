@@ -83,8 +83,8 @@ class ModelParallelStrategy(OnMesh):
             the batch divides it over towers, as ``weights="sharded"`` does.
         batch_dim_name: the axis of the mesh that divides batches; None: the
             first.
-        gather_bytes: how many bytes of weights that towers divide are gathered
-            at a time.
+        gather_bytes: how many bytes of weights that towers divide each has
+            gathered at a time.
         **options: as for ``TowerStrategy``.
 
     Raises:

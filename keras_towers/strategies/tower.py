@@ -48,8 +48,8 @@ class TowerStrategy(BaseStrategy):
             choose.
         weights: ``"sharded"``: every tower has its rows of each large weight,
             for models that do not fit on one device; None: whole weights.
-        gather_bytes: with ``weights="sharded"``: how many bytes of weights are
-            gathered at a time.
+        gather_bytes: with ``weights="sharded"``: how many bytes of gathered
+            weights a tower has at a time, such as ``"256MiB"``.
         packer: packs gradients into a few buffers before they are summed: a
             ``GradientPacker``, True, False, or None to choose.
         **options: described in more detail by ``StrategyOptions``.

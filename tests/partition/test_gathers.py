@@ -1,5 +1,7 @@
 """When rows of variables are gathered, and what lives at each level."""
 
+import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_towers.partition.gathers import Gathers
@@ -25,21 +27,32 @@ def _gather(gathers, value, size, near):
 
 
 def test_what_fits_is_gathered_once():
-    gathers, values = Gathers(100), [_value() for _ in range(2)]
-    assert [_gather(gathers, v, 50, near=1) for v in values] == [0, 0]
-    assert [_gather(gathers, v, 50, near=9) for v in values] == [None, None]
+    gathers, values = Gathers(200), [_value() for _ in range(2)]
+    assert [_gather(gathers, v, 25, near=1) for v in values] == [0, 0]
+    assert [_gather(gathers, v, 25, near=9) for v in values] == [None, None]
 
 
 def test_what_does_not_fit_is_gathered_late_and_again():
     gathers = Gathers(100)
-    kept, *values = [_value() for _ in range(4)]
-    assert _gather(gathers, kept, 90, near=0) == 0
-    # Half of the budget for the next level, and the rest for the one after it.
-    assert [_gather(gathers, v, 25, near=2) for v in values] == [1, 1, 2]
-    assert _gather(gathers, values[0], 25, near=2) is None
-    assert _gather(gathers, values[2], 25, near=3) is None
-    assert _gather(gathers, values[0], 25, near=9) == 8
-    assert _gather(gathers, kept, 90, near=9) is None
+    values = [_value() for _ in range(6)]
+    # A quarter of the budget at each level.
+    levels = [_gather(gathers, v, 25, near=1) for v in values[:2]]
+    assert levels == [0, 1]
+    # What has no room beside these waits for a later level.
+    assert [_gather(gathers, v, 25, near=1) for v in values[2:]] == [2, 3, 4, 5]
+    # On the way back the newest are there, and the others have no room.
+    found = [_gather(gathers, v, 25, near=6) for v in reversed(values)]
+    assert found[:2] == [None, None]
+    assert None not in found[2:]
+
+
+def test_a_later_level_waits_for_a_whole_that_is_there():
+    gathers = Gathers(100)
+    first, second, third = [_tensor() for _ in range(3)]
+    for level, tensor in enumerate((first, second, third)):
+        assert gathers.level_for(25, 1, 0) == level
+        gathers.add(_value(), True, 25, level, tensor)
+    assert gathers.before(3) is third
 
 
 def test_a_larger_value_is_gathered_alone():
@@ -51,3 +64,27 @@ def test_a_whole_for_all_and_one_on_each_tower_are_two():
     gathers, value = Gathers(0), _value()
     assert _gather(gathers, value, 10, near=1) == 0
     assert gathers.find(value, False, 1) is None
+
+
+@pytest.mark.parametrize("largest", [25, 40, 90])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_budget_holds_at_each_level(seed, largest):
+    """Layers use some wholes side by side, and again in reverse order."""
+    random, gathers = np.random.default_rng(seed), Gathers(100)
+    layers = [
+        [(_value(), random.integers(1, 25)) for _ in range(random.integers(5))]
+        for _ in range(10)
+    ]
+    layers[random.integers(10)].append((_value(), largest))
+    near = 1
+    for layer in [*layers, *reversed(layers)]:
+        levels = [near]
+        for value, size in layer:
+            whole = gathers.find(value, True, near)
+            if whole is None:
+                level = gathers.level_for(size, near, 0)
+                gathers.add(value, True, size, level, _tensor())
+                levels.append(level + 1)
+        near = max(levels) + int(random.integers(2))
+    on_top = largest if largest > 25 else 0
+    assert max(gathers._held.values()) <= 100 + on_top
