@@ -227,6 +227,16 @@ def test_without_a_line_of_the_user_the_function_of_keras_is_named():
     assert "once for all towers: test_step_costs.py:" in said
 
 
+def test_what_follows_is_put_down_to_its_cause():
+    def loss(x, y):
+        order = tf.argsort(x[:, 0])
+        found = tf.boolean_mask(tf.gather(x, order), order >= 0)
+        return tf.reduce_mean((tf.nn.relu(found) - y) ** 2)
+
+    (line,) = costs(loss, (None, 3), (None, 3)).once
+    assert line.endswith("order = tf.argsort(x[:, 0])")
+
+
 def test_a_gradient_is_that_of_its_line():
     @tf.function
     def function(x):
