@@ -60,8 +60,8 @@ SHOWN_BY = {
         engines/horovod/hvd/elastic
     """,
     "processes/test_ranks.py": """
-        fit/calls/callback_effects fit/update/local_sgd reduction/compression
-        reduction/gradients transport/engine_transport
+        fit/calls/callback_effects fit/calls/joint_call fit/update/local_sgd
+        reduction/compression reduction/gradients transport/engine_transport
     """,
     "rendezvous/test_hosts.py": "rendezvous/network",
     "rendezvous/test_store.py": "rendezvous/store_server",
