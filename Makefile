@@ -27,11 +27,13 @@ RAY := $(VENV)/ray-$(TENSORFLOW)
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
+# The same draw of the tests each time; another one for another seed, with
+# KERAS_TOWERS_TEST_SEED=2. Continuous integration takes the number of the day.
 test: engines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# With the cases that repeat what others show.
+# All of them: also those that are not drawn, and that repeat what others show.
 test-all: engines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
 	KERAS_TOWERS_TEST_OPTIMIZED=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m ""

@@ -130,7 +130,7 @@ def tasks(tmp_path, ctrl_c):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Choose the tests of this day, and give slow ones the time they need."""
+    """Choose the tests of the seed, and give slow ones the time they need."""
     sampling.alternate(items)
     for item in items:
         if item.get_closest_marker("slow"):
@@ -138,5 +138,5 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_report_header():
-    """Say which seed has drawn the cases, so that they can be run again."""
-    return f"cases drawn by {sampling.SEEDED_BY}={sampling.SEED}"
+    """Say which seed has drawn the tests, so that they can be run again."""
+    return f"tests drawn by {sampling.SEEDED_BY}={sampling.SEED}"

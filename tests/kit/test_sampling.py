@@ -1,0 +1,98 @@
+"""A commit has the same tests everywhere; a seed draws others."""
+
+import types
+
+import pytest
+
+from tests.kit import sampling, scripts
+
+PRINTED = """
+import time
+
+time.time = lambda: {day} * 86400.0
+from tests.kit import sampling
+
+print(sampling.SEED, *sampling.draw("abcdefgh", 4)[0])
+"""
+CASES = [*range(9), pytest.param(9, id="nine")]
+
+
+class Item:
+    """A test as pytest has it, marked by some marks."""
+
+    def __init__(self, module, name, *marks):
+        self.module, self.originalname = module, name
+        self.marks = {mark.name: mark for mark in marks}
+        self.get_closest_marker = self.marks.get
+
+    def add_marker(self, decorator):
+        self.marks[decorator.name] = decorator.mark
+
+
+@pytest.fixture
+def seeded(monkeypatch):
+    return lambda seed: monkeypatch.setattr(sampling, "SEED", seed)
+
+
+@pytest.mark.parametrize("day", [20_000, 20_785])
+def test_a_draw_is_the_same_on_every_day_and_machine(day, monkeypatch):
+    monkeypatch.delenv(sampling.SEEDED_BY, raising=False)
+    run = scripts.run_python(
+        "-c", PRINTED.format(day=day), PYTHONHASHSEED=str(day)
+    )
+    assert run.stdout.split() == ["1", "c", "e"], run.stderr
+
+
+def test_another_seed_is_named_in_the_environment():
+    run = scripts.run_python(
+        "-c", PRINTED.format(day=1), **{sampling.SEEDED_BY: "7"}
+    )
+    assert run.stdout.split()[0] == "7", run.stderr
+
+
+def test_each_case_has_its_turn(seeded):
+    seen = set()
+    for seed in range(40):
+        seeded(seed)
+        cases = [
+            case if hasattr(case, "marks") else pytest.param(case)
+            for case in sampling.sample_of(CASES, 3)
+        ]
+        assert [case.values for case in cases] == [(n,) for n in range(10)]
+        assert cases[9].id == "nine"
+        drawn = [case.values for case in cases if not case.marks]
+        assert len(drawn) == 4
+        seen.update(drawn)
+        kept, others = sampling.draw("abcd")
+        assert len(kept) == 2 and sorted(kept + others) == list("abcd")
+    assert len(seen) == len(CASES)
+
+
+def test_tests_alternate(seeded):
+    module = types.ModuleType("a_file")
+    module.test_first = module.test_second = module.helper = None
+    alternate, core = pytest.mark.alternate.mark, pytest.mark.core.mark
+    runs = {}
+    for seed in range(20_000, 20_008):
+        seeded(seed)
+        tests = {
+            "first": Item(module, "test_first", alternate),
+            "second": Item(module, "test_second", alternate),
+            "fourth": Item(
+                module,
+                "test_second",
+                pytest.mark.alternate(days=4, turn=3).mark,
+            ),
+            "core": Item(module, "test_second", alternate, core),
+            "unmarked": Item(module, "test_second"),
+        }
+        sampling.alternate(tests.values())
+        for name, test in tests.items():
+            runs.setdefault(name, []).append("long" not in test.marks)
+    assert runs == {
+        "first": [True, False] * 4,
+        "second": [False, True] * 4,
+        "fourth": [False, False, False, True] * 2,
+        "core": [True] * 8,
+        "unmarked": [True] * 8,
+    }
