@@ -30,33 +30,46 @@ TABLE: dict[str, set[str]] = {}
 """The names that are used of each object, by the object's path."""
 
 
-def private_name(path: str, names: str = "") -> Any:
+def private_name(paths: str, names: str = "") -> Any:
     """Import ``package.module:Name.attribute``, and check ``names`` of it.
 
-    The names of a class may also be attributes that its methods set.
+    Args:
+        paths: where it is, first in the newest version that has it elsewhere.
+        names: for a class, these may also be attributes that its methods set.
     """
-    module_name, _, within = path.partition(":")
-    try:
-        value = importlib.import_module(module_name)
-        for name in within.split(".") if within else ():
-            value = getattr(value, name)
-    except (ImportError, AttributeError) as error:
-        raise _missing(path) from error
+    path, value = _first_of(paths)
     for name in names.split():
         if not hasattr(value, name) and not _assigns(value, name):
-            raise _missing(f"{path}{'.' if within else ':'}{name}")
+            raise _missing(f"{path}{'.' if ':' in path else ':'}{name}")
     TABLE.setdefault(path, set()).update(names.split())
     return value
+
+
+def _first_of(paths: str) -> tuple[str, Any]:
+    """Return the first of some paths that is there, and what is there."""
+    cause: Exception | None = None
+    for path in paths.split():
+        module_name, _, within = path.partition(":")
+        try:
+            value = importlib.import_module(module_name)
+            for name in within.split(".") if within else ():
+                value = getattr(value, name)
+        except (ImportError, AttributeError) as error:
+            cause = error
+        else:
+            return path, value
+    raise _missing(" or ".join(paths.split())) from cause
 
 
 def _tf(path: str, names: str = "") -> Any:
     return private_name(f"tensorflow.python.{path}", names)
 
 
-def _keras(path: str, names: str = "", **since: tuple[int, int]) -> Any:
+def _keras(paths: str, names: str = "", **since: tuple[int, int]) -> Any:
     """Import a name of Keras; some attributes are there since a version."""
     there = [name for name, version in since.items() if version <= KERAS]
-    path = f"keras.src.{path}"
+    paths = " ".join(f"keras.src.{path}" for path in paths.split())
+    path, _ = _first_of(paths)
     value = private_name(path, " ".join([names, *there]))
     TABLE[path].update(since)
     return value
@@ -268,7 +281,8 @@ TensorFlowTrainer = _keras(
     _autoconvert_optionals=(3, 12),
 )
 BaseTrainer = _keras(
-    "trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
+    "trainers.trainer:BaseTrainer trainers.trainer:Trainer",
+    "compile _resolve_auto_jit_compile",
 )
 _keras("trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = _keras("backend.tensorflow.trainer", "TFEpochIterator")
@@ -303,7 +317,8 @@ GeneratorDataAdapter = _keras(
     "_first_batches",
 )
 PyDatasetAdapter = _keras(
-    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter"
+    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter",
+    _epoch=(3, 16),
 )
 TFDatasetAdapter = _keras(
     "trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter"
@@ -357,7 +372,11 @@ get_global_attribute = _keras(
     "backend.common.global_state:get_global_attribute"
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
-private_name("keras.distribution:DataParallel", "_is_multi_process")
+_keras(
+    "distribution.distribution_lib:DataParallel",
+    "_is_multi_process",
+    _auto_shard_dataset=(3, 11),
+)
 private_name("keras.distribution:ModelParallel", "_layout_map")
 
 
@@ -369,6 +388,13 @@ def convert_optionals(model: Any, step: Any) -> Any:
 def auto_shards(distribution: Any) -> bool:
     """Whether a ``DataParallel`` divides the data that all processes have."""
     return KERAS < (3, 11) or distribution.auto_shard_dataset
+
+
+def begin_with_epoch(adapter: Any, epoch: int) -> None:
+    """Let data be shuffled next as in an epoch of ``fit``, from 0."""
+    # Since version 3.16 the order is a function of this number.
+    if hasattr(adapter, "_epoch"):
+        adapter._epoch = epoch
 
 
 def parts_of_sums(variable: Any) -> contextlib.AbstractContextManager[Any]:

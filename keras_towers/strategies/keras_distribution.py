@@ -270,8 +270,11 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
         )
     strategy = _strategy_of(distribution)
     _move_models_to(strategy)
-    # Keep Keras from splitting the data over processes.
-    whole = patches.shadowed(distribution, {"_is_multi_process": False})
+    # Keep Keras from splitting the data over processes: some versions ask only
+    # one of these.
+    whole = patches.shadowed(
+        distribution, {"_is_multi_process": False, "_auto_shard_dataset": False}
+    )
     _thread.running = True
     try:
         with whole, strategy.scope():

@@ -251,6 +251,23 @@ def test_devices_of_a_job(monkeypatch):
             of_rank(wrong, 1, 2)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_keras_does_not_divide_the_data_of_a_job_itself(kind):
+    """Each rank would train on a part of its part."""
+
+    def reference(model):
+        data = tf.data.Dataset.from_tensor_slices((X[:32], Y[:32])).batch(8)
+        given = {"x": X[:32], "y": Y[:32]} if kind == "arrays" else {"x": data}
+        return model.fit(**given, shuffle=False, batch_size=None, verbose=0)
+
+    distribution = first(2)
+    # As Keras sees it in a job of two ranks.
+    vars(distribution).update(_is_multi_process=True, _num_processes=2)
+    assert_exact(eager, reference, distribution.scope())
+    assert vars(distribution)["_is_multi_process"]
+
+
 def test_towers_are_announced_once(capsys):
     with first(3).scope():
         for _ in range(2):

@@ -265,8 +265,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self.steps_per_epoch:
             # With steps_per_epoch, an epoch continues where the last one ended.
             self._batches_to_skip += start.done * self.steps_per_epoch
-        elif self._order is not None:
-            self._order.begin_with(start.done)
+        else:
+            compat.begin_with_epoch(self.data_adapter, start.done)
+            if self._order is not None:
+                self._order.begin_with(start.done)
         if isinstance(self.data_adapter, compat.TFDatasetAdapter):
             self._redraw(start.done)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches

@@ -49,7 +49,9 @@ class ShuffleOrder:
 
     def of_sequences(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle ``PyDataset`` batches identically during ``fit``."""
-        seeded = {"random": types.SimpleNamespace(shuffle=self._shuffle_list)}
+        # A Keras that shuffles by the number of the epoch takes random.Random.
+        names = {**vars(random), "shuffle": self._shuffle_list}
+        seeded = {"random": types.SimpleNamespace(**names)}
         ours = {} if self._python_agrees else seeded
         return patches.shadowed(compat.py_dataset_module, ours)
 
