@@ -21,10 +21,14 @@ PYTHONS = nox.project.python_versions(PYPROJECT)
 # have others.
 CONTRACT = "tests/exactness"
 FRAMEWORKS = ("keras", "tensorflow-cpu")
-VERSIONS = f"""
-from importlib.metadata import version
-print(*(f"{{name}} {{version(name)}}" for name in {FRAMEWORKS}), sep=" and ")
+# The packages that have them may be keras-nightly and another TensorFlow.
+VERSIONS = """
+from importlib.metadata import packages_distributions, version
+names = [packages_distributions()[name][0] for name in ("keras", "tensorflow")]
+print(*(f"{name} {version(name)}" for name in names), sep=" and ")
 """
+# Keras's development version: a package of its own, with the files of keras.
+NIGHTLY = "keras-nightly"
 # What `newest` tried, in a line.
 REPORT = pathlib.Path(".nox", "newest.txt")
 
@@ -142,12 +146,21 @@ def heart(session: nox.Session, pinned: list[str]) -> None:
 def newest(session: nox.Session) -> None:
     """Run the same on the newest Keras and TensorFlow, allowed or not.
 
-    Takes pytest's arguments, and --pre for versions that are not yet released.
+    Takes pytest's arguments, and --pre for versions that are not yet released:
+    of Keras, its development version.
     """
     REPORT.unlink(missing_ok=True)
+    pre = "--pre" in session.posargs
     arguments = [a for a in session.posargs if a != "--pre"]
-    wanted = unbounded("cpu", "test", pre="--pre" in session.posargs)
+    wanted = unbounded("cpu", "test", pre=pre)
+    # Also of an earlier run: what is left of two that share files is neither.
+    pip = "python", "-m", "pip"
+    session.run(*pip, "uninstall", "--yes", "--quiet", "keras", NIGHTLY)
     session.install("--upgrade", *wanted)
+    if pre:
+        # TensorFlow requires keras, and has then brought all that this needs.
+        session.run(*pip, "uninstall", "--yes", "--quiet", "keras")
+        session.install("--pre", "--no-deps", NIGHTLY)
     session.install("--no-deps", "--editable", ".")
     found = session.run("python", "-c", VERSIONS, silent=True, log=False)
     name = "importing keras_towers"

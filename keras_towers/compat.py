@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_towers._imports import packages
 from keras_towers.errors import CompatibilityError
 
-TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.15")}
+TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.16")}
 """The first and the last version of each package that is known to work."""
 
 HOST = "CPU:0"

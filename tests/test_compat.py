@@ -37,6 +37,15 @@ def test_a_missing_name_is_named_with_the_versions_that_work(path):
     assert isinstance(error.value, ImportError)
 
 
+def test_a_name_is_taken_from_the_first_place_that_has_it(monkeypatch):
+    monkeypatch.setattr(compat, "TABLE", {})
+    found = compat.private_name("keras:gone keras:Model keras:Layer", "fit")
+    assert found is keras.Model
+    assert dict(compat.TABLE) == {"keras:Model": {"fit"}}
+    with pytest.raises(kt.CompatibilityError, match="keras:gone or keras.gone"):
+        compat.private_name("keras:gone keras.gone:Model")
+
+
 def test_an_attribute_that_no_method_sets_is_missing(monkeypatch):
     cls = "keras.optimizers:RMSprop"
     monkeypatch.setattr(compat.private_name(cls), "build", lambda self: None)
