@@ -18,6 +18,7 @@ import queue
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -49,12 +50,51 @@ In such a job a helper process sends each rank's heartbeat, and rank 0's helper
 serves the store, and knows which ranks are gone.
 """
 
-counters: list[Callable[[], tuple[int, int]]] = []
-"""Functions that return how many weight updates have begun and have ended.
 
-They count the steps of a compiled loop, which Python does not see. They are
-never removed: a rank whose count falls would seem to be late.
-"""
+class UpdateCounts:
+    """How many weight updates of this process have begun and have ended.
+
+    They are the steps of a compiled loop, which Python does not see; used by
+    several threads.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._counts: dict[weakref.ref, Callable[[], tuple[int, int]]] = {}
+        # Of owners that are gone: a rank whose count falls would seem late.
+        self._of_gone = 0
+
+    def add(self, owner: Any, count: Callable[[], tuple[int, int]]) -> None:
+        """Count the updates of an owner, also when it is gone.
+
+        Args:
+            owner: what updates; it is not kept alive.
+            count: returns how many of its updates have begun and have ended,
+                without a reference to the owner.
+        """
+        with self._lock:
+            self._forget_gone()
+            self._counts[weakref.ref(owner)] = count
+
+    def total(self) -> tuple[int, int]:
+        """Return how many updates have begun and have ended."""
+        with self._lock:
+            self._forget_gone()
+            counts = [count() for count in self._counts.values()]
+            gone = self._of_gone
+            return (
+                gone + sum(begun for begun, _ in counts),
+                gone + sum(ended for _, ended in counts),
+            )
+
+    def _forget_gone(self) -> None:
+        for owner in [owner for owner in self._counts if owner() is None]:
+            # Nothing waits any more for an update that has not ended.
+            begun, _ = self._counts.pop(owner)()
+            self._of_gone += begun
+
+
+updates = UpdateCounts()
 
 
 class Activity:
@@ -189,7 +229,7 @@ class StallWatch(threading.Thread):
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         self._first_mark = _activity.marks
-        self._updates = self._first_updates = _count_updates()
+        self._updates = self._first_updates = updates.total()
         self._beat_s: float = min(
             warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
         )
@@ -222,20 +262,22 @@ class StallWatch(threading.Thread):
                 self._end(missing, waited_s)
             if not waits or waited_s < warned:  # Another wait has begun.
                 warned = 0.0
-            if not waits or not self._late:
+            # Another thread may refresh, too.
+            late = self._late
+            if not waits or not late:
                 continue
             if self._shutdown_s and waited_s >= self._shutdown_s:
-                self._end(self._late, waited_s)
+                self._end(late, waited_s)
             if waited_s >= warned + self._warning_s:
                 warned = waited_s
-                logger.warning("%s", self._text(self._late, waited_s))
+                logger.warning("%s", self._text(late, waited_s))
 
     def _advance(self) -> bool:
         """Update this rank's progress; return whether it waits for another."""
-        begun, ended = updates = _count_updates()
+        begun, ended = counts = updates.total()
         done = begun - self._first_updates[0]
-        if updates != self._updates:
-            self._updates = updates
+        if counts != self._updates:
+            self._updates = counts
             _activity.since = time.monotonic()
             if not _activity.waits:
                 _activity.action = f"update {done}"
@@ -257,10 +299,10 @@ class StallWatch(threading.Thread):
 
     def _report(self, _: Sequence[int]) -> dict[int, Any]:
         """Report to the store; its answer is rank 0's sign of life."""
-        self._late, self._gone = {}, {}
         try:
             answer = self.store.report(self.rank, self._progress)
         except OSError as error:
+            self._late, self._gone = {}, {}
             reason = getattr(error, "reason", error)
             has_ended = isinstance(reason, ConnectionRefusedError)
             return {0: State.ENDED} if has_ended else {}
@@ -337,11 +379,6 @@ def end_process(text: str, code: int = EXIT_AGAIN) -> NoReturn:
     """End this process, whose main thread cannot receive an exception."""
     print(f"keras_towers: {text}", file=sys.stderr, flush=True)
     os._exit(code)
-
-
-def _count_updates() -> tuple[int, int]:
-    counts = [count() for count in counters]
-    return sum(n for n, _ in counts), sum(n for _, n in counts)
 
 
 # One per process, whatever the number of strategies.

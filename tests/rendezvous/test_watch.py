@@ -141,6 +141,44 @@ def test_a_call_that_other_ranks_do_not_make_is_given_up(
         watch_lib.wait_for_ranks(lambda: 1 / 0)
 
 
+def test_what_is_known_of_ranks_stays_known_while_the_store_is_asked():
+    """By another thread, too: what ends a wait says which rank has ended."""
+    known = []
+
+    class Asked(Store):
+        def report(self, rank, progress):
+            known.append((dict(watch._late), watch.gone))
+            return super().report(rank, progress)
+
+    ended = {"rank 1": State.ENDED}
+    watch = watch_lib.StallWatch(0, 2, Asked(LATE, ended))
+    watch.refresh()
+    watch.refresh()
+    assert known == [({}, {}), (LATE, ended)]
+
+
+def test_updates_of_what_is_gone_still_count_and_are_not_read_again():
+    class Owner:
+        pass
+
+    counts, read = watch_lib.UpdateCounts(), []
+
+    def count():
+        read.append(0)
+        return 3, 2
+
+    first, second = Owner(), Owner()
+    counts.add(first, count)
+    counts.add(second, lambda: (10, 10))
+    assert counts.total() == (13, 12)
+    del first
+    # None waits for its last update.
+    assert counts.total() == (13, 13)
+    seen = len(read)
+    assert counts.total() == (13, 13)
+    assert len(read) == seen
+
+
 def test_a_step_that_other_ranks_never_make_ends_with_the_error(
     capfd, exits, watch
 ):

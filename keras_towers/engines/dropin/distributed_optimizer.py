@@ -175,8 +175,8 @@ class Reducer(ABC):
         begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:
-            watch.counters.append(
-                lambda: (int(begun.numpy()), int(ended.numpy()))
+            watch.updates.add(
+                self, lambda: (int(begun.numpy()), int(ended.numpy()))
             )
         return begun, ended
 
