@@ -603,13 +603,24 @@ def hidden_variable(value: Any, dtype: Any = None, device: str = HOST) -> Any:
         return tf.Variable(value, dtype=dtype, trainable=False)
 
 
-@functools.cache
-def unknown_one() -> tf.Variable:
-    """Return a variable that is 1, which TensorFlow cannot know in a graph.
+def unknown(value: Any) -> tf.Tensor:
+    """Return a value that TensorFlow does not know in a graph.
 
-    What is computed from it is not folded into a constant.
+    What follows from constants TensorFlow computes before a step, and what two
+    operations compute from the same values it computes once. The operations of
+    an engine do not say that they have effects, so it does this to them, too.
+    Of all that leaves a tensor as it is, only a branch stops it: it sees
+    through placeholders and reshapes. The result has no gradient.
     """
-    return hidden_variable(1)
+    if tf.executing_eagerly():
+        return value
+    _, found = tf.raw_ops.Switch(data=value, pred=_true().read_value())
+    return found
+
+
+@functools.cache
+def _true() -> tf.Variable:
+    return hidden_variable(True)
 
 
 @contextlib.contextmanager

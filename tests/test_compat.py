@@ -7,6 +7,7 @@ import tomllib
 from importlib import metadata
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -227,3 +228,37 @@ def test_a_seed_of_a_block_leaves_draws_outside_as_they_are():
     inside = []
     assert drawn() == drawn(block) == drawn(block)
     assert inside[0] == inside[1]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    "constant", [1.5, np.zeros(0), np.zeros((0, 3)), np.ones(3), np.array(True)]
+)
+def test_what_is_unknown_is_computed_in_each_step_and_for_each_operation(
+    constant,
+):
+    """By operations that say of no effects, as those that send."""
+    seen = []
+
+    def send(value):
+        seen.append(value)
+        return value
+
+    def sent(tensor):
+        return tf.numpy_function(send, [tensor], tensor.dtype, stateful=False)
+
+    def runs_of(hide):
+        @tf.function(autograph=False)
+        def step():
+            given = tf.constant(constant)
+            return [tf.identity(sent(hide(given))) for _ in range(2)]
+
+        seen.clear()
+        for _ in range(3):
+            for result in step():
+                np.testing.assert_array_equal(result, constant)
+        return len(seen)
+
+    # TensorFlow does compute constants before a step.
+    assert runs_of(lambda tensor: tensor) < 6
+    assert runs_of(compat.unknown) == 6

@@ -177,10 +177,6 @@ class EngineTransport(Transport):
             tensors,
         )
 
-    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Hide from TensorFlow what its optimizer must not know of a tensor."""
-        return tensor
-
     @property
     def _is_alone(self) -> bool:
         """Whether there is nothing to exchange, now and later."""
@@ -254,7 +250,7 @@ class EngineTransport(Transport):
         ]
 
         def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            results = collective([self._hidden(tensor) for tensor in tensors])
+            results = collective(tensors)
             shapes = [
                 spec.shape if rows is None else [rows, *spec.shape[1:]]
                 for spec in specs

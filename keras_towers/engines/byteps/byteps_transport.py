@@ -195,7 +195,6 @@ class BytePSTransport(EngineTransport):
         # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"
-        self._flat = compat.hidden_variable([-1], tf.int32)
         self._compares_names = False
         # The rounds of names in which this rank has pushed zeros.
         self._left: set[tuple[str, int]] = set()
@@ -337,26 +336,20 @@ class BytePSTransport(EngineTransport):
         return sums.concat()
 
     def _push_pull(self, vector: tf.Tensor, name: str) -> tf.Tensor:
-        """Sum a vector of a known length, alternating between two names.
-
-        TensorFlow does not know that the operation has side effects. If the
-        vector were a constant, constant folding would run the operation once
-        for all steps, and only on a rank that happens to trace.
-        """
+        """Sum a vector of a known length, alternating between two names."""
         rounds = _rounds[name]
         number = rounds.ended.read_value()
         with tf.control_dependencies(
             [rounds.begun.assign(number + 1, read_value=False)]
         ):
             one = tf.ones([1], vector.dtype)
-            hidden = tf.reshape(
-                tf.concat([vector, one], 0), self._flat.read_value()
-            )
-        hidden = tf.ensure_shape(hidden, [rounds.length])
+            # TensorFlow does not know that the operation has effects.
+            sent = compat.unknown(tf.concat([vector, one], 0))
+        sent = tf.ensure_shape(sent, [rounds.length])
         total = tf.cond(
             number % 2 == 1,
-            lambda: self._push(hidden, f"{name}/1"),
-            lambda: self._push(hidden, f"{name}/0"),
+            lambda: self._push(sent, f"{name}/1"),
+            lambda: self._push(sent, f"{name}/0"),
         )
         with tf.control_dependencies([total]):
             # Even in a loop, the next round begins after this one.

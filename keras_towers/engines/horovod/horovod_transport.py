@@ -5,6 +5,10 @@ submitted a tensor of the name, whatever else is running, and small tensors that
 are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast and
 easy distributed deep learning in TensorFlow", 2018). So names must be the same
 on all ranks, and no name may be in flight twice.
+
+To TensorFlow its operations are without effects: what they send has to be
+unknown, or a rank without rows of a batch, where all is constant, would send it
+before the step, or once for two of them, and the others would wait.
 """
 
 from __future__ import annotations
@@ -174,20 +178,10 @@ class HorovodTransport(EngineTransport):
         # Horovod's.
         return len(tensors) == 1
 
-    def _hidden(self, tensor: tf.Tensor) -> tf.Tensor:
-        # Horovod's operations do not say that they have side effects. Constant
-        # folding would run those of constants by itself, before the step and
-        # only on ranks that have constants: those without rows of a batch, for
-        # instance. So no value or size is known.
-        if tf.executing_eagerly():
-            return tensor
-        one = compat.unknown_one().read_value()
-        return tf.reshape(tensor, tf.shape(tensor) * one)
-
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
             self.engine.mpi_ops._allreduce(
-                tensor,
+                compat.unknown(tensor),
                 name=f"{key}.{index}",
                 op=self.engine.Sum,
                 **self._options,
@@ -228,7 +222,7 @@ def _send_bits(
     tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
 ) -> tf.Tensor:
     """Send a tensor, as bytes if Horovod lacks its dtype."""
-    send = functools.partial(send, **options)
     if tensor.dtype.name in _SENT_AS_THEY_ARE.split():
-        return send(tensor)
-    return messages.tensor_of(send(messages.bytes_of(tensor)), tensor.dtype)
+        return send(compat.unknown(tensor), **options)
+    octets = send(compat.unknown(messages.bytes_of(tensor)), **options)
+    return messages.tensor_of(octets, tensor.dtype)

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.step.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
@@ -291,21 +290,13 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     """Give all ranks the first rank's tensor."""
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
-
-    def one() -> tf.Tensor:
-        # TensorFlow's constant folding would run an exchange of constants, and
-        # it merges exchanges of the same tensor, which other ranks do not have.
-        return compat.unknown_one().read_value()
-
     if shape.is_fully_defined() and dtype != tf.string:
-        count = tf.reshape(one() * shape.num_elements(), [1])
-        sent = value if is_here else tf.zeros(count, dtype)
-        sent = tf.reshape(sent, shape)
+        sent = value if is_here else tf.zeros(shape, dtype)
         (result,) = transport.broadcast([sent], next_key("root"))
         return result
     # Other ranks may not know the shape, and contribute no rows.
-    flat = tf.reshape(value, [-1]) if is_here else tf.zeros([one() - 1], dtype)
+    flat = tf.reshape(value, [-1]) if is_here else tf.zeros([0], dtype)
     rows = transport.all_gather(flat, next_key("root"))
-    sizes = tf.shape(value) if is_here else tf.zeros([one() - 1], tf.int32)
+    sizes = tf.shape(value) if is_here else tf.zeros([0], tf.int32)
     sizes = transport.all_gather(sizes, next_key("root"))
     return tf.ensure_shape(tf.reshape(rows, sizes), shape)

@@ -79,8 +79,7 @@ class GraphFunction:
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
         if self._would_be_folded(inputs):
-            one = compat.unknown_one().read_value()
-            return self._with_another_input._call([*inputs, one])
+            return self._with_another_input._call([*inputs, compat.unknown(0)])
         return self._call(inputs)
 
     def _call(self, inputs: Sequence[Any]) -> list[tf.Tensor]:

@@ -56,7 +56,7 @@ class StepOrder:
     def __init__(self, transport: Transport):
         self._transport = transport
         self._turn = compat.hidden_variable(0, tf.int64)
-        self.agreement: StepAgreement = StepAgreement(transport, self._turn)
+        self.agreement: StepAgreement = StepAgreement(transport)
         self._is_first = compat.hidden_variable(False)
         self._begun = 0
         self.gate: list[Any] = []
@@ -242,12 +242,7 @@ def done_by_all(tensors: Sequence[Any]) -> list[Any]:
     if not tensors:
         return []
     first = [tf.reshape(tensor, [-1])[:1] for tensor in tensors]
-    return [tf.raw_ops.Assert(condition=_true().read_value(), data=first)]
-
-
-@functools.cache
-def _true() -> tf.Variable:
-    return compat.hidden_variable(True)
+    return [tf.raw_ops.Assert(condition=compat.unknown(True), data=first)]
 
 
 def _end_data() -> tf.Tensor:
@@ -281,12 +276,10 @@ class StepAgreement:
 
     Args:
         transport: connects the ranks.
-        counter: a variable that is never negative.
     """
 
-    def __init__(self, transport: Transport, counter: tf.Variable):
+    def __init__(self, transport: Transport):
         self._transport = transport
-        self._counter = counter
         # What steps exchange, and their constants.
         self._traced: dict[int, list[str]] = {}
         self._constants: dict[tuple[str, int], None] = {}
@@ -395,9 +388,7 @@ class StepAgreement:
     ) -> Equal:
         if data is None:
             data = tf.zeros(SIZE, tf.int64)
-        # TensorFlow's constant folding would run an exchange of constants.
         mine = tf.convert_to_tensor(exact, tf.int64)
-        mine = tf.where(self._counter >= 0, mine, 0)
         nearly = tf.concat([tf.constant(constants, tf.int64), data], 0)
         return outside_of_loops(
             lambda: are_equal(self._transport, mine, nearly, key)
