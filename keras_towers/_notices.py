@@ -5,18 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import weakref
 from collections.abc import Hashable
+from typing import Any
 
 _logger = logging.getLogger("keras_towers")
-_said: set[Hashable] = set()
+# By the id of an object that lives.
+_said: dict[int, set[Hashable]] = {}
 
 
-def first_time(key: Hashable) -> bool:
-    """Return whether a key is new, and remember it."""
-    if key in _said:
-        return False
-    _said.add(key)
-    return True
+def first_time(owner: Any, key: Hashable) -> bool:
+    """Return whether a key is new for an object, and remember it with that.
+
+    Args:
+        owner: what the notice is about, such as a model or a strategy: another
+            one of the same name has notices of its own.
+        key: tells its notices apart.
+    """
+    if id(owner) not in _said:
+        _said[id(owner)] = set()
+        weakref.finalize(owner, _said.pop, id(owner), None)
+    said = _said[id(owner)]
+    is_new = key not in said
+    said.add(key)
+    return is_new
 
 
 def announce(line: str) -> None:

@@ -148,7 +148,7 @@ def announce_drop_in(module: str) -> None:
     from keras_towers.rendezvous import launchers
 
     engine, rank = ENGINES[module.partition(".")[0]], launchers.detect()
-    if first_time(("drop-in", engine)) and not (rank and rank.rank):
+    if first_time(engine, "drop-in") and not (rank and rank.rank):
         announce(
             f"`import {module}` gives keras_towers.{engine.name}: the module "
             f"of {engine.title} itself does not train one model on Keras 3."

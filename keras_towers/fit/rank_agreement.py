@@ -7,11 +7,13 @@ and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import hashlib
 import inspect
 import itertools
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
@@ -47,17 +50,22 @@ _FOR_SAME_DATA = (
 )
 _RATE = "learning_rate"
 _LAYERS = "layers"
+# Keras's key for the class of a serialized object, and its class of functions
+# without a name.
+_CLASS = "class_name"
+_LAMBDA = "__lambda__"
+# How many differences an error shows.
+_SHOWN_SETTINGS = 3
 _SHOWN_CHARACTERS = 80
-# These differences only warn: not every setting changes a step. Where a layer's
-# does, ranks refuse the step by its constants or its exchanges.
-_WARNINGS = {
-    _RATE: "the ranks have different learning rates for model %r (%s); all "
-    "train with the learning rate of rank 0.",
-    _LAYERS: "the layers of model %r have different settings on some ranks "
-    "(%s): build the same model on every rank.",
-}
-# Settings that may differ: default names contain counters of the process.
-_PER_RANK = ("name", "seed")
+# All ranks draw with rank 0's seed generators.
+_SEED = "seed"
+# Their names count what a process has made, and change no result.
+_NAMED = (
+    keras.Operation,
+    keras.losses.Loss,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+)
 
 
 def check_call(
@@ -65,14 +73,18 @@ def check_call(
 ) -> None:
     """Check that all ranks call the same method with the same settings.
 
-    It compares the arguments of the call that determine its steps and, for
-    training, the compiled loss and optimizer. Different learning rates only
-    cause a warning, since all ranks train with the learning rate of rank 0.
+    It compares the arguments of the call that determine its steps, the settings
+    of layers and, for training, the compiled loss and optimizer. Different
+    learning rates only cause a warning, since all ranks train with the learning
+    rate of rank 0.
 
     Args:
         config: the towers.
         keras_call: the call.
         observer: the callback that measures its steps on all ranks, or None.
+
+    Raises:
+        TowerError: a setting that changes results differs.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
@@ -81,8 +93,9 @@ def check_call(
         names += _FOR_SAME_DATA
     if config.options.batches == "split" or not config.runs_alone(kind):
         names += _STEPS
+    words = _Words()
     settings = {
-        name: describe_setting(arguments[name])
+        name: words.cut(arguments[name])
         for name in names
         if arguments.get(name) is not None
     }
@@ -90,21 +103,43 @@ def check_call(
         arguments.get("validation_data") is not None
     )
     if keras_call.trains:
-        settings |= _compiled(model) | {_LAYERS: _layers(model)}
+        settings |= _compiled(model, words)
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
+    # All ranks need to see them only if they differ.
+    layers = _layers(model, words)
+    settings[_LAYERS] = _digest(repr(layers).encode())
     ranks = _meet(config, settings, kind)
-    for name, values in rank_checks.differing_settings(ranks).items():
-        values_of_ranks = rank_checks.describe_ranks(values)
-        if name in _WARNINGS:
-            if config.peers.rank == 0:
-                logger.warning(_WARNINGS[name], model.name, values_of_ranks)
-            continue
+    differing = rank_checks.differing_settings(ranks)
+    if differing.pop(_LAYERS, None):
+        differing |= _differing_layer(_meet(config, layers, kind))
+    rates = differing.pop(_RATE, None)
+    if rates and config.peers.rank == 0:
+        logger.warning(
+            "the ranks have different learning rates for model %r (%s); all "
+            "train with the learning rate of rank 0.",
+            model.name,
+            rank_checks.describe_ranks(rates),
+        )
+    if differing:
+        shown = "; ".join(
+            f"{name} ({rank_checks.describe_ranks(values)})"
+            for name, values in itertools.islice(
+                differing.items(), _SHOWN_SETTINGS
+            )
+        )
         raise TowerError(
             f"{kind} of model {model.name!r} has different settings on some "
-            f"ranks: {name} ({values_of_ranks}). Compile the model and call "
-            f"{kind} in the same way on every rank."
+            f"ranks: {shown}. Build and compile the model, and call {kind}, in "
+            "the same way on every rank."
+        )
+    unread = ", ".join(sorted(words.unread))
+    if unread and config.peers.rank == 0 and first_time(model, unread):
+        announce(
+            f"the ranks of model {model.name!r} compare these only by their "
+            f"class, since they have no get_config() to read: {unread}. Make "
+            "them with the same settings on every rank."
         )
 
 
@@ -175,15 +210,12 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
         raise refuse(describe_each(gone)) from None
 
 
-def _compiled(model: keras.Model) -> dict[str, str]:
+def _compiled(model: keras.Model, words: _Words) -> dict[str, str]:
     """Describe the compiled settings that affect gradients and updates."""
     optimizer = getattr(model, "optimizer", None)
     # In a LossScaleOptimizer only the inner optimizer has a learning rate.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    try:
-        options = dict(inner.get_config()) if inner else {}
-    except Exception:  # A custom optimizer need not be serializable.
-        options = {}
+    options = words.config_of(inner) or {}
     # All ranks take rank 0's learning rate only if it is a variable.
     rate = getattr(inner, "_learning_rate", None)
     shared = isinstance(rate, keras.Variable)
@@ -201,61 +233,176 @@ def _compiled(model: keras.Model) -> dict[str, str]:
         "optimizer": type(optimizer),
         _RATE if shared else "schedule of learning rates": rate,
     }
-    options.pop("name", None)
     settings |= {f"{name} of the optimizer": options[name] for name in options}
-    return {name: describe_setting(value) for name, value in settings.items()}
+    return {name: words.cut(value) for name, value in settings.items()}
 
 
-def _layers(model: keras.Model) -> str:
-    """Describe the settings of all layers, also of those without variables."""
-    layers = [
-        layer
-        for layer in model._flatten_layers()
-        if not isinstance(layer, keras.Model)
-    ]
-    text = "\n".join(map(_describe, layers))
-    return f"{len(layers)}, of digest {_digest(text.encode())}"
+def _layers(
+    model: keras.Model, words: _Words
+) -> list[tuple[str, dict[str, str]]]:
+    """Describe all layers, also those without variables: name and settings."""
+    described = []
+    for layer in model._flatten_layers():
+        if not isinstance(layer, keras.Model):
+            settings = {"class": type(layer).__qualname__}
+            for name, value in (words.config_of(layer) or {}).items():
+                live = None
+                with contextlib.suppress(Exception):
+                    live = getattr(layer, name, None)
+                # The code of a function without a name is serialized with its
+                # path, and may differ where the function does not.
+                is_function = inspect.isroutine(live)
+                settings[name] = words.cut(live if is_function else value)
+            described.append((layer.name, settings))
+    return described
 
 
-def describe_setting(value: Any) -> str:
-    """Describe a setting; equal settings have equal texts on all ranks."""
-    # Objects without a readable configuration are described by their class.
-    text = _describe(value)
-    if len(text) <= _SHOWN_CHARACTERS:
-        return text
-    return f"{text[:_SHOWN_CHARACTERS]}... ({_digest(text.encode())})"
+def _differing_layer(
+    ranks: Sequence[Sequence[tuple[str, dict[str, str]]]],
+) -> dict[str, list[str]]:
+    """Return the settings that differ of the first layer that has such.
+
+    Args:
+        ranks: what ``_layers`` says on each rank.
+    """
+    for k in range(max(map(len, ranks))):
+        own = [layers[k] for layers in ranks if k < len(layers)]
+        settings = [layers[k][1] if k < len(layers) else {} for layers in ranks]
+        differing = rank_checks.differing_settings(settings)
+        # Layers of different classes have few settings in common.
+        names = ["class"] if "class" in differing else differing
+        if differing:
+            name, _ = own[0]
+            return {
+                f"{setting} of layer {name!r}": differing[setting]
+                for setting in names
+            }
+    return {}
+
+
+class _Words:
+    """Settings in words: equal settings have equal words on all ranks.
+
+    Attributes:
+        unread: the classes of which only the name is in these words.
+    """
+
+    def __init__(self):
+        self.unread: set[str] = set()
+
+    def cut(self, value: Any) -> str:
+        """Describe a setting in a few words."""
+        text = self.of(value)
+        if len(text) <= _SHOWN_CHARACTERS:
+            return text
+        return f"{text[:_SHOWN_CHARACTERS]}... ({_digest(text.encode())})"
+
+    def config_of(self, value: Any) -> dict[str, Any] | None:
+        """Return what of an object's configuration changes results, or None."""
+        if value is None:
+            return None
+        try:
+            config = dict(value.get_config())
+        except Exception:  # Not every object is serializable.
+            self.unread.add(type(value).__qualname__)
+            return None
+        # Not all of Keras's losses have these in their configuration.
+        config |= getattr(value, "_fn_kwargs", {})
+        return _that_counts(type(value), config)
+
+    def of(self, value: Any) -> str:
+        """Describe a setting."""
+        if value is None or isinstance(
+            value, str | bytes | bool | int | float | complex | enum.Enum
+        ):
+            return repr(value)
+        if isinstance(value, tf.DType | np.dtype | tf.TensorShape):
+            return str(value)
+        if isinstance(value, tf.Tensor | tf.Variable | keras.Variable):
+            value = np.asarray(value)
+        if isinstance(value, np.generic | np.ndarray):
+            if value.size == 1:
+                return repr(value.item())
+            digest = _digest(np.ascontiguousarray(value).tobytes())
+            return f"{value.shape} {value.dtype} {digest}"
+        if isinstance(value, Mapping):
+            if {_CLASS, "config"} <= value.keys():
+                return self._serialized(value)
+            return f"{{{self._pairs(value)}}}"
+        if isinstance(value, Sequence | set | frozenset):
+            texts = map(self.of, value)
+            is_set = isinstance(value, set | frozenset)
+            return f"[{', '.join(sorted(texts) if is_set else texts)}]"
+        if isinstance(value, functools.partial):
+            parts = value.func, value.args, value.keywords
+            return f"partial({', '.join(map(self.of, parts))})"
+        if inspect.isroutine(value):
+            return _function(value)
+        if isinstance(value, type):
+            return value.__qualname__
+        name = type(value).__qualname__
+        config = self.config_of(value)
+        return name if config is None else f"{name}({self._pairs(config)})"
+
+    def _pairs(self, values: Mapping[Any, Any]) -> str:
+        items = {str(key): value for key, value in values.items()}
+        return ", ".join(
+            f"{key}={self.of(items[key])}" for key in sorted(items)
+        )
+
+    def _serialized(self, value: Mapping[str, Any]) -> str:
+        """Describe an object as Keras serializes it in another's config."""
+        name, config = str(value[_CLASS]), value["config"]
+        if name == _LAMBDA:
+            self.unread.add("lambda")
+            return name
+        if not isinstance(config, Mapping):
+            return f"{name}({self.of(config)})"
+        made = _class_of(value)
+        if made is not None and issubclass(made, keras.Layer):
+            return name  # It is described by itself.
+        return f"{name}({self._pairs(_that_counts(made, config))})"
+
+
+def _class_of(serialized: Mapping[str, Any]) -> type | None:
+    """Return the class of a serialized object, if it can be found."""
+    name = serialized[_CLASS]
+    registered = str(serialized.get("registered_name") or name)
+    found = keras.saving.get_registered_object(registered) or getattr(
+        sys.modules.get(str(serialized.get("module"))), str(name), None
+    )
+    return found if isinstance(found, type) else None
+
+
+def _that_counts(
+    made: type | None, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what of a configuration changes the results of ranks.
+
+    Args:
+        made: the class that it is of; None: it is not known.
+        config: the configuration.
+    """
+    dropped = {_SEED}
+    if made is None or issubclass(made, _NAMED):
+        dropped.add("name")
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in dropped and not _initializes(value)
+    }
+
+
+def _initializes(value: Any) -> bool:
+    """Whether a setting only gives first values, which are those of rank 0."""
+    if not isinstance(value, Mapping) or _CLASS not in value:
+        return isinstance(value, keras.initializers.Initializer)
+    made = _class_of(value)
+    return made is not None and issubclass(made, keras.initializers.Initializer)
 
 
 def _digest(data: Any) -> str:
     return hashlib.sha256(data).hexdigest()[:8]
-
-
-def _describe(value: Any) -> str:
-    if value is None or isinstance(value, str | bytes | bool | int | float):
-        return repr(value)
-    if isinstance(value, np.generic | np.ndarray):
-        if value.size == 1:
-            return repr(value.item())
-        digest = _digest(np.ascontiguousarray(value).tobytes())
-        return f"{value.shape} {value.dtype} {digest}"
-    if isinstance(value, Mapping):
-        items = {str(k): v for k, v in value.items() if k not in _PER_RANK}
-        pairs = (f"{key}={_describe(items[key])}" for key in sorted(items))
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_describe, value))}]"
-    if inspect.isroutine(value):
-        return _function(value)
-    if isinstance(value, type):
-        return value.__qualname__
-    name = type(value).__qualname__
-    try:
-        settings = value.get_config()
-        # Not all of Keras's losses have these in their configuration.
-        settings = {**settings, **getattr(value, "_fn_kwargs", {})}
-        return f"{name}({_describe(settings)[1:-1]})"
-    except Exception:  # Not every object is serializable.
-        return name
 
 
 def _function(function: Any) -> str:

@@ -92,7 +92,13 @@ def join_job() -> None:
             "processes, or to 1 if each is to train a model of its own."
         )
     if environment.rank >= environment.size:
-        raise TowerError(f"there cannot be a {environment}.")
+        raise TowerError(
+            f"{environment.name} made this process rank {environment.rank} of "
+            f"a job of {environment.size} ranks, which are numbered 0 to "
+            f"{environment.size - 1}: set {environment.rank_in} to one of "
+            f"these, or {environment.size_in or ENV_SIZE} to the number of "
+            "processes."
+        )
     meeting = Meeting(environment)
     is_rank_0 = environment.rank == 0
     os.environ.update(

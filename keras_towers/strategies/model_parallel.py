@@ -174,14 +174,15 @@ class _UpdateOnMesh(UpdateInShards):
         }
         unused = self._layouts.unused
         hints = [key for key in unused if _matches(key, outputs)]
-        if hints and first_time(("layouts of outputs", *hints)):
+        if hints and first_time(self, ("layouts of outputs", *hints)):
             announce(
                 "these keys of the layout map are for outputs of layers: "
                 f"{_quoted(hints)}. They are hints, and change nothing: the "
                 "layouts of outputs follow from those of weights."
             )
         mistaken = [key for key in unused if key not in hints]
-        if mistaken and first_time(("layouts that match nothing", *mistaken)):
+        said = "layouts that match nothing", *mistaken
+        if mistaken and first_time(self, said):
             logger.warning(
                 "these keys of the layout map match the path of no weight, and "
                 "of no layer's output: %s. Weights that no key matches are "

@@ -54,6 +54,15 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / f"keras_towers-{os.getuid()}"
 
 
+def test_a_rank_that_its_job_does_not_have_is_told_what_to_set(monkeypatch):
+    monkeypatch.setenv(settings.ENV_RANK, "2")
+    monkeypatch.setenv(settings.ENV_SIZE, "2")
+    with pytest.raises(TowerError, match="rank 2 of a job of 2 ranks") as error:
+        meet.join_job()
+    for words in f"set {settings.ENV_RANK} to", f"or {settings.ENV_SIZE} to":
+        assert words in str(error.value)
+
+
 @pytest.fixture
 def start(folder, tasks):
     """Start a process that Slurm would have made a rank."""

@@ -14,7 +14,6 @@ before the step, or once for two of them, and the others would wait.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType

@@ -284,7 +284,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for root, taken in roots.items():
             values = [variable._value for variable in taken]
             rank_agreement.broadcast(self._transport, values, root)
-        if conflict and self._transport.rank == 0 and first_time(conflict):
+        is_first = self._transport.rank == 0
+        if conflict and is_first and first_time(self.model, conflict):
             logger.warning(
                 "callbacks wrote different values into %s on different "
                 "ranks: all ranks continue with the values of the first of "

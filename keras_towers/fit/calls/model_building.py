@@ -42,7 +42,7 @@ def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     and dtypes of the batch are used, so no data is consumed.
     """
     if any(map(compat.awaits_restore, model._flatten_layers())):
-        if first_time(("restored before it is built", model.name)):
+        if first_time(model, "restored before it is built"):
             logger.warning(
                 "a checkpoint was restored into model %r before it was built: "
                 "on one device, too, TensorFlow then restores only some of its "

@@ -5,7 +5,8 @@ calls ``model.save("model.keras")`` on all ranks, with the same path. Rank 0
 writes the file, and the other ranks wait until it is written. Before rank 0
 overwrites a file it waits for ranks that may still be reading it; but only for
 a limited time, since it may be the only rank that saves. If rank 0 goes on to
-save other files, the first of the ranks that wait for a file writes it.
+save other files, the first of the ranks that wait for a file writes it. Whoever
+writes has claimed the file: no two ranks write it at the same time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from keras_towers.rendezvous.store import Store, wait_for
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# How many saves rank 0 has begun.
+# How many saves rank 0 has ended.
 _TOTAL = "saves"
 # All functions of Keras that write a model, as owner and name.
 _WRITERS: tuple[tuple[Any, str], ...] = (
@@ -128,8 +129,33 @@ class _Saves:
         if count > 1:
             self._wait_for_readers(path, count)
         self._store.put(_key("saves", path, count), True)
-        self._store.put(_TOTAL, self._counts.total())
-        return self._write_for_all(path, count, write)
+        writer = self._claim(path, count)
+        if writer != self._rank:
+            logger.warning(
+                "rank %d has begun to save %s, since rank 0 saved other files "
+                "before: rank 0 saves it again behind rank %d. %s",
+                writer,
+                path,
+                writer,
+                _REMEDY,
+            )
+            saved, limit_s = _key("saved", path, count), _limit_s()
+            try:
+                wait_for(functools.partial(self._store.get, saved), limit_s)
+            except TimeoutError:
+                raise TowerError(
+                    f"rank 0 has waited {limit_s} s for rank {writer} to save "
+                    f"{path}. {_REMEDY}"
+                ) from None
+        try:
+            return self._write_for_all(path, count, write)
+        finally:
+            self._store.put(_TOTAL, self._counts.total())
+
+    def _claim(self, path: str, count: int) -> int:
+        """Return which rank writes: this one, if it is the first to ask."""
+        key = _key("writer", path, count)
+        return int(self._store.setdefault(key, self._rank))
 
     def _write_for_all(
         self, path: str, count: int, write: Callable[[], Any]
@@ -175,10 +201,8 @@ class _Saves:
         """Wait for rank 0 to write a file, or write it if rank 0 does not."""
         self._store.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
-        limit_s = seconds(
-            settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
-        )
-        for waited_s in wait_loop(limit_s or None, settings.POLL_S):
+        limit_s = _limit_s()
+        for waited_s in wait_loop(limit_s, settings.POLL_S):
             if waited_s:
                 logger.warning(
                     "rank %d has waited %.0f s for rank 0 to save %s. %s",
@@ -196,21 +220,25 @@ class _Saves:
                     )
                 return None
             if not self._store.get(_key("saves", path, count)):
-                # Rank 0 is past this save if it has begun enough other saves.
+                # Rank 0 is past this save if it has ended enough other saves.
                 done = self._store.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()
-                    writer = _key("writer", path, count)
                     if (
                         time.monotonic() > since + settings.SAVE_OWN_S
-                        and self._store.setdefault(writer, self._rank)
-                        == self._rank
+                        and self._claim(path, count) == self._rank
                     ):
                         return self._write_for_all(path, count, write)
         raise TowerError(
             f"rank {self._rank} has waited {limit_s} s for rank 0 to save "
             f"{path}. {_REMEDY}"
         )
+
+
+def _limit_s() -> float | None:
+    """The seconds for which a rank waits for another; None: for ever."""
+    limit_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
+    return limit_s or None
 
 
 def _key(what: str, path: str, count: int) -> str:

@@ -159,9 +159,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _warn_if_idle(self) -> None:
         """Warn once if batches of arrays have fewer rows than replicas."""
-        size, replicas = self.batch_size, self._config.num_replicas
-        idles = size and size < replicas and self._config.peers.rank == 0
-        if idles and first_time(("idle towers", size, replicas)):
+        size, config = self.batch_size, self._config
+        replicas = config.num_replicas
+        idles = size and size < replicas and config.peers.rank == 0
+        if idles and first_time(config.strategy, ("idle towers", size)):
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
                 "towers are idle. Use a batch_size of %d or more.",

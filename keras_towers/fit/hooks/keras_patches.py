@@ -399,7 +399,8 @@ def _run(
     block = thread_state.block_of_other_thread()
     if strategy is None and trains and block is not None:
         thread = threading.current_thread().name
-        if first_time(("opened elsewhere", block.opened, block.thread.name)):
+        said = "opened elsewhere", block.opened, block.thread.name
+        if first_time(model, said):
             logger.warning(
                 "%s of model %r runs on one device: %s in thread %r and "
                 "applies only there, but this is thread %r. %s in the thread "

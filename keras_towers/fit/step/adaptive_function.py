@@ -22,8 +22,8 @@ from keras_towers.fit.weights.tower_variables import read_handle
 _FIRST_STEPS = 3
 # A step is traced again for batches that are this many times larger.
 _RETRACE_RATIO = 4
-# How often a cancelled step is repeated to find the error that cancelled it.
-_MAX_CANCELLED = 10
+# How often a step may be cancelled until that is its error.
+_MAX_CANCELLED = 4
 
 
 class AdaptiveFunction(TowerFunction):
@@ -215,6 +215,11 @@ class AdaptiveFunction(TowerFunction):
                 cancelled += 1
                 if cancelled == _MAX_CANCELLED:
                     raise
+                announce(
+                    f"a step of model {self._model.name!r} was cancelled, and "
+                    "is repeated to find the error behind it: repetition "
+                    f"{cancelled} of {_MAX_CANCELLED - 1} at most"
+                )
 
     def _run_once(self, data: Any) -> Any:
         step = self._step

@@ -194,7 +194,7 @@ class GlobalStep:
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
         config, variables = self.config, self.update.variables
-        if first_time(("runs eagerly", call.model.name, config.name)):
+        if first_time(call.model, ("runs eagerly", config.name)):
             logger.warning(
                 "model %r runs eagerly, so its steps are not divided: they run "
                 "as on one device under %s. Leave out %s to train on all "
@@ -413,8 +413,8 @@ class GlobalStep:
         if local_step is not None:
             program = local_step.program
             has_all = len(local_step.parts) == len(program.updates)
-            new = ("own rows", name, config.name)
-            if not has_all and config.peers.rank == 0 and first_time(new):
+            said = not has_all and config.peers.rank == 0
+            if said and first_time(call.model, ("own rows", config.name)):
                 logger.warning(
                     "the gradients of model %r need values of the whole batch, "
                     "such as the statistics of a BatchNormalization or the "
@@ -426,7 +426,7 @@ class GlobalStep:
                     config.name,
                 )
         parts = config.num_replicas * self.micro_batches
-        step_costs.record_costs(config, call.kind, name, program, parts)
+        step_costs.record_costs(config, call.kind, call.model, program, parts)
         return program, local_step
 
     def _compare_with_ranks(
@@ -601,7 +601,7 @@ def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
     """
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
-    if first_time(line):
+    if first_time(trainer, line):
         by_user = not trainer._resolve_auto_jit_compile()
         level = logging.WARNING if by_user else logging.INFO
         logger.log(level, "%s", line)

@@ -141,23 +141,27 @@ class StepCosts:
 
 
 def record_costs(
-    config: TowerConfig, kind: str, model: str, program: Program, parts: int
+    config: TowerConfig,
+    kind: str,
+    model: keras.Model,
+    program: Program,
+    parts: int,
 ) -> None:
     """Record the costs of a step, and announce once what is not divided.
 
     Args:
         config: the towers that run the step.
         kind: the method of Keras that the step belongs to.
-        model: the name of its model.
+        model: its model.
         program: the program that the towers run.
         parts: the number of micro-batches in all processes.
     """
     other = "prediction" if "predict" in kind else "evaluation"
-    name = f"{'training' if kind in TRAINING else other} of {model!r}"
+    name = f"{'training' if kind in TRAINING else other} of {model.name!r}"
     costs = costs_of(program, parts, config.transport.size)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement
-    if said and config.peers.rank == 0 and first_time(("once", model)):
+    if said and config.peers.rank == 0 and first_time(model, "computed once"):
         announce(f"{name}: {said}")
 
 

@@ -360,11 +360,13 @@ def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:
 
 def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
     """Announce once that a model trains on towers outside of a block."""
+    if kind not in TRAINING or config.peers.rank:
+        return
     line = (
         f"{kind} of model {model.name!r} runs on the strategy under which it "
         f"was created or compiled: {config.strategy!r}"
     )
-    if kind in TRAINING and config.peers.rank == 0 and first_time(line):
+    if first_time(model, line):
         announce(line)
 
 

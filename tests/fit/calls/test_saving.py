@@ -77,6 +77,43 @@ def test_one_of_the_ranks_with_a_path_of_their_own_writes():
     assert sorted(written[1] + written[2]) == ["theirs", "yours"]
 
 
+def test_rank_0_saves_another_file_first(monkeypatch):
+    monkeypatch.setattr(settings, "SAVE_OWN_S", 0.1)
+    found = save_on_ranks(in_order("mine", "ours"), in_order("ours"))
+    assert found == ((["mine", "ours"], []), [None, None])
+
+
+def test_two_ranks_never_write_one_file_at_the_same_time(monkeypatch, caplog):
+    """Rank 0 comes to it while rank 1 writes it, and writes it behind."""
+    monkeypatch.setattr(settings, "SAVE_OWN_S", 0)
+    server, begun, events = Server(), threading.Event(), []
+
+    def run(rank, *paths):
+        def write(filepath):
+            events.append((rank, filepath, "begins"))
+            if rank:
+                begun.set()
+                threading.Event().wait(0.5)
+            events.append((rank, filepath, "ends"))
+
+        save = saving._Saves(rank, 2, server).save
+        for path in paths:
+            if rank == 0 and path == "ours":
+                begun.wait(60)
+            save(write, path)
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(run, 0, "mine", "ours"),
+            pool.submit(run, 1, "ours"),
+        ]
+        assert [end.exception(60) for end in ends] == [None, None]
+    assert events[2:] == [
+        (rank, "ours", what) for rank in (1, 0) for what in ("begins", "ends")
+    ]
+    assert "rank 1 has begun to save" in caplog.text
+
+
 def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
     monkeypatch.setattr(settings, "SAVE_WAIT_S", 0.3)
     monkeypatch.setattr(settings, "SAVE_OWN_S", 60)

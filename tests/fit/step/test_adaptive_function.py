@@ -2,12 +2,15 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.step import adaptive_function
+from keras_towers.fit.step.adaptive_function import AdaptiveFunction
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.training import X
+from tests.kit.training import X, linear
 
 STEPS = 12
 
@@ -74,6 +77,24 @@ def test_an_execution_is_not_read_before_it_runs():
 
     assert_exact(make, act, kt.TowerStrategy(2), in_graph=True)
     assert steps[0] < STEPS / 2
+
+
+def test_a_cancelled_step_is_not_repeated_in_silence(monkeypatch):
+    runs, said = [], []
+
+    def cancelled(self, data):
+        runs.append(data)
+        raise tf.errors.CancelledError(None, None, "by something")
+
+    monkeypatch.setattr(AdaptiveFunction, "_run_once", cancelled)
+    monkeypatch.setattr(adaptive_function, "announce", said.append)
+    with (
+        kt.TowerStrategy(2, micro_batches="auto"),
+        pytest.raises(tf.errors.CancelledError),
+    ):
+        linear().fit(X, X[:, :1], verbose=0)
+    assert 1 < len(runs) == len(said) + 1
+    assert all("cancelled" in line for line in said)
 
 
 def test_steps_that_keras_unrolls_are_traced_once():
