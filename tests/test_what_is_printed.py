@@ -3,8 +3,11 @@
 Most run in a fresh process, whose C++ code writes what it always writes.
 """
 
+import gc
+
 import pytest
 
+from keras_towers import _notices
 from tests.kit.scripts import ROOT, run_python
 
 SCRIPT = """
@@ -117,6 +120,23 @@ def test_a_call_in_another_thread_is_warned_of_once(lines):
     (said,) = [line for line in towers if "'other'" in line]
     assert "one device" in said and "MainThread" in said
     assert not [line for line in plain if "'other'" in line]
+
+
+def test_a_notice_is_said_once_of_each_object_and_then_forgotten():
+    """A second job of a notebook may have a model of the same name."""
+
+    class Model:
+        pass
+
+    kept, first = len(_notices._said), Model()
+    assert _notices.first_time(first, "idle")
+    assert not _notices.first_time(first, "idle")
+    assert _notices.first_time(first, "eager")
+    second = Model()
+    assert _notices.first_time(second, "idle")
+    del first, second
+    gc.collect()
+    assert len(_notices._said) <= kept
 
 
 NOTEBOOK = """

@@ -63,7 +63,7 @@ def test_the_drop_in_is_announced_once_by_rank_0(monkeypatch, caplog):
     caplog.set_level("INFO", "keras_towers")
     for rank in "10":
         monkeypatch.setenv("HOROVOD_RANK", rank)
-        monkeypatch.setattr(_notices, "_said", set())
+        monkeypatch.setattr(_notices, "_said", {})
         for module in ("byteps.keras", "byteps.tensorflow.keras"):
             engines.announce_drop_in(module)
     (line,) = caplog.messages

@@ -12,7 +12,6 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.fit.weights import shards
-from keras_towers.partition.layouts import InShards, MeshLayout
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
@@ -25,25 +24,25 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import classifier, compiled, fit
 
 
-def _on_a_mesh(towers):
+def _on_a_mesh(name, towers):
     """Towers of two devices, which divide all weights that they can."""
     devices = [f"cpu:{k}" for k in range(2 * towers)]
     mesh = keras.distribution.DeviceMesh((towers, 2), ("a", "b"), devices)
-    strategy = kt.ModelParallelStrategy(keras.distribution.LayoutMap(mesh))
-
-    def layout_of(variable, shape):
-        """Divide the first axis that two can share, and the next for towers."""
-        parts, left = {}, list(enumerate(shape))
-        for name, number in (("columns", 2), ("towers", towers)):
-            even = [(k, size) for k, size in left if size and not size % number]
+    layouts = keras.distribution.LayoutMap(mesh)
+    for weight in CASES[name].build().variables:
+        # The first axis that two can share, and the next for towers.
+        axes = [None] * len(weight.shape)
+        for axis, number in (("b", 2), ("a", towers)):
+            even = [
+                k
+                for k, size in enumerate(weight.shape)
+                if size and not size % number and axes[k] is None
+            ]
             if even and number > 1:
-                axis, size = even[0]
-                parts[name] = InShards(axis, size, size // number)
-                left.remove(even[0])
-        return MeshLayout(**parts) if parts else None
-
-    strategy._update._choose_layout = layout_of
-    return strategy
+                axes[even[0]] = axis
+        if any(axes):
+            layouts[weight.path] = tuple(axes)
+    return kt.ModelParallelStrategy(layouts)
 
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
@@ -59,7 +58,7 @@ WAYS = {
     "weights gathered twice": functools.partial(
         kt.TowerStrategy, weights="sharded", updates="each", gather_bytes=2000
     ),
-    "mesh": _on_a_mesh,
+    "mesh": None,  # Of the weights of a case.
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
     "served by all": lambda towers: kt.ParameterServerTowerStrategy(
@@ -117,7 +116,8 @@ def test_case(name, way, towers, monkeypatch):
     parts = 2 if way == "replicas" else 1
     # Compiling takes longer than a step of these.
     xla = way in ("towers", "served")
-    strategy = WAYS[way](towers)
+    make = WAYS[way] or functools.partial(_on_a_mesh, name)
+    strategy = make(towers)
     assert_contract(name, strategy, parts, xla)
     if way.startswith("weights") or way == "mesh":
         assert "weights: " in strategy.describe()

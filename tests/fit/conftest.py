@@ -33,7 +33,7 @@ def _all_on_towers() -> list[keras.Variable]:
 def logged(monkeypatch, caplog) -> Callable[[str], list[tuple[str, str]]]:
     """The messages of a test with some text, and their levels."""
     # Notices are shown once in a process.
-    monkeypatch.setattr(_notices, "_said", set())
+    monkeypatch.setattr(_notices, "_said", {})
     caplog.set_level(logging.INFO, "keras_towers")
     return lambda text: [
         (record.levelname, record.getMessage())

@@ -481,7 +481,7 @@ def what_differs_between_ranks_is_named():
         ),
         (
             (another_model,) * 2,
-            *("rank 1", "dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"),
+            "on some ranks: units of layer 'dense_1' (rank 0: 3, rank 1: 4)",
         ),
         ((fewer_examples,) * 2, "rank 0: 7", "rank 1: 3", "each"),
     ):

@@ -13,6 +13,7 @@ import keras_towers as kt
 from keras_towers import horovod as hvd
 from tests.engines.horovod import small
 from tests.exactness import models as m
+from tests.kit import untuned
 from tests.kit.ranks import check, main
 
 STEPS = 4
@@ -161,6 +162,26 @@ def two_optimizers_in_a_step_and_a_gradient_that_is_none():
         step(_gradients(number, hvd.rank()))
     assert small.difference(variables, _alone(1, 1 / 2)) < small.ROUNDING
     assert unused.numpy() == [1.0]
+
+
+@check
+def a_gradient_that_is_constant_on_one_rank():
+    """Which TensorFlow would send by itself, before a step."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    variable = keras.Variable([4.0])
+
+    @tf.function
+    def step(given):
+        grad = tf.constant([1.0]) if hvd.rank() else given
+        optimizer.apply([grad], [variable])
+
+    untuned.do_not_optimize_graphs(False)
+    try:
+        for _ in range(2):
+            step(tf.constant([1.0]))
+    finally:
+        untuned.do_not_optimize_graphs()
+    assert variable.numpy() == [2.0]
 
 
 @check

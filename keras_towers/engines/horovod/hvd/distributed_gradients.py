@@ -395,6 +395,12 @@ class ReductionOptions:
     scale_local_gradients: bool
 
 
+@tf.custom_gradient
+def _unknown(grad: Any) -> Any:
+    """Return a gradient that is no constant to TensorFlow."""
+    return compat.unknown(grad), lambda upstream: upstream
+
+
 class GradientReducer(Reducer):
     """Reduces the gradients of one optimizer or tape over the ranks.
 
@@ -455,11 +461,11 @@ class GradientReducer(Reducer):
                 results[first] = self._gather(grads[first], name)
             elif not rest:
                 results[first] = hvd.allreduce(
-                    grads[first], name=name, **self._arguments()
+                    _unknown(grads[first]), name=name, **self._arguments()
                 )
             else:
                 reduced = hvd.grouped_allreduce(
-                    [grads[index] for index in group],
+                    [_unknown(grads[index]) for index in group],
                     name=f"{name}_group",
                     **self._arguments(),
                 )
