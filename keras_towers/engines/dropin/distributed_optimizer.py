@@ -175,9 +175,7 @@ class Reducer(ABC):
         begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:
-            watch.updates.add(
-                self, lambda: (int(begun.numpy()), int(ended.numpy()))
-            )
+            watch.updates.add(self, functools.partial(_read, begun, ended))
         return begun, ended
 
     def _assert_same(self, described: list[tuple[str, str]]) -> Any:
@@ -215,6 +213,12 @@ class Reducer(ABC):
         if grad is None or (sparse and not self._sparse_as_dense):
             return grad
         return tf.convert_to_tensor(grad)
+
+
+def _read(begun: tf.Variable, ended: tf.Variable) -> tuple[int, int]:
+    # Also while another reducer is traced.
+    with tf.init_scope():
+        return int(begun.numpy()), int(ended.numpy())
 
 
 def name_or_kind(variable: Any) -> str:
