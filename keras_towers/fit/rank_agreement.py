@@ -109,7 +109,8 @@ def check_call(
             settings["callback that measures"] = str(name)
     # All ranks need to see them only if they differ.
     layers = _layers(model, words)
-    settings[_LAYERS] = _digest(repr(layers).encode())
+    of_layers = [of_layer for _, of_layer in layers]
+    settings[_LAYERS] = _digest(repr(of_layers).encode())
     ranks = _meet(config, settings, kind)
     differing = rank_checks.differing_settings(ranks)
     if differing.pop(_LAYERS, None):
