@@ -409,6 +409,11 @@ def parts_of_sums(variable: Any) -> contextlib.AbstractContextManager[Any]:
     return tf.variable_creator_scope(create)
 
 
+def assign_any_shape(variable: Any) -> None:
+    """Let a variable be assigned a value of another shape than it has now."""
+    variable._validate_shape = False
+
+
 def uses_renorm(layer: Any) -> bool:
     """Whether a ``BatchNormalization`` uses batch renormalization."""
     return KERAS >= (3, 14) and layer.renorm

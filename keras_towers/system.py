@@ -144,6 +144,14 @@ def keep_freed_memory() -> None:
     glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
+def return_freed_memory() -> None:
+    """Give the kernel back what this process has freed.
+
+    Else glibc keeps it between what is alive, where larger values do not fit.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 @functools.cache
 def limit_teardown() -> None:
     """End this process soon after its script, if its job has lost a process.

@@ -21,6 +21,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.partition.layouts import InShards, MeshLayout
+from keras_towers.system import return_freed_memory
 from keras_towers.transport import Transport, next_key
 
 # A smaller variable is whole on every tower: an exchange of its own would cost
@@ -126,18 +127,17 @@ class ShardedVariable(compat.UninitializedVariable):
                     shape=original.shape,
                     dtype=original.dtype,
                 )
+                compat.assign_any_shape(self)
                 whole = original.read_value()
                 if self._is_remote:
                     self._has_whole = True
                     self._overwrite(whole)
-                parts = self._divided(whole, mesh)
-            self.shards: list[list[tf.Variable]] = []
-            for row, of_tower in zip(mesh, parts, strict=True):
-                self.shards.append([])
-                for device, own in zip(row, of_tower, strict=False):
-                    with tf.device(device):
-                        shard = tf.Variable(own, trainable=False, name=name)
-                    self.shards[-1].append(shard)
+            columns = len(mesh[0]) if layout.columns is not None else 1
+            self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
+            for (tower, column), own in self._parts(whole, len(mesh), columns):
+                with tf.device(mesh[tower][column]):
+                    shard = tf.Variable(own, trainable=False, name=name)
+                self.shards[tower].append(shard)
         # Optimizers look up slots by it.
         self._unique_id = original._unique_id
 
@@ -146,19 +146,23 @@ class ShardedVariable(compat.UninitializedVariable):
         """The handles of the shards, for each tower and its columns."""
         return [[shard.handle for shard in row] for row in self.shards]
 
-    def _divided(
-        self, whole: tf.Tensor, mesh: Sequence[Sequence[Any]]
-    ) -> list[list[tf.Tensor]]:
-        """Return the parts of each tower's columns."""
-        towers, columns = self.layout.towers, self.layout.columns
-        if towers is None:
-            rows = [whole for _ in mesh]
-        else:
-            rows = tf.split(whole, self._counts, towers.axis)[1:-1]
-        if columns is None:
-            return [[row] for row in rows]
-        number = len(mesh[0])
-        return [tf.split(row, number, columns.axis) for row in rows]
+    def _parts(
+        self, whole: tf.Tensor, towers: int, columns: int
+    ) -> Iterator[tuple[tuple[int, int], tf.Tensor]]:
+        """Yield each tower and column with its part, one at a time."""
+        begins = [*itertools.accumulate(self._counts)]
+        for tower, column in itertools.product(range(towers), range(columns)):
+            begin, size = [0] * self.shape.rank, self.shape.as_list()
+            rows, own = self.layout.towers, self.layout.columns
+            if rows is not None:
+                begin[rows.axis] = begins[tower]
+                size[rows.axis] = self._counts[tower + 1]
+            if own is not None:
+                size[own.axis] //= columns
+                begin[own.axis] = column * size[own.axis]
+            with tf.device(compat.HOST):
+                part = tf.slice(whole, begin, size)
+            yield (tower, column), part
 
     def _rows(self) -> list[tf.Tensor]:
         """Return what each tower has, or one of them if all have the same."""
@@ -215,9 +219,7 @@ class ShardedVariable(compat.UninitializedVariable):
         # A device may be too small for the whole.
         with tf.device(compat.HOST):
             try:
-                if self.is_lost and self.is_absent:
-                    self._overwrite(tf.zeros(self.shape, self.dtype))
-                elif not keeps:
+                if reads and not keeps:
                     first, *others = rows = self._rows()
                     if towers is not None and others:
                         first = tf.concat(rows, towers.axis)
@@ -225,20 +227,23 @@ class ShardedVariable(compat.UninitializedVariable):
                 yield
                 self._has_whole = keeps
                 if writes:
-                    whole = self._read_variable_op()
-                    parts = self._divided(whole, self.shards)
-                    for shard, own in zip(
-                        itertools.chain(*self.shards),
-                        itertools.chain(*parts),
-                        strict=True,
-                    ):
-                        with tf.device(shard.device):
-                            shard.assign(own, read_value=False)
+                    self._divide_again()
             finally:
                 self._is_filled = False
                 # A graph keeps the shape of what is assigned.
                 if not keeps and tf.executing_eagerly():
                     self._overwrite(tf.zeros([0], self.dtype))
+                    if writes:
+                        return_freed_memory()
+
+    def _divide_again(self) -> None:
+        """Give the shards the rows of the whole that the handle has."""
+        whole = self._read_variable_op()
+        number = len(self.shards), len(self.shards[0])
+        for (tower, column), own in self._parts(whole, *number):
+            shard = self.shards[tower][column]
+            with tf.device(shard.device):
+                shard.assign(own, read_value=False)
 
     def _overwrite(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)

@@ -37,6 +37,7 @@ from keras_towers.partition.layouts import (
     InShards,
     MeshLayout,
 )
+from keras_towers.system import return_freed_memory
 
 _SUM = tf.VariableAggregation.SUM
 _OPTIONS = ("dtype", "shape", "trainable", "constraint")
@@ -458,6 +459,7 @@ class TowerVariables:
             # A graph keeps the shape of what is assigned.
             if tf.executing_eagerly():
                 overwrite(value, tf.zeros([0], value.dtype))
+                return_freed_memory()
 
     def home_of(self, variable: Any) -> str:
         """Return the device that a variable of Keras is restored to."""
