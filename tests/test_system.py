@@ -54,3 +54,24 @@ print(faults() < given_back / 2)
 def test_freed_memory_is_used_again():
     done = run_python("-c", FAULTS, system.__file__, limit_s=60)
     assert done.stdout == "True\n"
+
+
+HELD = """
+import os, runpy, sys
+
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+blocks = [b"x" * 100_000 for _ in range(2_000)]
+blocks = blocks[::10]
+before = held()
+runpy.run_path(sys.argv[1])["return_freed_memory"]()
+print(before - held() > 100_000_000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_what_is_free_between_what_is_alive_goes_back_to_the_kernel():
+    done = run_python("-c", HELD, system.__file__, limit_s=60)
+    assert done.stdout == "True\n"

@@ -227,7 +227,7 @@ def connect() -> None:
     global _connected
     if _connected is None:
         _connected = keras_patches.connect(
-            _around_call, _set_distribution, _BACKEND
+            _around_call, _around_creation, _set_distribution, _BACKEND
         )
 
 
@@ -281,6 +281,27 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
             yield
     finally:
         _thread.running = False
+
+
+@contextlib.contextmanager
+def _around_creation(variable: keras.Variable) -> Iterator[None]:
+    """Divide a weight when it is made, as a strategy does in its block.
+
+    A device may be too small for the model until its first call.
+    """
+    distribution = keras.distribution.distribution()
+    if _thread.running or not isinstance(
+        distribution, keras.distribution.ModelParallel
+    ):
+        yield
+        return
+    strategy = _strategy_of(distribution)
+    if not strategy._update.divides(variable):
+        yield
+        return
+    _move_models_to(strategy)
+    with strategy.scope(), strategy._adoption.registering_variable(variable):
+        yield
 
 
 def _set_distribution(store: Callable[[], None], distribution: Any) -> None:

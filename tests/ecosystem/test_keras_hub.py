@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.kit.compare import assert_exact
+from keras_towers.fit.weights import shards
+from tests.docs.pages import ROOT, blocks
+from tests.kit.compare import (
+    assert_all_close,
+    assert_exact,
+    assert_same_history,
+)
 
 hub = pytest.importorskip(
     "keras_hub", reason="KerasHub is not installed: make test-ecosystem"
@@ -103,3 +109,124 @@ def test_the_layout_map_of_a_model(name):
     strategy = kt.ModelParallelStrategy(kind.get_layout_map(mesh))
     assert_exact(make, act, strategy, tolerance=2e-5)
     assert "computed once" not in strategy.describe()
+
+
+def _from_a_preset(folder):
+    return hub.models.Backbone.from_preset(str(folder))
+
+
+def _from_a_model(folder):
+    return keras.saving.load_model(folder / "model.keras")
+
+
+def _from_a_folder(folder):
+    return keras.saving.load_model(folder / "model")
+
+
+def _from_a_file_of_weights(folder):
+    gemma = hub.models.GemmaBackbone(**GEMMA)
+    gemma.load_weights(folder / "one.weights.h5")
+    return gemma
+
+
+LOADERS = [
+    _from_a_preset,
+    _from_a_model,
+    _from_a_folder,
+    _from_a_file_of_weights,
+]
+GEMMA = {
+    "vocabulary_size": 16,
+    "num_layers": 1,
+    "num_query_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "hidden_dim": 16,
+    "intermediate_dim": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A folder of the same weights in all kinds of files."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    keras.utils.set_random_seed(2)
+    gemma = hub.models.GemmaBackbone(**GEMMA)
+    gemma.save_to_preset(str(folder), max_shard_size=4e-6)
+    assert len([*folder.glob("model_*.weights.h5")]) > 1
+    gemma.save(folder / "model.keras")
+    keras.saving.save_model(gemma, folder / "model", zipped=False)
+    gemma.save_weights(folder / "one.weights.h5")
+    return folder
+
+
+def _sharded():
+    return kt.TowerStrategy(2, weights="sharded")
+
+
+def _layouts():
+    devices = [f"cpu:{index}" for index in range(4)]
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices)
+    return hub.models.GemmaBackbone.get_layout_map(mesh)
+
+
+def _on_a_mesh():
+    return kt.ModelParallelStrategy(_layouts())
+
+
+def _under_a_distribution():
+    return keras.distribution.ModelParallel(
+        layout_map=_layouts(), batch_dim_name="batch"
+    ).scope()
+
+
+def _tuned(gemma):
+    """Train it by LoRA; return the history and the model."""
+    keras.utils.set_random_seed(3)
+    gemma.enable_lora(2)
+    outputs = keras.layers.Dense(1)(gemma.output[:, -1])
+    model = keras.Model(gemma.input, outputs)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    return model.fit(TOKENS, TARGETS, epochs=2, **options).history, model
+
+
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize(
+    "divided", [_sharded, _on_a_mesh, _under_a_distribution]
+)
+def test_pretrained(divided, load, pretrained, tmp_path, monkeypatch):
+    """In shards as soon as it is loaded; saved for plain Keras."""
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 256)
+    gemma = load(pretrained)
+    weights = gemma.get_weights()
+    wanted, _ = _tuned(gemma)
+    with divided():
+        gemma = load(pretrained)
+        in_shards = [
+            isinstance(w._value, shards.ShardedVariable) for w in gemma.weights
+        ]
+        assert in_shards.count(True) >= 7
+        assert_all_close(gemma.get_weights(), weights, 0)
+        history, _ = _tuned(gemma)
+        gemma.save_to_preset(str(tmp_path))
+        gemma.save_weights(tmp_path / "own.weights.json", max_shard_size=4e-6)
+        inside = gemma.predict(TOKENS, verbose=0)
+    assert_same_history(history, wanted, 2e-5)
+    plain = hub.models.Backbone.from_preset(str(tmp_path))
+    assert_all_close([plain.predict(TOKENS, verbose=0)], [inside], 2e-5)
+    again = hub.models.GemmaBackbone(**GEMMA)
+    again.load_weights(tmp_path / "own.weights.json")
+    assert_all_close(again.get_weights(), plain.get_weights(), 0)
+
+
+def test_the_guide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "guides.md"
+    namespace = {"np": np, "keras": keras, "kt": kt}
+    for block in blocks(page, "python"):
+        if block.needs == "keras_hub":
+            code = "\n" * (block.line - 1) + block.code
+            exec(compile(code, page, "exec"), namespace)
+    tuned = namespace["gemma"].predict(namespace["inputs"], verbose=0)
+    assert tuned.shape == (64, 16, 128)

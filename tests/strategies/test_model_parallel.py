@@ -13,6 +13,7 @@ import keras_towers as kt
 from keras_towers import _notices
 from keras_towers.fit.update import in_shards
 from keras_towers.fit.weights.model_state import output_paths
+from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -255,8 +256,17 @@ def test_no_kernel_is_gathered_and_a_block_has_two_sums():
 
 
 def test_a_script_for_other_backends_runs_as_it_is():
+    def is_divided(weight):
+        return isinstance(weight._value, ShardedVariable)
+
     wanted = on_one_device()
     mesh = mesh_of(2, 2)
+    divided = [
+        weight.path
+        for weight in wanted.model.weights
+        if any(re.fullmatch(key, weight.path) for key in LAYOUTS)
+    ]
+    assert divided
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(
             layout_map=layout_map(mesh), batch_dim_name="batch"
@@ -264,6 +274,8 @@ def test_a_script_for_other_backends_runs_as_it_is():
     )
     try:
         model = transformer()
+        # A device may be too small for it until it trains.
+        assert [w.path for w in model.weights if is_divided(w)] == divided
         found = train(model)
     finally:
         keras.distribution.set_distribution(None)

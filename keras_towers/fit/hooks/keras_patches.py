@@ -3,8 +3,9 @@
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``connect`` wraps what stays wrapped from the import on: the six
-methods of a model, the one that resolves its ``jit_compile="auto"``, the
-function by which Keras stores a distribution, and the filter of tracebacks.
+methods of a model, the one that resolves its ``jit_compile="auto"``, the one
+that gives a variable its first value, the function by which Keras stores a
+distribution, and the filter of tracebacks.
 ``saving.py`` lists the functions that write a model, which are wrapped where
 several ranks save at one path. ``compat.py`` exempts this package from
 AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
@@ -172,7 +173,10 @@ def _call_loaded(
 
 
 def _create_variable(
-    original: Callable[[Any, Any], None], variable: Any, value: Any
+    outside: Callable[[Any], contextlib.AbstractContextManager[None]],
+    original: Callable[[Any, Any], None],
+    variable: Any,
+    value: Any,
 ) -> None:
     strategy, call = contract.active_strategy(), tower_call.current()
     if thread_state.current_step() is not None:
@@ -180,7 +184,8 @@ def _create_variable(
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
     elif strategy is None:
-        original(variable, value)
+        with outside(variable):
+            original(variable, value)
     else:
         with strategy._adoption.registering_variable(variable):
             original(variable, value)
@@ -295,7 +300,6 @@ _PATCHES: tuple[patches.Patch, ...] = (
         ),
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
-    (compat.KerasVariable, "_initialize", _create_variable),
     # keras.utils.clear_session() calls it, inside the block too.
     (tf.compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),
@@ -315,6 +319,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
 
 def connect(
     around_call: Callable[[str, Any], contextlib.AbstractContextManager[None]],
+    around_creation: Callable[[Any], contextlib.AbstractContextManager[None]],
     set_distribution: Callable[[Callable[[], None], Any], None],
     backend: Mapping[str, Callable[..., Any]],
 ) -> contextlib.ExitStack:
@@ -327,6 +332,7 @@ def connect(
 
     Args:
         around_call: returns the context of a call of a model's method.
+        around_creation: returns that of a variable made outside of all scopes.
         set_distribution: gets the function that stores a distribution, and the
             distribution, or None.
         backend: functions by name. Each gets Keras's function that it replaces,
@@ -352,6 +358,11 @@ def connect(
     trainer = compat.TensorFlowTrainer
     replacements: list[patches.Patch] = [
         *((trainer, name, functools.partial(method, name)) for name in METHODS),
+        (
+            compat.KerasVariable,
+            "_initialize",
+            functools.partial(_create_variable, around_creation),
+        ),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
         # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),

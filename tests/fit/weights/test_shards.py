@@ -1,5 +1,7 @@
 """Which axis of a variable is divided, and into which rows."""
 
+import weakref
+
 import pytest
 import tensorflow as tf
 
@@ -62,3 +64,32 @@ def test_a_wrong_shape_changes_nothing():
         variable.assign(tf.ones([2, 2]))
     assert variable.numpy().tolist() == original.numpy().tolist()
     assert bool(variable.is_initialized())
+
+
+def test_what_is_assigned_is_divided_part_by_part(monkeypatch):
+    """Nothing is put together for it, and a part goes before the next."""
+    variable = ShardedVariable(
+        tf.Variable(tf.zeros([4, 6])),
+        MeshLayout(towers=InShards(1, 6), columns=InShards(0, 4)),
+        [
+            ["/device:CPU:0", "/device:CPU:1"],
+            ["/device:CPU:0", "/device:CPU:1"],
+        ],
+    )
+    parts, alive = ShardedVariable._parts, []
+
+    def watched(*given):
+        made = []
+        for place, part in parts(*given):
+            made.append(weakref.ref(part))
+            alive.append(sum(reference() is not None for reference in made))
+            yield place, part
+
+    monkeypatch.setattr(ShardedVariable, "_parts", watched)
+    monkeypatch.delattr(ShardedVariable, "_rows")
+    value = tf.reshape(tf.range(24.0), [4, 6])
+    variable.assign(value)
+    monkeypatch.undo()
+    assert alive == [1, 2, 2, 2]  # one is made, one assigned
+    assert variable.numpy().tolist() == value.numpy().tolist()
+    assert variable.shards[1][0].numpy().tolist() == [[3, 4, 5], [9, 10, 11]]
