@@ -1,7 +1,10 @@
 """Checks of a worker: what users do with a strategy on two ranks."""
 
 import functools
+import itertools
+import pathlib
 import random
+import tempfile
 from unittest import mock
 
 import keras
@@ -440,6 +443,90 @@ def own_data_of_unequal_length():
             mine.evaluate(endless, steps=3 + s.RANK, verbose=0)
     assert s.gather(len(batches)) == [4, 2]
     assert int(mine.optimizer.iterations) == 2 * 4 + 5
+
+
+def images_in(folder, **options):
+    return keras.utils.image_dataset_from_directory(
+        folder, image_size=(4, 4), label_mode="binary", verbose=False, **options
+    )
+
+
+def write_images(folder, counts):
+    """Write folders of so many images for each class."""
+    draw = np.random.default_rng(sum(counts))
+    for name, count in zip("ab", counts, strict=True):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = draw.integers(0, 256, (4, 4, 3), "uint8")
+            file = str(folder / name / f"{index}.png")
+            tf.io.write_file(file, tf.io.encode_png(pixels))
+
+
+def of_images(**options):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")]
+    scale = keras.layers.Rescaling(1 / 255)
+    made = keras.Sequential([keras.Input((4, 4, 3)), scale, *layers])
+    made.compile("sgd", "binary_crossentropy", **options)
+    return made
+
+
+@check
+def images_of_a_folder_are_divided():
+    """Each rank predicts for all of them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name) / "images"
+        write_images(folder, (6, 3))
+
+        def act(mine):
+            data = images_in(folder, batch_size=4, seed=1)
+            ordered = images_in(folder, batch_size=4, shuffle=False)
+            losses = mine.fit(data, epochs=2, verbose=0).history["loss"]
+            found = mine.predict(ordered, verbose=0)
+            assert len(found) == 9
+            return losses, mine.evaluate(data, verbose=0), found
+
+        s.assert_as_one_process(of_images(), act, of_images(run_eagerly=True))
+        with s.Strategy(), s.refused(OTHER):
+            keras.utils.set_random_seed(s.RANK)
+            of_images().fit(
+                images_in(folder, batch_size=4, seed=s.RANK), verbose=0
+            )
+
+
+@check
+def own_images_of_each_rank():
+    """One rank has fewer, and predicts for these alone."""
+    counts = [(3, 2), (1, 2)]
+    with tempfile.TemporaryDirectory() as name:
+        for rank, own in enumerate(counts):
+            write_images(pathlib.Path(name) / str(rank), own)
+        each, other = (
+            images_in(f"{name}/{rank}", batch_size=3, shuffle=False)
+            for rank in range(2)
+        )
+        own = (each, other)[s.RANK]
+
+        def batches():
+            for parts in itertools.zip_longest(each, other):
+                given = [part for part in parts if part is not None]
+                yield tuple(tf.concat(t, 0) for t in zip(*given, strict=True))
+
+        together = tf.data.Dataset.from_generator(
+            batches, output_signature=each.element_spec
+        ).apply(tf.data.experimental.assert_cardinality(2))
+        strategy, mine = s.Strategy(batches="each"), of_images()
+        s.assert_as_one_process(
+            mine,
+            lambda it: it.fit(own, epochs=2, verbose=0),
+            of_images(run_eagerly=True),
+            reference=lambda it: it.fit(together, epochs=2, verbose=0),
+            strategy=strategy,
+        )
+        with strategy:
+            found = mine.predict(own, verbose=0)
+        assert_close(found, mine.predict(own, verbose=0), 1e-6)
+        assert s.gather(len(found)) == [5, 3]
 
 
 @check
