@@ -166,7 +166,7 @@ _constant_value = _tf("framework.tensor_util:constant_value")
 BaseResourceVariable = _tf(
     "ops.resource_variable_ops:BaseResourceVariable",
     "handle _handle _unique_id _strided_slice_assign _read_variable_op "
-    "_restore_from_tensors",
+    "_restore_from_tensors _validate_shape",
 )
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 # What creates every variable in the end.
@@ -407,11 +407,6 @@ def parts_of_sums(variable: Any) -> contextlib.AbstractContextManager[Any]:
     if KERAS >= (3, 10) or variable.aggregation != "sum":
         return contextlib.nullcontext()
     return tf.variable_creator_scope(create)
-
-
-def assign_any_shape(variable: Any) -> None:
-    """Let a variable be assigned a value of another shape than it has now."""
-    variable._validate_shape = False
 
 
 def uses_renorm(layer: Any) -> bool:

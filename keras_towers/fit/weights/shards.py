@@ -127,7 +127,8 @@ class ShardedVariable(compat.UninitializedVariable):
                     shape=original.shape,
                     dtype=original.dtype,
                 )
-                compat.assign_any_shape(self)
+                # What its handle holds may be empty.
+                self._validate_shape = False
                 whole = original.read_value()
                 if self._is_remote:
                     self._has_whole = True
