@@ -253,8 +253,9 @@ def test_a_dataset_that_another_strategy_distributed_is_refused():
 
 
 def test_towers_without_rows_are_warned_of_once(logged):
+    strategy = strategy_of(3)
     for _ in range(2):
-        with strategy_of(3):
+        with strategy:
             linear(run_eagerly=True).fit(X[:4], Y[:4], batch_size=2, verbose=0)
     warning = ("WARNING", "a batch of 2 cannot occupy 3 towers: in every step ")
     ((level, said),) = logged("cannot occupy")
