@@ -421,7 +421,7 @@ def test_outputs_have_the_paths_by_which_keras_looks_them_up(make, monkeypatch):
 
 def test_keys_that_match_no_weight_are_named(caplog, monkeypatch):
     """Those for outputs of layers are hints, others are mistakes."""
-    monkeypatch.setattr(_notices, "_said", set())
+    monkeypatch.setattr(_notices, "_said", {})
     layouts = layout_map(
         mesh_of(1, 2),
         {

@@ -148,9 +148,9 @@ def test_describe_lists_the_exchanges_of_each_kind_of_step(logged):
 
 
 def test_operations_computed_once_are_logged_once(logged):
+    model = Ranked()
+    model.compile("sgd")
     for _ in range(2):
-        model = Ranked()
-        model.compile("sgd")
         with kt.TowerStrategy(2) as strategy:
             model.fit(X, Y, len(X), verbose=0)
     ((level, line),) = logged("once")

@@ -131,7 +131,7 @@ def test_data_ends_on_all_ranks_or_on_none(ends):
     """Where it goes on there is another step, which fails."""
 
     def run(transport):
-        agreement = StepAgreement(transport, tf.Variable(0))
+        agreement = StepAgreement(transport)
         batches = ends[transport.rank]
         if batches is not None:
             same = bool(agreement.all_end(batches, []))
@@ -166,7 +166,7 @@ def test_data_ends_on_all_ranks_or_on_none(ends):
 )
 def test_a_difference_is_told_for_what_it_is(step, constants, said, unsaid):
     def run(transport):
-        agreement = StepAgreement(transport, tf.Variable(0))
+        agreement = StepAgreement(transport)
         agreement._traced[1] = step if transport.rank else ["sum a"]
         own = constants if transport.rank else ["1"]
         numbered = step_order._numbered(own)
