@@ -27,6 +27,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.model_state import shared_variables, trained_by
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import commits, rank_checks
@@ -50,7 +51,7 @@ _POSITION = ("epoch", "batch", "seed", "random_state", "epochs", "history")
 _ended: collections.Counter[Path] = collections.Counter()
 
 
-def _adoption() -> contract.AdoptsModels | None:
+def _adoption() -> Adoption | None:
     """The adoption of the current strategy's models, if there is one."""
     strategy = contract.active_strategy()
     return None if strategy is None else strategy._adoption

@@ -82,7 +82,8 @@ def current_tower() -> CurrentTower:
     context: Any = tf.distribute.get_replica_context()
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
-    first = strategy._config.first_tower if ours else 0
+    config = strategy._config if ours else None
+    first = config.num_towers * config.job.rank if config else 0
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,

@@ -29,8 +29,8 @@ SHOWN_BY = {
         fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
-        fit/contract fit/step/exchanges fit/step/places fit/step/program_inputs
-        fit/step/tower_exchanges fit/step/tower_functions
+        fit/contract fit/step/exchanges fit/step/program_inputs
+        fit/step/tower_exchanges fit/step/tower_functions fit/step/tower_tensors
         fit/step/trace
     """,
     "fit/update/test_optimizers.py": "fit/update/weight_update",

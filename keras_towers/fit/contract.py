@@ -2,15 +2,13 @@
 
 The constructor of a strategy combines:
 
-* a ``TowerConfig``: its devices, the transport between processes, and how a
-  batch is distributed;
-* an object that ``UpdatesWeights``: where trained weights and slot variables
-  live, and how reduced gradients are applied;
-* one that ``RunsCalls`` of ``fit``, ``evaluate``, ..., with one that
-  ``AdoptsModels``.
+* a ``TowerConfig``: its devices, the processes, and how a batch is distributed;
+* a ``WeightUpdate``: where trained weights and slot variables live, and how
+  reduced gradients are applied. Other updates inherit from it;
+* ``TowerCalls``: how ``fit``, ``evaluate``, ... run. Others inherit from these.
 
-``fit/`` depends only on these, never on the type of the strategy, and these on
-nothing in ``fit/`` that implements them.
+``fit/`` depends only on these, never on the type of the strategy, and this
+module on neither of the two.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -27,9 +25,9 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
-from keras_towers.reduction import RankSum
+from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import Transport
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -50,10 +48,10 @@ class TowerConfig:
     Attributes:
         strategy: the ``tf.distribute.Strategy`` itself.
         devices: one device for each tower of this process.
-        transport: connects the processes within a step.
+        job: all processes that train together.
+        transport: connects those that exchange tensors: all of them, or each
+            is alone.
         options: how batches are distributed, and gradients summed.
-        others: connects all processes that train together, for strategies that
-            exchange nothing within a step; None: ``transport`` does.
         gradient_factor: multiplies the gradients of this process before they
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
@@ -64,30 +62,40 @@ class TowerConfig:
 
     strategy: Strategy
     devices: Sequence[str]
+    job: Peers
     transport: Transport
     options: StrategyOptions
-    others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
     other_columns: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
-        if self.options.micro_batches == "auto" and self.peers.size > 1:
+        if self.options.micro_batches == "auto" and self.job.size > 1:
             raise TowerError(
                 f'micro_batches="auto" is for one process, and {self.name} '
-                f"connects {self.peers.size}: each might choose a different "
+                f"connects {self.job.size}: each might choose a different "
                 "number. Give all processes the same number."
             )
 
-    @property
-    def peers(self) -> Peers:
-        """All processes that train together, for exchanges between steps."""
-        return self.others or self.transport
+    def places(self, kind: str) -> Places:
+        """Return where the steps of a method compute, and with whom.
 
-    def without_other_processes(self) -> TowerConfig:
-        """Return the same towers without the other processes."""
-        alone = SingleProcess()
-        return dataclasses.replace(self, transport=alone, others=None)
+        Args:
+            kind: one of ``METHODS``.
+        """
+        options = self.options
+        job = self.job if self.job.size > 1 else ALONE
+        # Ranks with data of their own predict independently, and train so if
+        # they exchange nothing.
+        is_own = options.batches == "each" and (
+            job is not self.transport or kind.startswith("predict")
+        )
+        batch = ALONE if is_own else job
+        in_rounds = options.sync_every is not None and kind in TRAINING
+        step = ALONE if batch is ALONE or in_rounds else self.transport
+        ranks = Ranks(job, batch, step, shards=step)
+        number = options.micro_batches
+        return Places(ranks, self.mesh, 1 if number == "auto" else number)
 
     @property
     def name(self) -> str:
@@ -114,27 +122,10 @@ class TowerConfig:
         return len(self.mesh[0])
 
     @property
-    def num_replicas(self) -> int:
-        """Number of towers in all processes."""
-        return self.num_towers * self.peers.size
-
-    @property
     def divides(self) -> bool:
         """Whether steps are divided, over devices or into micro-batches."""
-        many = self.num_replicas > 1 or self.num_columns > 1
-        return many or self.options.micro_batches != 1
-
-    def runs_alone(self, kind: str) -> bool:
-        """Whether a rank takes a method's steps without the other ranks."""
-        # Ranks with their own data predict independently.
-        predicts = kind.startswith("predict")
-        rank_batches = predicts and self.options.batches == "each"
-        return rank_batches or self.transport.size == 1
-
-    @property
-    def first_tower(self) -> int:
-        """Global index of this process's first tower."""
-        return self.num_towers * self.peers.rank
+        places = self.num_towers * self.job.size * self.num_columns
+        return places > 1 or self.options.micro_batches != 1
 
 
 @dataclasses.dataclass(eq=False)
@@ -277,125 +268,17 @@ class TowerFunction:
         raise NotImplementedError
 
 
-class UpdatesWeights(Protocol):
-    """Where trained weights and optimizer state live, and who updates them.
-
-    Attributes:
-        rank_sum: sums gradients over the ranks, and has the state of their
-            communication hook; None: nothing does.
-    """
-
-    rank_sum: RankSum | None
-
-    @property
-    def has_absent_weights(self) -> bool:
-        """Whether no rank has the whole of the weights, until an epoch ends."""
-        ...
-
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer if needed, and place its slot variables."""
-        ...
-
-    def apply_in_replica(self, call: ApplyCall) -> None:
-        """Sum the gradients over all replicas, then update once."""
-        ...
-
-    def apply_outside(self, call: ApplyCall) -> None:
-        """Update outside of steps and replicas, as one device does."""
-        ...
-
-
-class AdoptsModels(Protocol):
-    """The models placed on a strategy's towers.
-
-    Attributes:
-        in_block: whether a block is open, at whose end models are released.
-    """
-
-    in_block: bool
-
-    @property
-    def models(self) -> Sequence[keras.Model]:
-        """The models on the towers, and those created in the block."""
-        ...
-
-    def register_created(self, model: keras.Model) -> None:
-        """Register a model that was created in the strategy's scope."""
-        ...
-
-    def register_compiled(self, model: keras.Model) -> None:
-        """Register a model compiled in the scope, maybe to be trained later."""
-        ...
-
-    def registering_variable(
-        self, variable: keras.Variable
-    ) -> contextlib.AbstractContextManager[None]:
-        """Register a variable whose value is created in this block."""
-        ...
-
-    def claim(self, model: keras.Model) -> None:
-        """Bind a model, its optimizers and nested models to the strategy."""
-        ...
-
-    def bind(self, model: keras.Model) -> bool:
-        """Place a model's variables on the towers; return if any were new."""
-        ...
-
-    def release(self) -> None:
-        """Turn all models into ordinary ones."""
-        ...
-
-    def release_model(self, model: keras.Model) -> None:
-        """Turn a model into an ordinary one."""
-        ...
-
-    def describe_held(self) -> list[str]:
-        """Describe the bytes of all models' variables on each device."""
-        ...
-
-    def ranks_diverge(self, model: keras.Model) -> bool:
-        """Whether a model's ranks train on their own until the next average."""
-        ...
-
-    def gather_slots(self) -> None:
-        """Give every rank the whole optimizer state, and equal weights."""
-        ...
-
-    def broadcast(self, model: keras.Model) -> None:
-        """Give all ranks the weights, optimizer state and seeds of rank 0."""
-        ...
-
-    def sum_metrics(self, model: keras.Model) -> None:
-        """Sum the metrics of ranks that train independently. Collective."""
-        ...
-
-
-class RunsCalls(Protocol):
-    """How a call of a method of Keras runs."""
-
-    @property
-    def adoption(self) -> AdoptsModels: ...
-
-    @property
-    def runs_plain_keras(self) -> bool:
-        """Whether all calls run as plain Keras does, without towers."""
-        ...
-
-    def run_call(self, keras_call: KerasCall) -> Any:
-        """Run a call of a method of Keras."""
-        ...
-
-
 class KerasStrategy:
     """The base class of all strategies, as ``fit/`` sees them."""
 
-    # Internal: its components.
+    # Internal: its components. The base classes of the other two are above this
+    # module, in ``fit/update`` and ``fit/calls``.
     _config: TowerConfig
-    _update: UpdatesWeights
-    _calls: RunsCalls
+    _update: Any
+    _calls: Any
 
     @property
-    def _adoption(self) -> AdoptsModels:
+    def _adoption(self) -> Any:
         return self._calls.adoption
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

@@ -91,7 +91,7 @@ def check_call(
     names: tuple[str, ...] = _EPOCHS
     if config.options.batches == "split":
         names += _FOR_SAME_DATA
-    if config.options.batches == "split" or not config.runs_alone(kind):
+    if config.places(kind).ranks.batch.size > 1:
         names += _STEPS
     words = _Words()
     settings = {
@@ -116,7 +116,7 @@ def check_call(
     if differing.pop(_LAYERS, None):
         differing |= _differing_layer(_meet(config, layers, kind))
     rates = differing.pop(_RATE, None)
-    if rates and config.peers.rank == 0:
+    if rates and config.job.rank == 0:
         logger.warning(
             "the ranks have different learning rates for model %r (%s); all "
             "train with the learning rate of rank 0.",
@@ -136,7 +136,7 @@ def check_call(
             "the same way on every rank."
         )
     unread = ", ".join(sorted(words.unread))
-    if unread and config.peers.rank == 0 and first_time(model, unread):
+    if unread and config.job.rank == 0 and first_time(model, unread):
         announce(
             f"the ranks of model {model.name!r} compare these only by their "
             f"class, since they have no get_config() to read: {unread}. Make "
@@ -153,7 +153,7 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
     where = f"is at the beginning of {kind}"
     transport = config.transport
     if not isinstance(transport, EngineTransport):
-        return rank_checks.gather(config.peers, settings, where)
+        return rank_checks.gather(config.job, settings, where)
     try:
         return watch.wait_for_ranks(
             lambda: rank_checks.gather(transport, settings, where)
@@ -184,7 +184,7 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
         f"behind the `with` block of {config.name}"
     )
     return TowerError(
-        f"{ended}, and does not call {kind}, but rank {config.peers.rank} "
+        f"{ended}, and does not call {kind}, but rank {config.job.rank} "
         f"does. Every rank has to call {kind}{advice}."
     )
 

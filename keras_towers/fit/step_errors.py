@@ -67,15 +67,12 @@ def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
             "one of the towers or ranks failed before this. The same call on "
             f"one device, outside of {config.name}, shows the error."
         )
+    replicas = config.places("fit").replicas
     # Errors of other types, such as a lost rank, are not about rows.
     is_about_rows = isinstance(error, tf.errors.InvalidArgumentError)
-    if (
-        not is_about_rows
-        or config.num_replicas == 1
-        or config.options.batches != "split"
-    ):
+    if not is_about_rows or replicas == 1 or config.options.batches != "split":
         return ""
     return (
-        f"each of the {config.num_replicas} towers had its part of the batch: "
+        f"each of the {replicas} towers had its part of the batch: "
         "row numbers in the error refer to one part."
     )

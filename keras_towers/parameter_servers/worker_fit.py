@@ -23,9 +23,9 @@ from keras_towers.fit.contract import (
     ApplyCall,
     FitStart,
     KerasCall,
-    TowerConfig,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.places import Places
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
@@ -151,14 +151,9 @@ class WorkerFit(ReplicaCall):
         return self.session.trace_step(run)
 
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        if kind != "fit":
-            # Each worker validates on the whole data.
-            return TowerEpochIterator(
-                self.config.without_other_processes(), kind, **kwargs
-            )
-        return super()._make_iterator(
-            kind, on_next_step=self._workers.beat, **kwargs
-        )
+        if kind == "fit":
+            kwargs["on_next_step"] = self._workers.beat
+        return super()._make_iterator(kind, **kwargs)
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         super().build(iterator, data_batch)
@@ -480,12 +475,10 @@ class WorkerCalls(OneFitPerModel):
         finally:
             self.last = session
 
-    def _config_of(self, kind: str) -> TowerConfig:
-        return (
-            self._config
-            if kind == "fit"
-            else self._config.without_other_processes()
-        )
+    def places(self, kind: str) -> Places:
+        # Each worker validates on the whole data.
+        places = super().places(kind)
+        return places if kind == "fit" else places.alone()
 
     @property
     def runs_plain_keras(self) -> bool:
@@ -495,15 +488,7 @@ class WorkerCalls(OneFitPerModel):
         self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         if keras_call.kind != "fit":
-            return TowerCall(
-                self._step.without_other_processes,
-                self.adoption,
-                keras_call,
-                prepared,
-                start,
-            )
+            return super().make_call(keras_call, prepared, start)
         refuse_eager(self._config, keras_call.model)
         self.last = session = self._session_of(keras_call.model)
-        return WorkerFit(
-            session, self._step, self.adoption, keras_call, prepared, start
-        )
+        return WorkerFit(session, self, keras_call, prepared, start)

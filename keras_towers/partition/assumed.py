@@ -121,7 +121,7 @@ class AssumedBatch:
         """Return a tensor like the result of an exchange."""
         (value,) = emit([], values, [exchange.given])
         shape = exchange.result.shape
-        if exchange.over == "columns":
+        if "columns" in exchange.over:
             # Columns divide axes of weights: rows are those of the tower.
             if shape.rank is not None and shape.rank == value.shape.rank:
                 pairs = zip(shape, value.shape, strict=True)

@@ -227,7 +227,7 @@ class Builder:
             on_columns=is_own,
         )
         self.exchanges.append(
-            Exchange(kind, tensor, result, axis, sizes, over="columns")
+            Exchange(kind, tensor, result, axis, sizes, over=("columns",))
         )
         return result
 

@@ -51,6 +51,7 @@ class Tensor:
     on_columns: bool = False
 
 
+Axis: TypeAlias = Literal["columns", "towers", "ranks"]
 ExchangeKind: TypeAlias = Literal[
     "sum", "gather", "scatter", "first", "before", "root"
 ]
@@ -149,7 +150,8 @@ class Exchange:
             number.
         units: the size of the axis of variables in shards that the towers have
             these rows of; None: their rows are others.
-        over: whether towers exchange it, or the columns of each tower.
+        over: the axes along which it is exchanged, the inner one first. Towers
+            of one process have a rank.
     """
 
     kind: ExchangeKind
@@ -159,13 +161,14 @@ class Exchange:
     sizes: Sequence[Any] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
-    over: Literal["towers", "columns"] = "towers"
+    over: tuple[Axis, ...] = ("towers", "ranks")
 
     @property
     def is_own(self) -> bool:
         """Whether everyone who takes part has a result of its own."""
         result = self.result
-        return result.on_towers if self.over == "towers" else result.on_columns
+        over_columns = "columns" in self.over
+        return result.on_columns if over_columns else result.on_towers
 
     @property
     def used(self) -> list[Tensor]:

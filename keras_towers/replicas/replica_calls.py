@@ -193,9 +193,7 @@ class AsyncCalls(TowerCalls):
     ) -> TowerCall:
         if not keras_call.trains:
             return super().make_call(keras_call, prepared, start)
-        return _ThreadedCall(
-            self, self._step, self.adoption, keras_call, prepared, start
-        )
+        return _ThreadedCall(self, keras_call, prepared, start)
 
 
 class ReplicaCalls(OneFitPerModel, AsyncCalls):
@@ -256,7 +254,7 @@ class _ThreadedCall(ReplicaCall):
     )
 
     def __init__(self, calls: AsyncCalls, *args: Any):
-        super().__init__(*args)
+        super().__init__(calls, *args)
         self._calls = calls
         # None if one step runs at a time: eager ones, and ``train_on_batch``.
         self._threads: TowerThreads | None = None

@@ -84,7 +84,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         options: StrategyOptions | None = None,
         *,
         transport: Transport | None = None,
-        others: Peers | None = None,
+        job: Peers | None = None,
         gradient_factor: float = 1.0,
         other_columns: Sequence[Sequence[str]] = (),
     ):
@@ -97,21 +97,21 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         tf.distribute.Strategy.__init__(
             self, TowerExtended(self, devices, transport)
         )
-        peers = others or transport
+        job = job or transport
         if not options.average:
-            gradient_factor *= len(devices) * peers.size
+            gradient_factor *= len(devices) * job.size
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
+            job=job,
             transport=transport,
             options=options,
-            others=others,
             gradient_factor=gradient_factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
-            and peers.size == 1,
+            and job.size == 1,
             other_columns=other_columns,
         )
-        if peers.size > 1:
+        if job.size > 1:
             permit_training()
         self._entered: contextlib.ExitStack | None = None
 
@@ -123,8 +123,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         if update is None:
             update = modes.create_update(self._config, self._mode)
-        # Nothing replaces it later, so its type may be narrower.
-        self._update: WeightUpdate = update  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._update = update
         self._calls = calls or TowerCalls(update)
 
     @property
@@ -135,22 +134,22 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     @property
     def rank(self) -> int:
         """The rank of this process, 0 to size - 1."""
-        return self._config.peers.rank
+        return self._config.job.rank
 
     @property
     def size(self) -> int:
         """The number of processes that train the model."""
-        return self._config.peers.size
+        return self._config.job.size
 
     @property
     def local_rank(self) -> int:
         """The rank of this process on its machine, from 0."""
-        return self._config.peers.local_rank
+        return self._config.job.local_rank
 
     @property
     def local_size(self) -> int:
         """The number of processes on this machine."""
-        return self._config.peers.local_size
+        return self._config.job.local_size
 
     @property
     def is_chief(self) -> bool:
@@ -165,12 +164,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     @property
     def num_replicas(self) -> int:
         """The number of towers of all processes."""
-        return self._config.num_replicas
+        return self.num_towers * self.size
 
     @property
     def first_tower(self) -> int:
         """The index of this process's first tower among all towers."""
-        return self._config.first_tower
+        return self.num_towers * self.rank
 
     @property
     def average(self) -> bool:
@@ -302,7 +301,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 f"another {words_for_another(current, self)}: leave that one "
                 "first."
             )
-        if isinstance(self._config.peers, SingleProcess):
+        if isinstance(self._config.job, SingleProcess):
             _warn_if_in_job(type(self).__name__)
         with keras_patches.installed(), super().scope():
             yield self
@@ -328,7 +327,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def _announce(self) -> None:
         """Announce the strategy in one line."""
-        alone = isinstance(self._config.peers, SingleProcess)
+        alone = isinstance(self._config.job, SingleProcess)
         plain = alone and self._calls.runs_plain_keras
         if plain and len(devices_lib.devices_of(None)) == 1:
             logger.warning(
@@ -338,7 +337,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 "`keras-towers run` --towers 4.",
                 self,
             )
-        elif self._config.peers.rank == 0:
+        elif self._config.job.rank == 0:
             announce(repr(self))
 
     def __exit__(self, *error: Any) -> None:

@@ -187,7 +187,7 @@ class _WorkerStrategy(BaseStrategy):
             # Nobody averages the gradients of the workers.
             factor /= size
         super().__init__(
-            devices, given, others=self._peers, gradient_factor=factor
+            devices, given, job=self._peers, gradient_factor=factor
         )
         self.sync = sync
 

@@ -252,7 +252,7 @@ class SyncReplicasStrategy(BaseStrategy):
         self.tokens: Tokens = tokens
         self._averages = variable_averages
         quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
-        super().__init__(devices, options, others=self._peers)
+        super().__init__(devices, options, job=self._peers)
         self._calls: ReplicaCalls | WorkerCalls
         if self._peers is None:
             update = HogwildUpdate(

@@ -124,7 +124,7 @@ class Timeline(ObservesFit):
                 "Timeline reads the clock within a step, which TensorFlow "
                 "refuses after enable_op_determinism(): measure without it."
             )
-        rank = 0 if config is None else config.peers.rank
+        rank = 0 if config is None else config.job.rank
         make_writable(
             self.path.absolute().parent, "give Timeline another path."
         )
@@ -162,7 +162,7 @@ class Timeline(ObservesFit):
             stamps = stamps[:0]
         devices = [] if config is None else config.devices
         return RankRecording(
-            0 if config is None else config.peers.rank,
+            0 if config is None else config.job.rank,
             platform.node(),
             [short_name(device) for device in devices],
             self._recorder.count - len(stamps),

@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.partition import partition_graph
@@ -190,10 +192,10 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
         own = [towers[k] for k in shares[transport.rank]]
         devices, order = [_HOST] * len(own), StepOrder(transport)
         with graph.as_default():
-            runner = TowerProgram(
-                program, "called", [[d] for d in devices], transport, order
-            )
-            return runner.add_to_graph(processes[transport.rank], own, update)
+            places = Places(Ranks(step=transport), [[d] for d in devices])
+            runner = TowerProgram(program, "called", places, order)
+            inputs = StepInputs(processes[transport.rank], own)
+            return runner.add_to_graph(inputs, update)
 
     one_at_a_time = threading.Lock()
 

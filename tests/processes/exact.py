@@ -41,7 +41,7 @@ def assert_one_device(case, reference, strategy):
     Returns:
         the outcome on this rank.
     """
-    together = strategy._config.peers
+    together = strategy._config.job
     try:
         found = comparable(use_model(case.build, case.fit, strategy))
     except BaseException:

@@ -65,7 +65,7 @@ def forget_seed():
 
 
 def gather(value):
-    return Strategy()._config.peers.gather_objects(value)
+    return Strategy()._config.job.gather_objects(value)
 
 
 def assert_equal_on_ranks(value):

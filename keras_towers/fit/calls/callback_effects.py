@@ -73,7 +73,7 @@ def callbacks_adapted(
         return
     callbacks = arguments.get("callbacks")
     # Only rank 0 shows a progress bar.
-    if config.peers.rank > 0:
+    if config.job.rank > 0:
         arguments["verbose"] = 0
     synced = [c for c in listed(callbacks) if isinstance(c, SyncedCallbacks)]
     # Validation inside fit runs the callbacks of that fit.
@@ -86,15 +86,16 @@ def callbacks_adapted(
         own: set[str] = set()
         if call.kind == "fit" and config.transport.size > 1:
             own = own_paths(config.transport, callbacks)
-        of_this_rank = callbacks_of_rank(config.peers, callbacks, stack, own)
+        of_this_rank = callbacks_of_rank(config.job, callbacks, stack, own)
         callbacks = in_form_of(callbacks, of_this_rank)
         if config.transport.size > 1:
+            is_own = call.places.ranks.batch.size == 1
             synced_last = SyncedCallbacks(
                 config.transport,
                 of_this_rank,
                 _state_of,
                 adoption,
-                moved=_AFTER_PREDICT if config.runs_alone(call.kind) else {},
+                moved=_AFTER_PREDICT if is_own else {},
             )
             callbacks = with_added(callbacks, synced_last)
             call.meet = synced_last.meet

@@ -40,7 +40,8 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         yield
         # Steps of a loop over batches, and ranks with data of their own, do not
         # wait for one another here.
-        if not kind.endswith("_on_batch") and not config.runs_alone(kind):
+        together = config.places(kind).ranks.batch is transport
+        if together and not kind.endswith("_on_batch"):
             rank_checks.gather(transport, None, f"is at the end of {kind}")
     except Exception as error:
         if joint:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.contract import KerasCall, TowerFunction
-from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -27,11 +27,8 @@ class LoneCall(TowerCall):
 
     is_alone = True
 
-    def __init__(
-        self, step: GlobalStep, adoption: Adoption, keras_call: KerasCall
-    ):
-        super().__init__(step.without_other_processes, adoption, keras_call)
-        self._step_of_all = step
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         # What its own callbacks do, they do alone, too.
         self.meet = lambda what, call: False
 
@@ -42,7 +39,7 @@ class LoneCall(TowerCall):
         name = "test_function" if is_test else "predict_function"
         # The functions of all ranks hold them: if Keras drops one, when the
         # model is compiled for instance, both are made again.
-        of_all = tower_function(model, name, self._step_of_all)
+        of_all = tower_function(model, name, self.config, self.settings)
         setattr(model, name, of_all.alone)
         try:
             with super().installed():

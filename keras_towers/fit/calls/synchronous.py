@@ -19,25 +19,17 @@ from keras_towers.fit.calls import (
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
-from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.calls.tower_call import Calls, TowerCall
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
+from keras_towers.fit.contract import FitStart, KerasCall
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
-from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.trace import Trace
-from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.partition import Program
 from keras_towers.rendezvous import rank_checks, watch
 
 
-class TowerCalls:
+class TowerCalls(Calls):
     """Runs Keras's methods on towers."""
-
-    def __init__(self, update: WeightUpdate, keeps: bool = True):
-        self._config = update.config
-        self._step: GlobalStep = GlobalStep(update)
-        self.adoption: Adoption = Adoption(self._config, update, keeps)
 
     def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
@@ -53,16 +45,12 @@ class TowerCalls:
             stack.enter_context(resuming.around())
             arguments = keras_call.arguments
             first = arguments.get("initial_epoch", 0)
-            start = resuming.find_start(self._config.peers, first)
+            start = resuming.find_start(self._config.job, first)
             arguments["initial_epoch"] = start.epoch
             ended = start.epoch >= arguments.get("epochs", 1)
             if (start.done or start.batch) and not ended:
                 callback_roles.warn_of_counters(arguments)
             return self._start(keras_call, start)
-
-    def _config_of(self, kind: str) -> TowerConfig:
-        """Return the config of the towers that run a method."""
-        return self._config
 
     @property
     def runs_plain_keras(self) -> bool:
@@ -92,9 +80,9 @@ class TowerCalls:
         if not validates:
             self._config.transport.note_wait(f"the beginning of {kind}")
         try:
-            config = self._config_of(kind)
-            compares = not prepared and not validates and config.peers.size > 1
-            if compares:
+            config = self._config
+            compares = not prepared and not validates
+            if compares and self.places(kind).ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
                 rank_agreement.check_call(config, keras_call, observer)
             with self._config.strategy.scope():
@@ -115,9 +103,9 @@ class TowerCalls:
             refused = step_errors.error_for_user(error)
             if refused is not None:
                 raise refused from None
-            if not self._step.order.agreement.is_mismatch(error):
+            if not self.step.order.agreement.is_mismatch(error):
                 raise
-            raise self._step.order.agreement.mismatch_error() from None
+            raise self.step.order.agreement.mismatch_error() from None
         finally:
             if outer is None:
                 self._config.transport.note_wait("")
@@ -128,7 +116,7 @@ class TowerCalls:
         doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
         with self._config.strategy.scope(), watch.within(doing):
             self.adoption.claim(model)
-            call = LoneCall(self._step, self.adoption, keras_call)
+            call = LoneCall(self, keras_call)
             with noting_causes(call):
                 return self._run(call)
 
@@ -136,7 +124,7 @@ class TowerCalls:
         self, keras_call: KerasCall, prepared: bool, start: FitStart | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
-        return TowerCall(self._step, self.adoption, keras_call, prepared, start)
+        return TowerCall(self, keras_call, prepared, start)
 
     def plan(
         self, model: keras.Model, batch: Any, examples: int
@@ -154,26 +142,27 @@ class TowerCalls:
         with self._config.strategy.scope():
             self.adoption.claim(model)
             call = self.make_call(keras_call, False, None)
+            call.examples["fit"] = examples
             with call.installed():
                 call.build(data_batch=batch)
                 call.prepare()
-                self._step.examples = examples
-                return self._step.plan(model.train_step, batch, keras_call)
+                return self.step.plan(model.train_step, batch, call.settings)
 
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
         arguments = keras_call.arguments
-        config = call.config if call.is_alone else self._config
+        config = self._config
+        has_peers = config.job.size > 1 and not call.is_alone
         outer = tower_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
-            if call.kind == "fit" and (call.start or config.peers.size > 1):
-                call.shuffle_order = ShuffleOrder(config.peers, call.start)
+            if call.kind == "fit" and (call.start or has_peers):
+                call.shuffle_order = ShuffleOrder(config.job, call.start)
                 stack.enter_context(call.shuffle_order.of_sequences())
             stack.enter_context(call.installed())
             if call.kind == "predict_on_batch":
                 call.build(data_batch=(arguments["x"],))
-            if config.peers.size > 1:
+            if has_peers:
                 stack.enter_context(
                     callback_effects.callbacks_adapted(
                         config, self.adoption, call, nested

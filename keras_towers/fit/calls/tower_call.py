@@ -24,11 +24,14 @@ from keras_towers.fit.contract import (
     TowerFunction,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
     make_by_keras,
+    running_settings,
 )
-from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.step.global_step import GlobalStep, StepSettings
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.rendezvous import rank_checks
 
@@ -96,6 +99,26 @@ class _UserStep:
         return self._step(batch)
 
 
+class Calls:
+    """What the calls of a strategy share.
+
+    Attributes:
+        step: runs their steps.
+        adoption: the models on the towers.
+        undivided: what batches so far have shown, as in ``StepSettings``.
+    """
+
+    def __init__(self, update: WeightUpdate, keeps: bool = True):
+        self._config: TowerConfig = update.config
+        self.step: GlobalStep = GlobalStep(update)
+        self.adoption: Adoption = Adoption(self._config, update, keeps)
+        self.undivided: dict[tuple[str, ...], set[str]] = {}
+
+    def places(self, kind: str) -> Places:
+        """Return where the steps of a method compute, and with whom."""
+        return self._config.places(kind)
+
+
 class TowerCall:
     """A call of ``fit``, ``evaluate``, ... of one model on towers.
 
@@ -106,20 +129,24 @@ class TowerCall:
 
     Attributes:
         is_alone: whether other ranks do not make this call.
+        places: where its steps compute, and with whom.
+        examples: the usual number of examples of a batch, by the method of
+            Keras; None: unknown.
     """
 
     is_alone = False
 
     def __init__(
         self,
-        step: GlobalStep,
-        adoption: Adoption,
+        calls: Calls,
         keras_call: KerasCall,
         prepared: bool = False,
         start: FitStart | None = None,
     ):
-        self.config: TowerConfig = step.config
-        self.adoption = adoption
+        self._step: GlobalStep = calls.step
+        self._undivided = calls.undivided
+        self.config: TowerConfig = self._step.config
+        self.adoption: Adoption = calls.adoption
         self.keras_call = keras_call
         self.model = keras_call.model
         self.kind = keras_call.kind
@@ -132,12 +159,18 @@ class TowerCall:
         self.meet: Callable[[str, KerasCall | None], bool]
         self.meet = lambda what, call: True
         self.shuffle_order: ShuffleOrder | None = None
-        self._step = step
         self._prepared = prepared
         outer = current()
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = outer is not None and outer.model is self.model
+        self._places_of = calls.places
+        places = calls.places(self.kind)
+        self.places: Places = places.alone() if self.is_alone else places
+        # Keras's fit makes the iterator of a validation within it.
+        is_inner = outer is not None and outer.model is self.model
+        self.examples: dict[str, int | None]
+        self.examples = outer.examples if outer and is_inner else {}
         # The specs of a batch, to build the model with.
         self._batch: Any = None
         # Whether a step runs that builds the model.
@@ -194,9 +227,13 @@ class TowerCall:
         iterator = self.epoch_iterator
         if kind == "predict" and iterator is not None:
             self.build(iterator)
-        made = tower_function(self.model, f"{kind}_function", self._step, force)
+        settings = self.settings
+        made = tower_function(
+            self.model, f"{kind}_function", self.config, settings, force
+        )
         if isinstance(made, AdaptiveFunction):
             made.begin_call(
+                settings,
                 rows_may_differ=self.config.options.batches == "split"
                 and iterator is not None
                 and iterator.has_unknown_rows(),
@@ -227,10 +264,19 @@ class TowerCall:
     def end_threads(self) -> None:
         """End the threads that run steps, if any."""
 
+    @property
+    def settings(self) -> StepSettings:
+        """What its steps are traced for, but for what functions learn."""
+        examples = self.examples.get(self.kind)
+        return StepSettings(
+            self.model, self.kind, self.places, self._undivided, examples
+        )
+
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         self._builds = self.build_error is not None
+        settings = running_settings() or self.settings
         try:
-            result = self._step.run_step(step, batch, self.keras_call)
+            result = self._step.run_step(step, batch, settings)
         finally:
             self._builds = False
         self.build_error = None
@@ -239,7 +285,7 @@ class TowerCall:
     def share_created(self, variable: keras.Variable) -> None:
         """Give a variable that a step creates the value of rank 0."""
         transport = self.config.transport
-        if self._builds and transport.size > 1:
+        if self._builds and self.places.ranks.job is transport:
             with tf.init_scope():
                 rank_agreement.broadcast(transport, [variable._value])
 
@@ -254,7 +300,7 @@ class TowerCall:
             iterator.skip_to(self.start)
         if first:
             self.epoch_iterator = iterator
-            self._step.examples = iterator.batch_size
+        self.examples[kind] = iterator.batch_size
         return iterator
 
     def _epochs(self, kind: str) -> int | None:
@@ -267,12 +313,16 @@ class TowerCall:
         return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        # The validation of a fit has its own.
+        is_own = kind == self.kind
+        places = self.places if is_own else self._places_of(kind)
         return TowerEpochIterator(
             self.config,
+            places,
             kind,
             order=self.shuffle_order,
             end_data=lambda batches: self._step.end_data(
-                batches, self.model, kind
+                batches, self.model, places.ranks
             ),
             **kwargs,
         )
@@ -291,16 +341,15 @@ class TowerCall:
 
     def _builds_in_step(self) -> bool:
         """Whether the first step is to build the model, on all ranks."""
-        needs, peers = (
-            model_building.needs_build(self.model, self.kind),
-            self.config.peers,
-        )
-        if peers.size == 1:
+        needs = model_building.needs_build(self.model, self.kind)
+        ranks = self.places.ranks
+        if ranks.job.size == 1:
             return needs
         # Only ranks that take the same steps prepare in the first one.
-        if self._is_nested or self.config.runs_alone(self.kind):
+        if self._is_nested or ranks.batch is not self.config.transport:
             return False
-        return all(rank_checks.gather(peers, needs, f"prepares {self.kind}"))
+        where = f"prepares {self.kind}"
+        return all(rank_checks.gather(ranks.job, needs, where))
 
     def _prepare_in_step(self) -> None:
         self.prepare()
@@ -328,7 +377,7 @@ class TowerCall:
         if new or self.kind == "fit" or not self._is_inner:
             self.adoption.synchronize(
                 self.model,
-                self.config.peers,
+                self.places.ranks.job,
                 self.keras_call.trains,
                 self.build_error,
             )
@@ -340,7 +389,8 @@ class TowerCall:
 
     def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
-        self.config.transport.note_wait(f"end of {self.kind}")
+        if not self.is_alone:
+            self.config.transport.note_wait(f"end of {self.kind}")
         self._step.order.begin_epoch()
         logs = self.finish_steps(logs)
         iterator = self.epoch_iterator
@@ -359,14 +409,18 @@ class TowerCall:
 
 
 def tower_function(
-    model: keras.Model, name: str, step: GlobalStep, force: bool = False
+    model: keras.Model,
+    name: str,
+    config: TowerConfig,
+    settings: StepSettings,
+    force: bool = False,
 ) -> TowerFunction:
     """Return a function of a model for towers, made again if needed."""
     before = getattr(model, name)
     uses_towers = before is None or isinstance(before, TowerFunction)
     made = make_by_keras(model, name, force or not uses_towers)
     if not isinstance(made, TowerFunction):
-        made = AdaptiveFunction(model, name, step)
+        made = AdaptiveFunction(model, name, config, settings)
         setattr(model, name, made)
     return made
 

@@ -15,6 +15,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.places import Places
 from keras_towers.transport import Transport, next_key
 
 _ARGUMENTS = ("x", "y", "sample_weight")
@@ -153,7 +154,7 @@ class Batch:
         """Split a global batch into pieces whose sizes differ by at most one.
 
         Args:
-            replicas: the number of towers of all processes.
+            replicas: the number of towers that have parts of it.
             first: the first tower to return a piece for.
             towers: the number of pieces to return.
         """
@@ -368,12 +369,16 @@ def is_whole(batch: Any) -> bool:
 
 
 def as_tower_batch(
-    config: TowerConfig, batch: Any, undivided: Undivided | None = None
+    config: TowerConfig,
+    places: Places,
+    batch: Any,
+    undivided: Undivided | None = None,
 ) -> tuple[TowerBatch, Batch]:
     """Convert whatever Keras passes to a step into a ``TowerBatch``.
 
     Args:
         config: the towers.
+        places: those that have parts of it.
         batch: a global batch, or the towers' pieces of one.
         undivided: as of ``Batch.of``.
 
@@ -381,21 +386,20 @@ def as_tower_batch(
         The towers' pieces, and the batch, or a piece, that they are divided
         like.
     """
-    towers = config.num_towers
+    towers, is_own = places.towers, config.options.batches == "each"
     if is_whole(batch):
         whole = Batch.of(tf.nest.map_structure(_as_tensor, batch), undivided)
-        if config.options.batches == "split":
-            replicas, first = config.num_replicas, config.first_tower
-            return whole.split(replicas, first, towers), whole
-        return TowerBatch(whole.split(towers, 0, towers).pieces), whole
-    is_own = config.options.batches == "each"
+        if is_own:
+            return TowerBatch(whole.split(towers, 0, towers).pieces), whole
+        replicas, first = places.replicas, places.first_tower
+        return whole.split(replicas, first, towers), whole
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))
         )
         is_own = True
     pieces = [Batch.of(piece, undivided) for piece in batch.pieces]
-    if is_own and (towers > 1 or config.transport.size > 1):
+    if is_own and places.replicas > 1:
         pieces[0].refuse_without_rows()
     checks = [c for p in pieces for c in p.check_rows(EACH, undivided=True)]
     with tf.control_dependencies(checks):
@@ -417,11 +421,11 @@ def tensors_in(structure: Any) -> list[tf.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
-def as_one_batch(config: TowerConfig, batch: Any) -> Any:
+def as_one_batch(config: TowerConfig, places: Places, batch: Any) -> Any:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
-    pieces = as_tower_batch(config, batch)[0].pieces
+    pieces = as_tower_batch(config, places, batch)[0].pieces
 
     def joined(*leaves: Any) -> Any:
         """Join the rows of the towers' tensors; take others once."""

@@ -25,6 +25,7 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
+from keras_towers.fit.places import Places
 
 logger = logging.getLogger("keras_towers")
 
@@ -49,6 +50,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     Args:
         config: the towers.
+        places: those of its steps.
         kind: the method of Keras that reads the data.
         on_next_step: called before each step.
         order: makes all ranks shuffle identically.
@@ -69,6 +71,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __init__(
         self,
         config: TowerConfig,
+        places: Places,
         kind: str,
         on_next_step: Callable[[], None] = lambda: None,
         order: ShuffleOrder | None = None,
@@ -77,9 +80,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         end_data: Callable[[int], None] = lambda batches: None,
         **kwargs: Any,
     ):
-        # Processes that exchange nothing in steps may end at different times.
-        self._together = together = config.transport.size > 1
-        self._config, self._kind = config, kind
+        self._config, self._places, self._kind = config, places, kind
+        batch_ranks = places.ranks.batch
+        # Processes that exchange nothing may end at different times.
+        self._together: bool = batch_ranks is config.transport
         self._on_next_step, self._order = on_next_step, order
         self._end_data = end_data
         self.at_last_step: bool = False
@@ -90,8 +94,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self.source: Any = self._distributed_dataset
             self._owner: _Owner = self._find_owner(whole)
             is_global = self._owner is _Owner.ALL
-            if self._has_arrays and is_global and config.peers.size > 1:
-                local_rows = _read_local_rows(adapter, config)
+            if self._has_arrays and is_global and batch_ranks.size > 1:
+                local_rows = _read_local_rows(adapter, places)
         self._common_steps: int | None = None
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
@@ -104,9 +108,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._check_enough()
             if is_global:
                 self._warn_if_idle()
-            split = config.options.batches == "split" and config.peers.size > 1
-            alone = self._owner is _Owner.RANK and kind.startswith("predict")
-            if (together or split) and not alone:
+            if batch_ranks.size > 1:
                 self._agree_on_steps()
             dataset = local_rows or self.source
             self._distributed_dataset = self._prefetch(dataset)
@@ -142,9 +144,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _agree_on_steps(self) -> None:
         """Make all ranks run the same number of steps."""
-        config = self._config
         numbers = same_data.compare_data(
-            config.peers,
+            self._places.ranks.batch,
             self._kind,
             self.data_adapter,
             None if self._owner is _Owner.RANK else self.source,
@@ -154,15 +155,16 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if len(known) < len(numbers) or self.steps_per_epoch:
                 self._common_steps = _UNTIL_ALL_END
             else:
-                towers = config.num_towers
+                towers = self._places.towers
                 self._common_steps = max(-(-n // towers) for n in known)
 
     def _warn_if_idle(self) -> None:
         """Warn once if batches of arrays have fewer rows than replicas."""
-        size, config = self.batch_size, self._config
-        replicas = config.num_replicas
-        idles = size and size < replicas and config.peers.rank == 0
-        if idles and first_time(config.strategy, ("idle towers", size)):
+        size, replicas = self.batch_size, self._places.replicas
+        is_first = self._places.ranks.job.rank == 0
+        idles = size and size < replicas and is_first
+        strategy = self._config.strategy
+        if idles and first_time(strategy, ("idle towers", size)):
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
                 "towers are idle. Use a batch_size of %d or more.",
@@ -339,9 +341,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         first, last, _ = compat.execution_of(step, self.steps_per_execution)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
-        alone = self._config.runs_alone(self._kind)
-        wait = "" if alone else f"step {first} of {self._kind}"
-        self._config.transport.note_wait(wait)
+        ranks = self._places.ranks
+        if ranks.job.size > 1:
+            is_own = ranks.batch.size == 1
+            wait = "" if is_own else f"step {first} of {self._kind}"
+            self._config.transport.note_wait(wait)
         return step
 
     @contextlib.contextmanager
@@ -414,9 +418,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._num_batches = -(-self._num_batches // self._config.num_towers)
 
 
-def _read_local_rows(
-    adapter: Any, config: TowerConfig
-) -> tf.data.Dataset | None:
+def _read_local_rows(adapter: Any, places: Places) -> tf.data.Dataset | None:
     """Read only this process's examples from arrays, as ``TowerBatch``es."""
     # None if an array is sparse or ragged.
     arrays = keras.tree.lists_to_tuples(
@@ -434,7 +436,7 @@ def _read_local_rows(
 
     def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
         local = data_lib.Batch.of(batch).split(
-            config.num_replicas, config.first_tower, config.num_towers
+            places.replicas, places.first_tower, places.towers
         )
         pieces = tuple(
             tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)

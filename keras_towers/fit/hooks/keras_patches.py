@@ -117,7 +117,7 @@ def _epoch_iterator(
 
 
 def _notify(
-    event: Callable[[contract.AdoptsModels, Any], None],
+    event: Callable[[adoption.Adoption, Any], None],
     original: Callable[..., None],
     model: Any,
     *args: Any,

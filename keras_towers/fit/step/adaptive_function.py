@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import TowerFunction
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.contract import TowerConfig, TowerFunction
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step.global_step import GlobalStep, ignore_trace
+from keras_towers.fit.step.global_step import StepSettings
 from keras_towers.fit.weights.tower_variables import read_handle
 
 # The first steps of a call show which inputs are not divided and how much
@@ -24,6 +26,14 @@ _FIRST_STEPS = 3
 _RETRACE_RATIO = 4
 # How often a step may be cancelled until that is its error.
 _MAX_CANCELLED = 4
+
+# Of the function that a thread runs, or traces.
+_running: ThreadLocal[StepSettings] = ThreadLocal()
+
+
+def running_settings() -> StepSettings | None:
+    """Return what the function that this thread runs traces its steps for."""
+    return _running.get()
 
 
 class AdaptiveFunction(TowerFunction):
@@ -38,18 +48,27 @@ class AdaptiveFunction(TowerFunction):
     Args:
         model: the model that has the function.
         name: the name of the model's attribute that holds the function.
-        step: divides the batches.
+        config: the towers.
+        settings: what steps are traced for, until a call has others.
     """
 
-    def __init__(self, model: keras.Model, name: str, step: GlobalStep):
+    def __init__(
+        self,
+        model: keras.Model,
+        name: str,
+        config: TowerConfig,
+        settings: StepSettings,
+    ):
         self._function: Callable[[Any], Any] = getattr(model, name)
         self._model = model
         self._name = name
-        self._step = step
-        self._auto_micro_batches = step.config.options.micro_batches == "auto"
-        self._micro_batches = step.micro_batches
+        self._config = config
+        self._auto_micro_batches = config.options.micro_batches == "auto"
+        self._settings = settings
+        self._micro_batches = settings.places.parts
         self._inspects = False
-        self._traced_for_examples = step.examples
+        # For batches of how many examples a step gathers rows; None: of any.
+        self._gathers_for: int | None = None
         self._undivided: set[str] = set()
         # How many steps of this call were inspected.
         self._steps = 0
@@ -62,6 +81,7 @@ class AdaptiveFunction(TowerFunction):
 
     def begin_call(
         self,
+        settings: StepSettings,
         rows_may_differ: bool,
         from_now: bool,
         prepare: Callable[[], None] | None = None,
@@ -69,6 +89,7 @@ class AdaptiveFunction(TowerFunction):
         """Inspect the first batches of a call, if needed.
 
         Args:
+            settings: what steps are traced for.
             rows_may_differ: whether parts of a batch may have different numbers
                 of rows.
             from_now: whether batches may differ from the batches of earlier
@@ -76,6 +97,7 @@ class AdaptiveFunction(TowerFunction):
             prepare: builds and places the model; the call's first step begins
                 with it.
         """
+        self._settings = settings
         self._prepare = prepare
         self._inspects = not self._model.run_eagerly and (
             self._auto_micro_batches or rows_may_differ
@@ -83,12 +105,10 @@ class AdaptiveFunction(TowerFunction):
         if not from_now:
             return
         self._steps = 0
-        expected, examples = self._traced_for_examples, self._step.examples
-        if expected is None or examples is None:
-            return
+        expected, examples = self._gathers_for, settings.examples
         # The choice to gather rows was made for much smaller batches.
-        if self._step.has_gathered and examples > _RETRACE_RATIO * expected:
-            self._traced_for_examples = examples
+        if expected and examples and examples > _RETRACE_RATIO * expected:
+            self._gathers_for = None
             self._retrace()
 
     def __call__(self, data: Any) -> Any:
@@ -158,20 +178,20 @@ class AdaptiveFunction(TowerFunction):
 
     def _find_undivided_parts(self, batches: Sequence[Any]) -> None:
         """Give every tower the parts that have a different number of rows."""
-        if self._step.config.options.batches != "split":
+        if self._config.options.batches != "split":
             return
         undivided: set[str] = set()
         for batch in batches:
             if data_lib.is_whole(batch):
                 parts = data_lib.Batch.of(batch)
-                known = self._step.undivided.setdefault(parts.names, set())
-                known |= parts.undivided()
-                undivided |= known
+                known = self._settings.undivided
+                known.setdefault(parts.names, set()).update(parts.undivided())
+                undivided |= known[parts.names]
         if undivided <= self._undivided:
             return
         self._undivided |= undivided
         # All ranks get the same batches.
-        if self._step.config.peers.rank == 0:
+        if self._settings.places.ranks.job.rank == 0:
             announce(
                 f"some parts of the batches of model {self._model.name!r} have "
                 "other numbers of rows than there are examples; every tower "
@@ -181,8 +201,10 @@ class AdaptiveFunction(TowerFunction):
 
     def _counts_of(self, batch: Any) -> list[Any]:
         """Return how many rows of a batch each tower gets."""
-        config, undivided = self._step.config, self._step.undivided
-        pieces, like = data_lib.as_tower_batch(config, batch, undivided)
+        places, undivided = self._settings.places, self._settings.undivided
+        pieces, like = data_lib.as_tower_batch(
+            self._config, places, batch, undivided
+        )
         return pieces.counts(like)
 
     def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
@@ -222,20 +244,20 @@ class AdaptiveFunction(TowerFunction):
                 )
 
     def _run_once(self, data: Any) -> Any:
-        step = self._step
-        # Functions that are made later begin with this number.
-        step.micro_batches = self._micro_batches
-        if self._auto_micro_batches:
-            step.on_trace = self._add_variables
-        try:
+        settings, replace = self._settings, dataclasses.replace
+        places = replace(settings.places, parts=self._micro_batches)
+        settings = replace(settings, places=places, on_trace=self._note_trace)
+        with _running.holding(settings):
             result = self._function(data)
-        finally:
-            step.on_trace = ignore_trace
         self._before = {}
         return result
 
-    def _add_variables(self, graph: Any) -> None:
+    def _note_trace(self, graph: Any, has_gathered: bool) -> None:
         """Add the variables of a step that has been traced but not run."""
+        if has_gathered:
+            self._gathers_for = self._settings.examples
+        if not self._auto_micro_batches:
+            return
         with tf.init_scope():
             for handle, _ in graph.captures:
                 if id(handle) not in self._handles and _is_variable(handle):

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.data.batches import Batch, TowerBatch, tensors_in
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import same_data
+from keras_towers.fit.data.batches import (
+    Batch,
+    TowerBatch,
+    Undivided,
+    tensors_in,
+)
+from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.step.program_inputs import StepInputs
+from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -18,8 +30,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
-from keras_towers.partition.local_step import LocalStep
-from keras_towers.partition.program import Inputs
+from keras_towers.partition.program import Inputs, Program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +49,50 @@ class DividedBatch:
     specs: Batch
     of_all: TowerBatch
     fingerprint: tf.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: TowerConfig,
+        places: Places,
+        data: Any,
+        undivided: Undivided,
+        order: StepOrder,
+    ) -> DividedBatch:
+        """Divide a batch over towers, once the previous step has ended.
+
+        Args:
+            config: the towers.
+            places: where the step computes.
+            data: what Keras passes to it.
+            undivided: as of ``Batch.of``.
+            order: orders the steps.
+        """
+        ranks, fingerprint = places.ranks, None
+        is_whole = data_lib.is_whole(data)
+        batch, like = data_lib.as_tower_batch(config, places, data, undivided)
+        batch = order.begin_step(batch)
+        if is_whole and shares_batches(config, ranks):
+            batch = order.begin_checked(data, batch)
+            fingerprint = same_data.rounded_fingerprint(data)
+        here = _sum_of(batch.counts(like))
+        if not batch.is_counted:
+            together = ranks.batch is config.transport
+            batch = (
+                order.count(batch, here)
+                if together
+                else batch._replace(total=here, start=0)
+            )
+        of_all = batch
+        if not ranks.share_step:
+            batch = batch._replace(total=here, start=0)
+        specs = like.with_structure(batch.pieces[0]).specs(any_size=True)
+        is_own = config.options.batches == "each" and ranks.batch.size > 1
+        if is_whole and ranks.share_step and not is_own:
+            # Keras passes the batch of one device to the step.
+            specs = like.specs()
+        batch = batch.in_micro_batches(places.parts, like)
+        return cls(batch, specs, of_all, fingerprint)
 
     @property
     def spec(self) -> Any:
@@ -60,25 +115,39 @@ class DividedBatch:
     @property
     def share(self) -> tf.Tensor:
         """This process's share of all examples."""
-        return share_of(self.batch.total, self.of_all.total)
+        here, total = self.batch.total, self.of_all.total
+        numbers = [tf.cast(number, tf.float64) for number in (here, total)]
+        return tf.math.divide_no_nan(*numbers)
 
-    def values_of(
+    def inputs_of(
         self,
-        inputs: Inputs,
-        is_first: bool,
-        local_step: LocalStep | None = None,
-        is_first_of_all: bool = False,
-    ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return the inputs that towers share, and the inputs per micro-batch.
+        program: Program,
+        captures: Sequence[Any],
+        on_towers: Mapping[int, TowerHandles],
+        places: Places,
+        of_all: Inputs | None = None,
+    ) -> StepInputs:
+        """Return what the inputs of a program get.
 
         Args:
-            inputs: the inputs of the program.
-            is_first: whether this is the first of the processes that compute
-                the step together.
-            local_step: the step, if it also needs inputs of the batch of all
-                processes.
-            is_first_of_all: whether this is the first of all processes.
+            program: the program.
+            captures: what its trace captures.
+            on_towers: the handles of those that towers have copies or shards
+                of, by their index among these.
+            places: where it computes.
+            of_all: the inputs of the batch of all processes, if it needs them.
         """
+        inputs, first = program.inputs, len(self.layouts)
+        found = self._inputs_of_batch(inputs, places.ranks, of_all)
+        found.add_captures(inputs, captures, on_towers, places.parts)
+        found.add_shares(inputs, places)
+        handles = {first + index: own for index, own in on_towers.items()}
+        found.add_columns(inputs, handles, places)
+        return found
+
+    def _inputs_of_batch(
+        self, inputs: Inputs, ranks: Ranks, of_all: Inputs | None
+    ) -> StepInputs:
         pieces = [tensors_in(piece) for piece in self.batch.pieces]
         shared: dict[Any, Any] = {}
         parts: list[dict[Any, Any]] = [{} for _ in pieces]
@@ -94,15 +163,16 @@ class DividedBatch:
             for name, tensor in inputs.sizes.items():
                 index, axis = map(int, name.split("."))
                 shared[tensor] = _same_size([p[index] for p in pieces], axis)
+            is_first = ranks.step.rank == 0
             self._add_positions(inputs, self.batch, is_first, shared, parts)
             if inputs.has_rows is not None:
                 shared[inputs.has_rows] = shared[inputs.total] > 0
-            if local_step is not None:
-                of_all = local_step.of_all
+            if of_all is not None:
+                is_first = ranks.batch.rank == 0
                 self._add_positions(
-                    of_all, self.of_all, is_first_of_all, shared, parts
+                    of_all, self.of_all, is_first, shared, parts
                 )
-        return shared, parts
+        return StepInputs(shared, parts)
 
     def _add_positions(
         self,
@@ -122,6 +192,20 @@ class DividedBatch:
             start = start + tf.cast(count, tf.int64)
 
 
+def shares_batches(config: TowerConfig, ranks: Ranks) -> bool:
+    """Whether all ranks have to read the same batches."""
+    together = ranks.batch is config.transport
+    return together and config.options.batches == "split"
+
+
+def _sum_of(counts: Sequence[Any]) -> Any:
+    """Return a sum of ints, or of tensors, on the host."""
+    if all(isinstance(count, int) for count in counts):
+        return sum(counts)
+    with tf.device(compat.HOST):
+        return tf.add_n([tf.cast(count, tf.int64) for count in counts])
+
+
 def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
     """Return the size of an axis that all parts of a batch share."""
     sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
@@ -134,12 +218,6 @@ def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
     )
     with tf.control_dependencies([check]):
         return tf.identity(sizes[0])
-
-
-def share_of(here: Any, total: Any) -> tf.Tensor:
-    """Return the number of local examples as a fraction of the total."""
-    numbers = [tf.cast(number, tf.float64) for number in (here, total)]
-    return tf.math.divide_no_nan(*numbers)
 
 
 def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:

@@ -3,75 +3,155 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from keras_towers.fit.step.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
-from keras_towers.partition.program import Exchange, ExchangeKind
+from keras_towers.partition.program import Exchange, ExchangeKind, Tensor
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
 
+Scope: TypeAlias = MutableMapping[Tensor, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Members:
+    """Those of this process that exchange a tensor: towers, or columns.
+
+    Attributes:
+        exchange: the exchange.
+        devices: the devices of K members.
+        values: their tensors; empty if only the first process has one.
+        rows: for each member that gets rows of the result, the first of them
+            and their number.
+        takers: who gets the result of each member, or that of all.
+    """
+
+    exchange: Exchange
+    devices: Sequence[str]
+    values: Sequence[Any]
+    rows: Sequence[Sequence[Any]] = ()
+    takers: Sequence[Scope] = ()
+
+    @property
+    def over_ranks(self) -> bool:
+        """Whether what they have together goes on to other ranks."""
+        return "ranks" in self.exchange.over and self.exchange.kind != "first"
+
 
 def exchange_tensors(
-    exchanges: Sequence[Exchange],
-    values_of_towers: Sequence[Sequence[Any]],
-    rows_of_towers: Sequence[Sequence[Any]],
-    devices: Sequence[str],
+    members: Sequence[Members],
     transport: Transport,
+    in_order: Callable[[Sequence[Any], Callable[..., list[Any]]], list[Any]],
 ) -> list[Any]:
-    """Exchange the tensors of towers.
+    """Exchange tensors among towers and columns, and then among processes.
 
     Args:
-        exchanges: N exchanges of a level.
-        values_of_towers: for each exchange the tensors of this process's K
-            towers; empty if only the first process has one.
-        rows_of_towers: for each exchange, and each tower that gets rows of the
-            result, the first of them and their number.
-        devices: the devices of this process's towers.
+        members: those of this process in each of N exchanges.
         transport: connects the processes.
+        in_order: as ``StepOrder.exchange``.
 
     Returns:
-        The result of each exchange; a list of results if each tower has its
+        The result of each exchange; a list of results if each member has its
         own.
     """
-    ranks = transport.size
-    results: list[Any] = [
-        _exchange_here(exchange, values, rows, devices, ranks)
-        if values
-        else None
-        for exchange, values, rows in zip(
-            exchanges, values_of_towers, rows_of_towers, strict=True
+    over_ranks: dict[int, Members] = {}
+    if transport.size > 1:
+        over_ranks = {k: m for k, m in enumerate(members) if m.over_ranks}
+    results: list[Any] = []
+    for k, one in enumerate(members):
+        with tf.device(one.devices[0]):
+            results.append(_exchange_here(one, k in over_ranks))
+    if over_ranks:
+        exchange = functools.partial(
+            _exchange_over_ranks, [*over_ranks.values()], transport
         )
-    ]
-    if ranks == 1:
-        return results
-    rows_of_ranks = [_RowsOfRanks.of(e, len(devices), ranks) for e in exchanges]
-    _scatter_over_ranks(exchanges, rows_of_ranks, results, devices, transport)
-    _gather_over_ranks(exchanges, rows_of_ranks, results, transport)
+        with tf.device(members[0].devices[0]):
+            found = in_order([results[k] for k in over_ranks], exchange)
+        for k, result in zip(over_ranks, found, strict=True):
+            results[k] = result
+    return results
+
+
+def _exchange_here(members: Members, goes_on: bool) -> Any:
+    """Exchange the tensor of the members of this process.
+
+    Args:
+        members: the members.
+        goes_on: whether the result is that of one of several ranks, which go
+            on to exchange it: a sum, rows or a value.
+
+    Returns:
+        The result; a list of results if each member has its own.
+    """
+    exchange, devices = members.exchange, members.devices
+    values, axis = list(members.values), members.exchange.axis
+    if not values:
+        return None
+    match exchange.kind:
+        case "sum":
+            return tf.add_n(values)
+        case "scatter" if goes_on:
+            return tf.add_n(values)
+        case "gather" if exchange.is_own and not goes_on:
+            return _gather_on_members(values, axis, devices)
+        case "gather":
+            return tf.concat(values, axis)
+        case "scatter":
+            return _scatter(values, axis, members.rows, devices)
+        case "before":
+            nothing = tf.zeros_like(values[0])
+            before = itertools.accumulate(values, initial=nothing)
+            return [*before] if goes_on else [*before][:-1]
+        case _:
+            return values[0]
+
+
+def _exchange_over_ranks(
+    members: Sequence[Members], transport: Transport, results: Sequence[Any]
+) -> list[Any]:
+    """Exchange with other ranks what the members of this one have together.
+
+    Tensors of the same dtype are sent as one message.
+
+    Args:
+        members: the members of N exchanges.
+        transport: connects the processes.
+        results: the results of ``_exchange_here``.
+    """
+    results = [*results]
+    rows_of_ranks = [_RowsOfRanks.of(one, transport.size) for one in members]
+    _scatter_over_ranks(members, rows_of_ranks, results, transport)
+    _gather_over_ranks(members, rows_of_ranks, results, transport)
     summed: dict[int, Any] = {}
-    for k, exchange in enumerate(exchanges):
-        if exchange.kind == "sum" or (
-            exchange.kind == "scatter" and rows_of_ranks[k] is None
-        ):
-            summed[k] = results[k]
-        elif exchange.kind == "before":
-            here = tf.add_n(list(values_of_towers[k]))
-            summed[k] = row_of_rank(here, transport)
-    # Tensors of the same dtype are sent as one message.
+    for k, one in enumerate(members):
+        match one.exchange.kind:
+            case "before":
+                summed[k] = row_of_rank(results[k].pop(), transport)
+            case "sum" | "scatter" if rows_of_ranks[k] is None:
+                summed[k] = results[k]
     sums = sum_over_ranks(transport, list(summed.values())) if summed else []
     totals = dict(zip(summed, sums, strict=True))
-    for k, exchange in enumerate(exchanges):
+    for k, one in enumerate(members):
+        exchange, devices = one.exchange, one.devices
         match exchange.kind:
             case "sum":
                 results[k] = totals[k]
             case "scatter" if k in totals:
-                rows = rows_of_towers[k]
-                results[k] = _scatter([totals[k]], exchange.axis, rows, devices)
+                rows, axis = one.rows, exchange.axis
+                results[k] = _scatter([totals[k]], axis, rows, devices)
             case "before":
                 earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
                 results[k] = [before + earlier for before in results[k]]
@@ -80,46 +160,17 @@ def exchange_tensors(
                     results[k] = _gather_any_rows(
                         results[k], exchange.axis, transport
                     )
-                if exchange.result.on_towers:
+                if exchange.is_own:
                     results[k] = [results[k]] * len(devices)
             case "root":
                 results[k] = _from_root(exchange, results[k], transport)
     return results
 
 
-def _exchange_here(
-    exchange: Exchange,
-    values: Sequence[Any],
-    rows: Sequence[Any],
-    devices: Sequence[str],
-    ranks: int,
-) -> Any:
-    """Exchange the tensors of the towers of this process.
-
-    Of several ranks, those that they go on to exchange as one.
-    """
-    match exchange.kind:
-        case "sum":
-            return tf.add_n(list(values))
-        case "scatter" if ranks > 1:
-            return tf.add_n(list(values))
-        case "gather" if exchange.is_own and ranks == 1:
-            return _gather_on_towers(values, exchange.axis, devices)
-        case "gather":
-            return tf.concat(list(values), exchange.axis)
-        case "scatter":
-            return _scatter(values, exchange.axis, rows, devices)
-        case "before":
-            nothing = tf.zeros_like(values[0])
-            return list(itertools.accumulate(values[:-1], initial=nothing))
-        case _:
-            return values[0]
-
-
-def _gather_on_towers(
+def _gather_on_members(
     values: Sequence[Any], axis: int, devices: Sequence[str]
 ) -> list[Any]:
-    """Join the tensors of towers on each of their devices."""
+    """Join the tensors of members on each of their devices."""
     wholes: dict[str, Any] = {}
     for device in devices:
         if device not in wholes:
@@ -134,14 +185,14 @@ def _scatter(
     rows: Sequence[Any],
     devices: Sequence[str],
 ) -> list[Any]:
-    """Add up the tensors of towers; return the rows of each taker.
+    """Add up the tensors of members; return the rows of each taker.
 
     Args:
-        values: the tensors of K towers, or one that is summed already.
+        values: the tensors of K members, or one that is summed already.
         axis: the axis of the rows.
-        rows: for each tower, or each micro-batch of each tower, the first of
+        rows: for each member, or each micro-batch of each tower, the first of
             its rows and their number.
-        devices: the K towers' devices.
+        devices: the K members' devices.
     """
     parts = len(rows) // len(devices)
     results: list[Any] = []
@@ -175,10 +226,9 @@ class _RowsOfRanks:
     counts: Sequence[Sequence[int]]
 
     @classmethod
-    def of(
-        cls, exchange: Exchange, towers: int, ranks: int
-    ) -> _RowsOfRanks | None:
+    def of(cls, members: Members, ranks: int) -> _RowsOfRanks | None:
         """Return the rows of an exchange; None: not all ranks know them."""
+        exchange, towers = members.exchange, len(members.devices)
         axis, units, sizes = exchange.axis, exchange.units, exchange.sizes or ()
         shape = [size for size in sizes if isinstance(size, int)]
         if units is None or not shape or len(shape) < len(sizes):
@@ -197,14 +247,14 @@ class _RowsOfRanks:
 
 def _messages(
     kind: ExchangeKind,
-    exchanges: Sequence[Exchange],
+    members: Sequence[Members],
     rows_of_ranks: Sequence[_RowsOfRanks | None],
 ) -> Iterator[dict[int, _RowsOfRanks]]:
     """Yield the exchanges of a kind that share a message, by their index."""
     known = [
         (k, rows)
         for k, rows in enumerate(rows_of_ranks)
-        if rows is not None and exchanges[k].kind == kind
+        if rows is not None and members[k].exchange.kind == kind
     ]
     # Of their own rows, ranks would have groups of other sizes.
     wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in known]
@@ -224,14 +274,13 @@ def _unpack(vector: tf.Tensor, shapes: Sequence[list[int]]) -> list[tf.Tensor]:
 
 
 def _scatter_over_ranks(
-    exchanges: Sequence[Exchange],
+    members: Sequence[Members],
     rows_of_ranks: Sequence[_RowsOfRanks | None],
     results: list[Any],
-    devices: Sequence[str],
     transport: Transport,
 ) -> None:
     """Replace the sums of this rank's towers by the rows that each takes."""
-    for group in _messages("scatter", exchanges, rows_of_ranks):
+    for group in _messages("scatter", members, rows_of_ranks):
         parts = [
             tf.split(results[k], list(map(sum, rows.counts)), rows.axis)
             for k, rows in group.items()
@@ -247,20 +296,22 @@ def _scatter_over_ranks(
             counts = rows.counts[transport.rank]
             results[k] = []
             for device, of_tower in zip(
-                devices, tf.split(part, counts, rows.axis), strict=True
+                members[k].devices,
+                tf.split(part, counts, rows.axis),
+                strict=True,
             ):
                 with tf.device(device):
                     results[k].append(tf.identity(of_tower))
 
 
 def _gather_over_ranks(
-    exchanges: Sequence[Exchange],
+    members: Sequence[Members],
     rows_of_ranks: Sequence[_RowsOfRanks | None],
     results: list[Any],
     transport: Transport,
 ) -> None:
     """Replace the rows of this rank by those of all ranks."""
-    for group in _messages("gather", exchanges, rows_of_ranks):
+    for group in _messages("gather", members, rows_of_ranks):
         shapes = [
             [rows.shape_of(rank) for rows in group.values()]
             for rank in range(transport.size)

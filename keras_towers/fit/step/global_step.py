@@ -10,7 +10,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -19,22 +19,17 @@ from keras_towers import compat, devices
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
+from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data import same_data
-from keras_towers.fit.step import marks, program_inputs, step_costs
-from keras_towers.fit.step.divided_batch import DividedBatch, share_of
+from keras_towers.fit.places import ALONE, Places, Ranks
+from keras_towers.fit.step import marks, step_costs
+from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.program_inputs import capture
-from keras_towers.fit.step.step_order import (
-    ComparedStep,
-    StepOrder,
-    outside_of_loops,
-)
+from keras_towers.fit.step.step_order import ComparedStep, StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
-from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause
 from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
 from keras_towers.partition.layouts import REPLICATED, InShards
@@ -47,9 +42,13 @@ from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
-from keras_towers.transport import SingleProcess, Transport
+
+if TYPE_CHECKING:
+    from keras_towers.fit.update.weight_update import WeightUpdate
 
 logger = logging.getLogger("keras_towers")
+
+Step: TypeAlias = Callable[[Any], Any]
 
 # The collection of a graph for steps that it may have again, as functions:
 # Keras unrolls the steps of an execution of ``predict``.
@@ -65,282 +64,148 @@ _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
 
 
-def ignore_trace(graph: Any) -> None:
-    """Do nothing with the graph of a step that has been traced."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepSettings:
+    """What a step is traced for.
+
+    Attributes:
+        model: the model that runs it.
+        kind: the method of Keras that it belongs to.
+        places: where it computes, and with whom.
+        undivided: which parts of batches have no row per example, as batches so
+            far have shown, by the names of all their parts.
+        examples: the usual number of examples of a batch, from which it chooses
+            what to gather; None: unknown.
+        on_trace: called with the graph of the step, and whether it gathers rows
+            because of this number.
+    """
+
+    model: keras.Model
+    kind: str
+    places: Places
+    undivided: dict[tuple[str, ...], set[str]]
+    examples: int | None = None
+    on_trace: Callable[[Any, bool], None] | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step trains."""
+        return self.kind in TRAINING
+
+    @property
+    def xla(self) -> bool:
+        """Whether XLA compiles it, where it can."""
+        return bool(self.model.jit_compile)
 
 
 class GlobalStep:
-    """Runs steps of Keras on all towers, with the results of one device.
+    """Runs steps of Keras on all towers, with the results of one device."""
 
-    Attributes:
-        micro_batches: the number of micro-batches of each tower, in steps that
-            are traced from now on.
-        on_trace: called with the graph of a step that has been traced.
-        examples: the usual number of examples of a batch, from which a step
-            chooses what to gather; None: unknown.
-        has_gathered: whether a step has gathered rows because of this number.
-        undivided: which parts of batches have no row per example, as batches so
-            far have shown, by the names of all their parts.
-    """
-
-    def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
-        self.order: StepOrder = (
-            StepOrder(config.transport) if config else update.order
-        )
-        self.undivided: dict[tuple[str, ...], set[str]] = {}
-        self.config: TowerConfig = config or update.config
+    def __init__(self, update: WeightUpdate):
+        self.order: StepOrder = update.order
+        self.config: TowerConfig = update.config
         self.update = update
-        number = self.config.options.micro_batches
-        self.micro_batches: int = 1 if number == "auto" else number
-        self.on_trace: Callable[[Any], None] = ignore_trace
-        self.examples: int | None = None
-        self.has_gathered = False
         self._eager_steps = itertools.count()
 
-    def end_data(self, batches: int, model: keras.Model, kind: str) -> None:
-        """Check that the data of all ranks ends after so many batches.
-
-        Collective: ranks whose data goes on are in a step of the method, which
-        has the same exchanges first.
-
-        Args:
-            batches: the batches of all executions, also where the last one had
-                fewer.
-            model: the model.
-            kind: the method of Keras.
-        """
-        eagerly = model.run_eagerly
-        compare = self._all_end if eagerly else self._all_end_in_graph
-        in_rounds = not eagerly and self._diverges(kind)
-        if not compare(tf.constant(batches, tf.int64), in_rounds):
-            has_exact = model.steps_per_execution == 1
-            number = str(batches) if has_exact else f"at most {batches}"
-            raise self.order.agreement.mismatch_error(number)
-
-    def _all_end(self, batches: tf.Tensor, in_rounds: bool) -> tf.Tensor:
-        first = [self._check_first(())] if self._shares_batches else []
-        return self.order.agreement.all_end(batches, first, in_rounds)
-
-    @functools.cached_property
-    def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
-        return tf.function(self._all_end, autograph=False)
-
-    @property
-    def _shares_batches(self) -> bool:
-        """Whether all ranks have to read the same batches."""
-        config = self.config
-        return config.transport.size > 1 and config.options.batches == "split"
-
-    def _check_first(self, batch: Any) -> tf.Tensor:
-        """Check that the first batch of an epoch is the same on all ranks."""
-        transport = self.config.transport
-        check = functools.partial(same_data.check_batch, transport, batch)
-        return self.order.in_first_step(outside_of_loops(check))
-
-    @functools.cached_property
-    def without_other_processes(self) -> GlobalStep:
-        """The same steps without the other processes."""
-        return GlobalStep(self.update, self.config.without_other_processes())
-
-    def run_step(
-        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
-    ) -> Any:
+    def run_step(self, step: Step, batch: Any, settings: StepSettings) -> Any:
         """Run a step that trains, evaluates or predicts.
 
         Args:
             step: a function of a batch, which one device would call.
             batch: a global batch, or the towers' parts of one.
-            call: the call of Keras's method that the step belongs to.
+            settings: what it is traced for.
         """
         if tf.executing_eagerly():
-            return self._on_one_device(step, batch, call)
+            return self._on_one_device(step, batch, settings)
         graph: Any = compat.get_default_graph()
         repeated = graph.get_collection_ref(_REPEATED)
         # Each call gets another wrapper of AutoGraph.
-        key = inspect.unwrap(step), call.kind
+        key = inspect.unwrap(step), settings.kind
         for other, again in repeated:
             if other == key:
                 return again(batch)
         draws = compat.draws_of_graphs.get(graph, 0)
-        result = self._add_to_graph(step, batch, call)
+        result = self._add_to_graph(step, batch, settings)
         # Draws without a seed are others in each step.
         if draws == compat.draws_of_graphs.get(graph, 0):
-            # The graph does not keep the user's data.
-            call = dataclasses.replace(call, arguments={})
-            run = functools.partial(self._add_to_graph, step, call=call)
+            run = functools.partial(self._add_to_graph, step, settings=settings)
             again = tf.function(run, autograph=False, reduce_retracing=True)
             repeated.append((key, again))
         return result
 
     def _add_to_graph(
-        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
+        self, step: Step, batch: Any, settings: StepSettings
     ) -> Any:
-        divided = self._divide(batch, call.kind)
-        recorded = call.model if call.trains else None
+        divided = self._divide(batch, settings)
+        recorded = settings.model if settings.trains else None
         # The first micro-batch of each tower.
-        begins = divided.batch.pieces[:: self.micro_batches]
+        begins = divided.batch.pieces[:: settings.places.parts]
         with (
             watch.preparing(),
             self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):
-            result = self._run_divided(step, divided, call)
+            result, program = self._run_divided(step, divided, settings)
         result = self.order.end_step(result)
-        self.on_trace(compat.get_default_graph())
+        if settings.on_trace is not None:
+            graph = compat.get_default_graph()
+            settings.on_trace(graph, program.replaced_sums > 0)
         return result
 
-    def _on_one_device(
-        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
-    ) -> Any:
-        """Run an untraced step as on one device, with a warning."""
-        config, variables = self.config, self.update.variables
-        if first_time(call.model, ("runs eagerly", config.name)):
-            logger.warning(
-                "model %r runs eagerly, so its steps are not divided: they run "
-                "as on one device under %s. Leave out %s to train on all "
-                "towers.",
-                call.model.name,
-                config.name,
-                eager_cause(call.model),
-            )
-        # Each rank computes the step on the global batch, also where it would
-        # train on its own part only: its updates belong to no round.
-        transport = self._ranks_of_batch(call.kind)
-        is_whole = data_lib.is_whole(batch)
-        if self._shares_batches and is_whole:
-            self._check_first(batch)
-        whole = data_lib.as_one_batch(config, batch)
-        with contextlib.ExitStack() as stack:
-            if transport.size > 1:
-                if not is_whole or config.options.batches == "each":
-                    whole = data_lib.gather_batch(whole, transport)
-                if self._eager_seed is not None:
-                    # Between steps, ranks may draw different numbers of values.
-                    seed = self._eager_seed + next(self._eager_steps)
-                    stack.enter_context(compat.global_seed_of(seed))
-            stack.enter_context(compat.single_device_mode())
-            one_device = thread_state.trains_on_one_device
-            stack.enter_context(one_device.holding(call.trains))
-            stack.enter_context(variables.first_copies())
-            result = step(whole)
-        for handles_of_towers in variables.handles().values():
-            copy_first(handles_of_towers, config.devices)
-        return result
-
-    @functools.cached_property
-    def _eager_seed(self) -> int | None:
-        """The first seed of eager steps; None: all ranks have a common one."""
-        local = compat.global_seed(), secrets.randbits(31)
-        where = "begins a step that runs eagerly"
-        ranks = rank_checks.gather(self.config.transport, local, where)
-        seeds = [seed for seed, _ in ranks]
-        if None not in seeds and len(set(seeds)) == 1:
-            return None
-        return ranks[0][1] if seeds[0] is None else seeds[0]
-
-    def _divide(self, data: Any, kind: str) -> DividedBatch:
-        """Divide a batch over towers, once the previous step has ended.
-
-        ``Batch.split`` cuts a whole batch into the towers' rows.
-        """
-        whole = data_lib.is_whole(data)
-        undivided = self.undivided
-        batch, like = data_lib.as_tower_batch(self.config, data, undivided)
-        batch = self.order.begin_step(batch)
-        fingerprint = None
-        if self._shares_batches and whole:
-            check = functools.partial(self._check_first, data)
-            batch = self.order.begin_after(check, batch)
-            fingerprint = same_data.rounded_fingerprint(data)
-        of_all, batch = self._count_examples(batch, kind, like)
-        specs = like.with_structure(batch.pieces[0]).specs(any_size=True)
-        if whole and self._sees_global_batch:
-            specs = like.specs()
-        batch = batch.in_micro_batches(self.micro_batches, like)
-        return DividedBatch(batch, specs, of_all, fingerprint)
-
-    @property
-    def _sees_global_batch(self) -> bool:
-        """Whether Keras passes the batch of one device to a step."""
-        config = self.config
-        rank_batches = (
-            config.options.batches == "each" and config.transport.size > 1
+    def _divide(self, data: Any, settings: StepSettings) -> DividedBatch:
+        """Divide a batch over towers, once the previous step has ended."""
+        places, local_sgd = settings.places, self.update.local_sgd
+        divided = DividedBatch.of(
+            self.config, places, data, settings.undivided, self.order
         )
-        local_sgd = self.update.local_sgd is not None
-        return not (rank_batches or local_sgd or config.others is not None)
+        if local_sgd is not None and not places.ranks.share_step:
+            local_sgd.begin_step(divided.share)
+        return divided
 
     def _run_divided(
-        self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
-    ) -> Any:
-        config, transport = self.config, self._transport_of(call.kind)
-        traced = self._trace(step, divided, call)
+        self, step: Step, divided: DividedBatch, settings: StepSettings
+    ) -> tuple[Any, Program]:
+        places, variables = settings.places, self.update.variables
+        ranks = places.ranks
+        traced = self._trace(step, divided, settings)
         # The handles of variables that each tower has a copy or a shard of.
-        variables = self.update.variables
-        alone = transport.size < self.update.config.transport.size
+        alone = ranks.shards.size < self.config.transport.size
         on_towers = variables.on_towers(traced.captures, alone)
-        if transport.size > 1 and not call.trains:
-            _refuse_writes_to_shards(traced, on_towers, call)
-        program, local_step = self._lay_out(traced, divided, on_towers, call)
-        if transport.size > 1:
-            self._compare_with_ranks(traced, program, divided, call.model)
-        common, parts = divided.values_of(
-            program.inputs,
-            transport.rank == 0,
-            local_step,
-            config.peers.rank == 0,
+        if ranks.shards.size > 1 and not settings.trains:
+            _refuse_writes_to_shards(traced, on_towers, settings)
+        program, local_step = self._lay_out(
+            traced, divided, on_towers, settings
         )
-        inputs, towers = program.inputs, config.num_towers
-        program_inputs.add_captures(
-            inputs, traced.captures, on_towers, common, parts, towers
-        )
-        program_inputs.add_shares(inputs, parts, towers, transport)
-        first = len(divided.layouts)
-        of_columns, of_cells = program_inputs.column_inputs(
-            inputs,
-            {first + index: handles for index, handles in on_towers.items()},
-            towers,
-            config.num_columns,
+        if ranks.step.size > 1:
+            self._compare_with_ranks(traced, program, divided, settings.model)
+        inputs = divided.inputs_of(
+            program,
+            traced.captures,
+            on_towers,
+            places,
+            None if local_step is None else local_step.of_all,
         )
         ready = TowerProgram(
             program,
-            "xla" if call.model.jit_compile else self._call_mode(),
-            self._mesh(bool(on_towers) and variables.mirrors),
-            transport,
+            "xla" if settings.xla else self._call_mode(ranks),
+            self._on_devices(places, bool(on_towers) and variables.mirrors),
             self.order,
-            len(parts) // towers,
         )
         update = functools.partial(
-            self._update, traced, local_step, divided, call
+            self._update, traced, local_step, divided, settings
         )
-        results = ready.add_to_graph(
-            common, parts, update, of_columns, of_cells
-        )
+        results = ready.add_to_graph(inputs, update)
         functions = ready.functions
         if functions.not_compiled:
             (reason, source), *_ = functions.not_compiled
             where = "" if source is None else f": {step_costs.line_of(source)}"
             what = "a part of the step" if functions.compiled else "the step"
-            log_without_xla(call.model, call.trains, f"{what} {reason}{where}")
-        return traced.output_with(results)
-
-    def plan(
-        self, step: Callable[[Any], Any], batch: Any, call: KerasCall
-    ) -> tuple[Trace, Program]:
-        """Trace a step and lay it out, without adding it to a graph.
-
-        Args:
-            step: a function of a batch, which one device would call.
-            batch: a global batch, of placeholders.
-            call: the call of Keras's method that the step belongs to.
-        """
-        divided = self._divide(batch, call.kind)
-        traced = self._trace(step, divided, call)
-        on_towers = self.update.variables.on_towers(traced.captures)
-        program, _ = self._lay_out(traced, divided, on_towers, call)
-        return traced, program
+            why = f"{what} {reason}{where}"
+            log_without_xla(settings.model, settings.trains, why)
+        return traced.output_with(results), program
 
     def _trace(
-        self, step: Callable[[Any], Any], divided: DividedBatch, call: KerasCall
+        self, step: Step, divided: DividedBatch, settings: StepSettings
     ) -> Trace:
         """Trace a step as one device runs it, with the first tower's values."""
         with contextlib.ExitStack() as view:
@@ -355,10 +220,10 @@ class GlobalStep:
             return trace(
                 step,
                 divided.spec,
-                call.kind,
+                settings.kind,
                 build,
                 own_statistics=self.config.options.batch_norm == "tower",
-                xla=bool(call.model.jit_compile),
+                xla=settings.xla,
                 apply=self.update.apply_in_trace
                 if self.update.is_traced
                 else None,
@@ -369,7 +234,7 @@ class GlobalStep:
         traced: Trace,
         divided: DividedBatch,
         on_towers: Mapping[int, TowerHandles],
-        call: KerasCall,
+        settings: StepSettings,
     ) -> tuple[Program, LocalStep | None]:
         """Lay a step out over the towers, and record what it costs.
 
@@ -377,10 +242,10 @@ class GlobalStep:
             traced: the step on one device.
             divided: its batch.
             on_towers: the captures of which each tower has a copy or a shard.
-            call: the call of Keras's method that the step belongs to.
+            settings: what it is traced for.
         """
-        config, name = self.config, call.model.name
-        transport = self._transport_of(call.kind)
+        config, name = self.config, settings.model.name
+        places, ranks = settings.places, settings.places.ranks
         of_captures = [
             on_towers[index].layout if index in on_towers else REPLICATED
             for index, _ in enumerate(traced.captures)
@@ -398,23 +263,23 @@ class GlobalStep:
             traced.results,
             traced.update_infos(),
             traced.placed,
-            columns=config.num_columns,
-            ranks=transport.size > 1,
-            xla=bool(call.model.jit_compile),
-            gather_ratio=self._gather_ratio(transport),
-            micro_batches=self.micro_batches > 1,
+            columns=places.columns,
+            ranks=ranks.step.size > 1,
+            xla=settings.xla,
+            gather_ratio=self._gather_ratio(settings),
+            micro_batches=places.parts > 1,
             gather_bytes=config.options.gathered_bytes,
-            examples=self.examples or _ASSUMED_BATCH,
+            examples=settings.examples or _ASSUMED_BATCH,
         )
-        self.has_gathered |= program.replaced_sums > 0
-        if self._diverges(call.kind):
+        local_step = None
+        if not ranks.share_step and self.update.local_sgd is not None:
             program = write_only_rows(program)
-        local_step = to_local_step(program) if self._has_workers else None
-        if local_step is not None:
+        elif not ranks.share_step:
+            local_step = to_local_step(program)
             program = local_step.program
             has_all = len(local_step.parts) == len(program.updates)
-            said = not has_all and config.peers.rank == 0
-            if said and first_time(call.model, ("own rows", config.name)):
+            said = not has_all and ranks.job.rank == 0
+            if said and first_time(settings.model, ("own rows", config.name)):
                 logger.warning(
                     "the gradients of model %r need values of the whole batch, "
                     "such as the statistics of a BatchNormalization or the "
@@ -425,8 +290,9 @@ class GlobalStep:
                     name,
                     config.name,
                 )
-        parts = config.num_replicas * self.micro_batches
-        step_costs.record_costs(config, call.kind, call.model, program, parts)
+        step_costs.record_costs(
+            config, settings.kind, settings.model, program, places
+        )
         return program, local_step
 
     def _compare_with_ranks(
@@ -456,129 +322,177 @@ class GlobalStep:
         others = [copies.get(id(handle), [handle]) for handle in outside]
         self.order.compare(compared, others, self.config.devices)
 
-    @property
-    def _has_workers(self) -> bool:
-        """Whether several workers each compute a part of the batch."""
-        others = self.config.others
-        split = self.config.options.batches == "split"
-        return split and others is not None and others.size > 1
-
-    def _gather_ratio(self, transport: Transport) -> float | None:
+    def _gather_ratio(self, settings: StepSettings) -> float | None:
         """Return how many times larger a sum must be to gather rows instead."""
-        config, examples = self.config, self.examples
+        config, examples = self.config, settings.examples
+        places, ranks = settings.places, settings.places.ranks
         on_host = devices.all_on_host(config.devices)
-        if self._has_workers or self.micro_batches > 1 or self.update.is_traced:
+        is_local = not ranks.share_step and self.update.local_sgd is None
+        if is_local or places.parts > 1 or self.update.is_traced:
             return None
-        if transport.size == 1:
+        if ranks.step.size == 1:
             # On one host, gathering does not change the computing time.
-            rows = -(-(examples or _ASSUMED_BATCH) // config.num_towers)
+            rows = -(-(examples or _ASSUMED_BATCH) // places.towers)
             return max(rows, _MIN_GATHERED_ROWS) if on_host else None
         # Every rank computes the gradient.
         few = examples is not None and examples <= _MAX_GATHERED_BATCH
         is_lossless = config.options.compression in (None, "none")
-        one_device = on_host or config.num_towers == 1
+        one_device = on_host or places.towers == 1
         if not (few and is_lossless and one_device):
             return None
         return _MIN_SAVING_RATIO * (examples or 0)
 
-    def _mesh(self, copied: bool) -> Sequence[Sequence[str]]:
-        """Return where the columns of this process's towers compute.
+    def _on_devices(self, places: Places, copied: bool) -> Places:
+        """Return places with the devices on which towers compute.
 
         Args:
+            places: the places of the step.
             copied: whether each tower has copies of variables on its device.
         """
-        mesh = self.config.mesh
+        mesh = places.mesh
         if copied or not devices.all_on_host(itertools.chain(*mesh)):
-            return mesh
+            return places
         # They share all cores anyway, and TensorFlow instantiates each function
         # only once for a single device.
-        return [[mesh[0][0] for _ in row] for row in mesh]
+        mesh = [[mesh[0][0] for _ in row] for row in mesh]
+        return dataclasses.replace(places, mesh=mesh)
 
-    def _call_mode(self) -> CallMode:
+    def _call_mode(self, ranks: Ranks) -> CallMode:
         """Return how towers call their functions.
 
         Inlined functions send gradients to other ranks while the step computes
         more, and TensorFlow optimizes them, as accelerators need.
         """
         on_host = devices.all_on_host(self.config.devices)
-        one_process = self.config.transport.size == 1
-        return "called" if one_process and on_host else "inlined"
+        return "called" if ranks.step.size == 1 and on_host else "inlined"
 
     def _update(
         self,
         traced: Trace,
         local_step: LocalStep | None,
         divided: DividedBatch,
-        keras_call: KerasCall,
+        settings: StepSettings,
         update: Update,
         parts: list[list[Any]],
         shared: list[Any],
     ) -> None:
         call = dataclasses.replace(
             traced.updates[update.name],
-            is_compiled=bool(keras_call.model.jit_compile),
+            is_compiled=settings.xla,
         )
         grads = [with_components(call.grads, tensors) for tensors in parts]
         sums = with_components(call.grads, shared)
-        weight = 1
+        weight, number = 1, settings.places.ranks.batch.size
         if local_step is not None and update.name in local_step.parts:
             # The workers' gradients are averaged.
-            weight = self.config.peers.size
+            weight = number
             sums = _scale_or_zero(1 / weight, sums)
         elif local_step is not None:
-            share = divided.share * self.config.peers.size
+            share = divided.share * number
             grads = [_scale_or_zero(share, of_tower) for of_tower in grads]
             sums = _scale_or_zero(share, sums)
         self.update.reduce_and_apply(call, grads, sums, weight)
 
-    def _transport_of(self, kind: str) -> Transport:
-        """Return the transport in the steps of a method."""
-        if self._diverges(kind):
-            return SingleProcess()
-        return self._ranks_of_batch(kind)
+    def plan(
+        self, step: Step, batch: Any, settings: StepSettings
+    ) -> tuple[Trace, Program]:
+        """Trace a step and lay it out, without adding it to a graph.
 
-    def _diverges(self, kind: str) -> bool:
-        """Whether a step changes the variables of this rank only."""
-        return self.update.local_sgd is not None and kind in TRAINING
-
-    def _ranks_of_batch(self, kind: str) -> Transport:
-        """Return the transport to the ranks that have parts of a batch."""
-        if self.config.runs_alone(kind):
-            return SingleProcess()
-        return self.config.transport
-
-    def _count_examples(
-        self, batch: data_lib.TowerBatch, kind: str, like: data_lib.Batch
-    ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
-        """Count the examples of a step.
-
-        Returns:
-            The batch, as a part of the batch of all processes, and as a part of
-            the batch of the processes that compute the step together.
+        Args:
+            step: a function of a batch, which one device would call.
+            batch: a global batch, of placeholders.
+            settings: what it is traced for.
         """
-        config, local_sgd = self.config, self.update.local_sgd
-        counts = batch.counts(like)
-        if all(isinstance(count, int) for count in counts):
-            here = sum(counts)
-        else:
-            with tf.device(compat.HOST):
-                here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if batch.is_counted:
-            of_all = batch
-        elif self.config.runs_alone(kind):
-            of_all = batch._replace(total=here, start=0)
-        else:
-            of_all = self.order.count(batch, here)
-        together = self._transport_of(kind).size == config.peers.size
-        if together or config.num_replicas == config.num_towers:
-            return of_all, of_all
-        if local_sgd is not None and kind in TRAINING:
-            local_sgd.begin_step(share_of(here, of_all.total))
-        return of_all, of_all._replace(total=here, start=0)
+        divided = self._divide(batch, settings)
+        traced = self._trace(step, divided, settings)
+        on_towers = self.update.variables.on_towers(traced.captures)
+        program, _ = self._lay_out(traced, divided, on_towers, settings)
+        return traced, program
+
+    def _on_one_device(
+        self, step: Step, batch: Any, settings: StepSettings
+    ) -> Any:
+        """Run an untraced step as on one device, with a warning."""
+        config, variables = self.config, self.update.variables
+        model, places = settings.model, settings.places
+        if first_time(model, ("runs eagerly", config.name)):
+            logger.warning(
+                "model %r runs eagerly, so its steps are not divided: they run "
+                "as on one device under %s. Leave out %s to train on all "
+                "towers.",
+                model.name,
+                config.name,
+                eager_cause(model),
+            )
+        # Each rank computes the step on the global batch, also where it would
+        # train on its own part only: its updates belong to no round.
+        together = places.ranks.batch is config.transport
+        transport = config.transport if together else ALONE
+        is_whole = data_lib.is_whole(batch)
+        if is_whole and shares_batches(config, places.ranks):
+            self.order.check_first(batch)
+        whole = data_lib.as_one_batch(config, places, batch)
+        with contextlib.ExitStack() as stack:
+            if transport.size > 1:
+                if not is_whole or config.options.batches == "each":
+                    whole = data_lib.gather_batch(whole, transport)
+                if self._eager_seed is not None:
+                    # Between steps, ranks may draw different numbers of values.
+                    seed = self._eager_seed + next(self._eager_steps)
+                    stack.enter_context(compat.global_seed_of(seed))
+            stack.enter_context(compat.single_device_mode())
+            one_device = thread_state.trains_on_one_device
+            stack.enter_context(one_device.holding(settings.trains))
+            stack.enter_context(variables.first_copies())
+            result = step(whole)
+        for handles_of_towers in variables.handles().values():
+            copy_first(handles_of_towers, config.devices)
+        return result
+
+    @functools.cached_property
+    def _eager_seed(self) -> int | None:
+        """The first seed of eager steps; None: all ranks have a common one."""
+        local = compat.global_seed(), secrets.randbits(31)
+        where = "begins a step that runs eagerly"
+        ranks = rank_checks.gather(self.config.transport, local, where)
+        seeds = [seed for seed, _ in ranks]
+        if None not in seeds and len(set(seeds)) == 1:
+            return None
+        return ranks[0][1] if seeds[0] is None else seeds[0]
+
+    def end_data(self, batches: int, model: keras.Model, ranks: Ranks) -> None:
+        """Check that the data of all ranks ends after so many batches.
+
+        Collective: ranks whose data goes on are in a step of the method, which
+        has the same exchanges first.
+
+        Args:
+            batches: the batches of all executions, also where the last one had
+                fewer.
+            model: the model.
+            ranks: the ranks of the call.
+        """
+        eagerly = model.run_eagerly
+        compare = self._all_end if eagerly else self._all_end_in_graph
+        in_rounds = not eagerly and not ranks.share_step
+        if not compare(tf.constant(batches, tf.int64), in_rounds):
+            has_exact = model.steps_per_execution == 1
+            number = str(batches) if has_exact else f"at most {batches}"
+            raise self.order.agreement.mismatch_error(number)
+
+    def _all_end(self, batches: tf.Tensor, in_rounds: bool) -> tf.Tensor:
+        first = [self.order.check_first(())]
+        return self.order.agreement.all_end(batches, first, in_rounds)
+
+    @functools.cached_property
+    def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
+        return tf.function(self._all_end, autograph=False)
 
 
 def _refuse_writes_to_shards(
-    traced: Trace, on_towers: Mapping[int, TowerHandles], call: KerasCall
+    traced: Trace,
+    on_towers: Mapping[int, TowerHandles],
+    settings: StepSettings,
 ) -> None:
     """Refuse a step that would leave the wholes that ranks hold behind."""
     written = {id(tensor) for tensor in traced.written}
@@ -586,7 +500,7 @@ def _refuse_writes_to_shards(
         tensor = traced.captures[index]
         if id(tensor) in written and isinstance(found.layout, InShards):
             raise TowerError(
-                f"{call.kind} of model {call.model.name!r} writes "
+                f"{settings.kind} of model {settings.model.name!r} writes "
                 f"{_describe_variable(capture(tensor))}, in shards on several "
                 "ranks, and only steps that train may write it there. Write it "
                 'in the training step, or leave weights="sharded" out.'

@@ -20,6 +20,7 @@ from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.places import Places
 from keras_towers.fit.step import trace
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
@@ -145,7 +146,7 @@ def record_costs(
     kind: str,
     model: keras.Model,
     program: Program,
-    parts: int,
+    places: Places,
 ) -> None:
     """Record the costs of a step, and announce once what is not divided.
 
@@ -154,14 +155,16 @@ def record_costs(
         kind: the method of Keras that the step belongs to.
         model: its model.
         program: the program that the towers run.
-        parts: the number of micro-batches in all processes.
+        places: where they run it.
     """
     other = "prediction" if "predict" in kind else "evaluation"
     name = f"{'training' if kind in TRAINING else other} of {model.name!r}"
-    costs = costs_of(program, parts, config.transport.size)
+    ranks = places.ranks
+    parts = places.towers * places.parts * ranks.step.size
+    costs = costs_of(program, parts, ranks.step.size, places.columns)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement
-    if said and config.peers.rank == 0 and first_time(model, "computed once"):
+    if said and ranks.job.rank == 0 and first_time(model, "computed once"):
         announce(f"{name}: {said}")
 
 
@@ -227,7 +230,7 @@ def costs_of(
     for exchange in program.exchanges:
         tensor, sizes = exchange.given, exchange.sizes
         peers, groups = senders, 1
-        if exchange.over == "columns":
+        if "columns" in exchange.over:
             # Each tower exchanges the rows that it has of the batch.
             has_rows = not tensor.shape.is_fully_defined()
             peers, groups = columns, towers if has_rows else 1
@@ -288,7 +291,7 @@ def costs_of(
         gathered=max(gathered_bytes(program)),
         sent=dict(sorted(sent.items())),
         over_columns=sum(
-            e.over == "columns" and e.kind != "first" for e in program.exchanges
+            "columns" in e.over and e.kind != "first" for e in program.exchanges
         ),
         replaced_sums=program.replaced_sums,
     )

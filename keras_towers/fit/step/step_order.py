@@ -22,6 +22,7 @@ from keras_towers.fit.data.batches import (
 )
 from keras_towers.fit.data.same_data import (
     SIZE,
+    check_batch,
     different_data,
     different_numbers,
 )
@@ -115,12 +116,17 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def begin_after(self, check: Callable[[], tf.Tensor], batch: Any) -> Any:
-        """Return the batch of a step; an epoch's first waits for a check."""
+    def begin_checked(self, data: Any, batch: Any) -> Any:
+        """Return the batch of a step, once its data is checked."""
         # Once inlined, functions that get this batch wait only for the batch.
         with tf.control_dependencies(self.gate):
-            self.gate = [self.in_first_step(check)]
+            self.gate = [self.check_first(data)]
         return self._gate_batch(batch)
+
+    def check_first(self, data: Any) -> tf.Tensor:
+        """Check that the first data of an epoch is the same on all ranks."""
+        check = functools.partial(check_batch, self._transport, data)
+        return self.in_first_step(outside_of_loops(check))
 
     def compare(
         self,
@@ -149,8 +155,8 @@ class StepOrder:
 
     def exchange(
         self,
-        tensors: Sequence[Sequence[Any]],
-        exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
+        tensors: Sequence[Any],
+        exchange: Callable[[Sequence[Any]], list[Any]],
     ) -> list[Any]:
         """Exchange tensors, after a check that all ranks do the same."""
         # In a step that involves no other rank, all exchanges are local.

@@ -16,8 +16,8 @@ from keras_towers.fit.step.graph_function import (
     GraphFunction,
     Uncompilable,
 )
-from keras_towers.fit.step.places import Place, value_of
 from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.step.tower_tensors import TowerTensors, value_of
 from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import (
     Function,
@@ -198,7 +198,7 @@ class TowerFunctions:
         call: FunctionCall,
         reads: Sequence[Operation],
         writes: Sequence[Operation],
-        places: Sequence[Place],
+        places: Sequence[TowerTensors],
     ) -> tuple[FunctionCall, Sequence[Operation], Sequence[Operation]]:
         """Let a function that XLA compiles read and write variables itself.
 
@@ -252,7 +252,7 @@ class TowerFunctions:
         return compiled, before, after
 
     def _can_be_compiled(
-        self, operation: Operation, places: Sequence[Place]
+        self, operation: Operation, places: Sequence[TowerTensors]
     ) -> bool:
         """Whether XLA can do what towers do with their variables."""
         if operation.type not in _COMPILED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import (
     Callable,
-    Mapping,
     MutableMapping,
     Sequence,
 )
@@ -13,14 +12,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.fit.places import Places
 from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.places import Place, value_of, with_shapes
+from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_exchanges import TowerExchanges
 from keras_towers.fit.step.tower_functions import (
     FunctionCall,
     TowerFunctions,
     is_of_batch,
+)
+from keras_towers.fit.step.tower_tensors import (
+    TowerTensors,
+    value_of,
+    with_shapes,
 )
 from keras_towers.partition.program import (
     Operation,
@@ -31,7 +36,6 @@ from keras_towers.partition.program import (
     emit,
 )
 from keras_towers.partition.stages import Stage, stages_of
-from keras_towers.transport import Transport
 
 
 class TowerProgram:
@@ -40,11 +44,9 @@ class TowerProgram:
     Args:
         program: the program.
         mode: how towers call their functions.
-        mesh: for each of K towers, the devices of its M columns.
-        transport: connects the processes.
+        places: where it computes, and with whom. A tower computes its
+            micro-batches one after another.
         order: orders the exchanges between processes.
-        micro_batches: how many micro-batches each tower computes, one after
-            another.
 
     Attributes:
         functions: what towers call.
@@ -54,18 +56,15 @@ class TowerProgram:
         self,
         program: Program,
         mode: CallMode,
-        mesh: Sequence[Sequence[str]],
-        transport: Transport,
+        places: Places,
         order: StepOrder,
-        micro_batches: int = 1,
     ):
         self._program = program
-        self._mesh = mesh
+        self._mesh, self._transport = places.mesh, places.ranks.step
         # Where towers compute what all of their columns share.
-        self._devices: list[str] = [row[0] for row in mesh]
-        self._transport = transport
+        self._devices: list[str] = [row[0] for row in places.mesh]
         self._order = order
-        self._micro_batches = micro_batches
+        self._micro_batches = places.parts
         # By level: what is computed once, or once for each column.
         self._once = {
             (level, on_columns): _stages(
@@ -85,35 +84,29 @@ class TowerProgram:
             self._devices,
             self._once,
             order,
-            micro_batches,
-            transport.size,
+            places.parts,
+            self._transport.size,
         )
-        self._exchanges = TowerExchanges(mesh, transport, order)
+        self._exchanges = TowerExchanges(places, order)
         self._summed = _summed(program)
 
     def add_to_graph(
         self,
-        common: Mapping[Tensor, Any],
-        parts: Sequence[dict[Tensor, Any]],
+        inputs: StepInputs,
         update: Callable[[Update, list[list[Any]], list[Any]], None],
-        of_columns: Sequence[Mapping[Tensor, Any]] = (),
-        of_cells: Sequence[Sequence[dict[Tensor, Any]]] = (),
     ) -> list[Any]:
         """Add the program to this graph; return its results.
 
         Args:
-            common: the inputs that all towers share.
-            parts: the inputs of each micro-batch, in tower order.
+            inputs: what the inputs of the program get.
             update: called with an update, K lists of the towers' gradients, and
                 a list of the gradients that all towers share.
-            of_columns: the inputs of each of M columns, if there are any.
-            of_cells: for each tower, the inputs of its M columns.
         """
         program, devices = self._program, self._devices
-        known = dict(common)
+        known, parts = dict(inputs.common), inputs.parts
         number = self._micro_batches
         towers = [
-            Place(
+            TowerTensors(
                 device,
                 [
                     [part, known]
@@ -123,11 +116,11 @@ class TowerProgram:
             for k, device in enumerate(devices)
         ]
         columns: list[ChainMap[Tensor, Any]] = [
-            ChainMap(dict(own), known) for own in of_columns
+            ChainMap(dict(own), known) for own in inputs.of_columns
         ]
         cells = [
             [
-                Place(
+                TowerTensors(
                     device,
                     [
                         [{}, own, *part.maps[:-1], *column.maps]
@@ -135,11 +128,11 @@ class TowerProgram:
                     ],
                 )
                 for device, own, column in zip(
-                    row, inputs, columns, strict=True
+                    row, of_row, columns, strict=True
                 )
             ]
-            for row, tower, inputs in zip(
-                self._mesh, towers, of_cells, strict=False
+            for row, tower, of_row in zip(
+                self._mesh, towers, inputs.of_cells, strict=False
             )
         ]
         of_all_cells = [cell for row in cells for cell in row]
@@ -149,9 +142,9 @@ class TowerProgram:
             for device, column in zip(self._mesh[0], columns, strict=False):
                 self._compute_stages(level, column, device, True, checks)
             operations = program.of_level(level)
-            for on_columns, places in ((False, towers), (True, of_all_cells)):
+            for on_columns, owners in ((False, towers), (True, of_all_cells)):
                 here = [o for o in operations if o.on_columns == on_columns]
-                self._run_level(here, places)
+                self._run_level(here, owners)
             exchanges = [e for e in program.exchanges if e.given.level == level]
             if exchanges:
                 self._exchanges.add_to_graph(
@@ -188,13 +181,13 @@ class TowerProgram:
     def _run_level(
         self,
         operations: Sequence[Operation],
-        places: Sequence[Place],
+        owners: Sequence[TowerTensors],
     ) -> None:
         """Add what towers, or all of their columns, do in a level.
 
         Args:
             operations: the operations.
-            places: the towers, or the columns of all towers.
+            owners: the towers, or the columns of all towers.
         """
         by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
         for operation in operations:
@@ -211,14 +204,14 @@ class TowerProgram:
         call = functions.call_of(of_parts)
         if call:
             call, reads, writes = functions.with_variables(
-                call, reads, writes, places
+                call, reads, writes, owners
             )
-        for place in places:
-            self._access_variables(reads, place)
-        self._compute_on_towers(functions.call_of(shared), places, once=True)
-        self._compute_on_towers(call, places)
-        for place in places:
-            self._access_variables(writes, place)
+        for owner in owners:
+            self._access_variables(reads, owner)
+        self._compute_on_towers(functions.call_of(shared), owners, once=True)
+        self._compute_on_towers(call, owners)
+        for owner in owners:
+            self._access_variables(writes, owner)
 
     def _compute_in_function(
         self,
@@ -250,55 +243,55 @@ class TowerProgram:
         known.update(zip(made, values, strict=True))
 
     def _access_variables(
-        self, operations: Sequence[Operation], place: Place
+        self, operations: Sequence[Operation], owner: TowerTensors
     ) -> None:
         """Read or write a tower's copies of variables, on its device."""
         if not operations:
             return
         # Whatever is written is the same for all micro-batches.
-        scope, *_ = place.parts
+        scope, *_ = owner.parts
         made = self.functions.used(operations)
-        with tf.device(place.device):
+        with tf.device(owner.device):
             values = emit(
                 operations, scope, made, self._program.graphs, self._order.gate
             )
-        place.shared.update(zip(made, values, strict=True))
+        owner.shared.update(zip(made, values, strict=True))
 
     def _compute_on_towers(
         self,
         call: FunctionCall | None,
-        places: Sequence[Place],
+        owners: Sequence[TowerTensors],
         once: bool = False,
     ) -> None:
         """Call a function for each tower's micro-batches.
 
         Args:
             call: the call; None: nothing is computed.
-            places: the towers, or the columns of all towers.
+            owners: the towers, or the columns of all towers.
             once: whether all micro-batches of a tower share the results.
         """
         if call is None:
             return
         function = call.function
         inputs, outputs = call.body.inputs, call.body.outputs
-        for place in places:
+        for owner in owners:
             made: list[Any] = []
             if once:
-                first, *_ = place.parts
-                with tf.device(place.device):
+                first, *_ = owner.parts
+                with tf.device(owner.device):
                     values = function([value_of(t, first) for t in inputs])
-                place.shared.update(with_shapes(outputs, values))
+                owner.shared.update(with_shapes(outputs, values))
                 continue
-            for part in place.parts:
+            for part in owner.parts:
                 # One micro-batch frees its memory before the next one begins.
                 after = [*call.gate, *made]
-                with tf.device(place.device), tf.control_dependencies(after):
+                with tf.device(owner.device), tf.control_dependencies(after):
                     given = [value_of(t, part) for t in inputs]
                     if made:
                         given = [_after_dependencies(value) for value in given]
                     part.update(with_shapes(outputs, function(given)))
                     made = [
-                        place.add(t, part[t]) if t in self._summed else part[t]
+                        owner.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
                     ]
 
@@ -321,7 +314,7 @@ def _after_dependencies(tensor: Any) -> Any:
 def _summed(program: Program) -> set[Tensor]:
     """The towers' tensors that are summed over all towers."""
     kinds = ("sum", "scatter")
-    exchanges = [e for e in program.exchanges if e.over == "towers"]
+    exchanges = [e for e in program.exchanges if "towers" in e.over]
     tensors = [e.given for e in exchanges if e.kind in kinds]
     for update in program.updates:
         tensors += [t for t in update.given if t not in update.rows]

@@ -12,14 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.step.program_inputs import add_captures
+from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, with_components
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
-from keras_towers.transport import SingleProcess
 
 
 def apply_compiled(
@@ -79,10 +79,11 @@ def apply_compiled(
         if index < len(specs):
             for grads, part in zip(given, parts, strict=True):
                 part[tensor] = grads[index]
-    add_captures(inputs, captures, on_towers, common, parts, len(devices))
-    mesh = [[device] for device in devices]
-    ready = TowerProgram(program, "xla", mesh, SingleProcess(), order)
-    ready.add_to_graph(common, parts, _refuse)
+    given_inputs = StepInputs(common, parts)
+    given_inputs.add_captures(inputs, captures, on_towers, 1)
+    places = Places(Ranks(), [[device] for device in devices])
+    ready = TowerProgram(program, "xla", places, order)
+    ready.add_to_graph(given_inputs, _refuse)
 
 
 def _refuse(*_: Any) -> None:

@@ -96,14 +96,14 @@ class LocalSGD:
             for optimizer in begun
         ]
         ranks = rank_checks.gather(
-            self._config.peers, updates_here, "ends a round"
+            self._config.job, updates_here, "ends a round"
         )
         if all(rank == updates_here for rank in ranks):
             for optimizer in begun:
                 self._average(optimizer, order)
             return
         self.discard_rounds()
-        if self._config.peers.rank == 0:
+        if self._config.job.rank == 0:
             logger.warning(
                 "the ranks made different numbers of updates in this round "
                 "(%s), for example after an error, or train_on_batch on some "

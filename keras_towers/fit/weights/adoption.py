@@ -118,7 +118,7 @@ class Adoption:
         not be computed outside of replicas, and divided values would be
         rounded.
         """
-        adds = variable.aggregation == "sum" and self._config.peers.size == 1
+        adds = variable.aggregation == "sum" and self._config.job.size == 1
         once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         creates = compat.parts_of_sums(variable)
@@ -252,7 +252,7 @@ class Adoption:
 
         Ranks that train independently sum their metrics again later.
         """
-        if self.ranks_diverge(model) and self._config.peers.rank > 0:
+        if self.ranks_diverge(model) and self._config.job.rank > 0:
             for variable in state_lib.collect(model).metrics:
                 variable.assign(tf.zeros_like(variable._value))
 
@@ -360,7 +360,7 @@ def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:
 
 def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
     """Announce once that a model trains on towers outside of a block."""
-    if kind not in TRAINING or config.peers.rank:
+    if kind not in TRAINING or config.job.rank:
         return
     line = (
         f"{kind} of model {model.name!r} runs on the strategy under which it "

@@ -365,7 +365,7 @@ class TowerVariables:
         )
         # Whether replicas may have written parts. A single process can always
         # reduce them, since it exchanges nothing.
-        self.has_parts: bool = config.peers.size == 1
+        self.has_parts: bool = config.job.size == 1
         # Whether the other ranks take part in reductions of parts.
         self.asks_ranks = True
         # The distributed values of variables that have a single copy.
@@ -397,7 +397,7 @@ class TowerVariables:
         self.has_parts = True
         for variable, value in self._of_replicas.items():
             if variable._value is value.values[0]:
-                bind(value, self._config.peers.rank)
+                bind(value, self._config.job.rank)
                 variable._value = value
 
     def place(self, variable: keras.Variable) -> bool:

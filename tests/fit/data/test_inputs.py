@@ -310,6 +310,7 @@ def started(source, steps_per_execution=1):
     keras.utils.set_random_seed(5)
     return TowerEpochIterator(
         strategy_of(2)._config,
+        strategy_of(2)._config.places("fit"),
         "fit",
         lambda: None,
         steps_per_execution=steps_per_execution,

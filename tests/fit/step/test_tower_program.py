@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
+from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.divided_batch import DividedBatch
-from keras_towers.fit.step.exchanges import exchange_tensors
+from keras_towers.fit.step.exchanges import Members, exchange_tensors
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.partition import partition_graph
@@ -37,15 +38,13 @@ def traced(program, devices):
 
     @tf.function
     def run(x):
+        places = Places(Ranks(), [[tower] for tower in devices[:TOWERS]])
         batch = batches.Batch.of(x).split(TOWERS, 0, TOWERS)
         divided = DividedBatch(batch, SPECS, batch)
-        common, parts = divided.values_of(program.inputs, True)
-        alone, towers = SingleProcess(), devices[:TOWERS]
-        order = StepOrder(alone)
-        ready = TowerProgram(
-            program, "called", [[tower] for tower in towers], alone, order
-        )
-        return ready.add_to_graph(common, parts, None)
+        inputs = divided.inputs_of(program, [], {}, places)
+        order = StepOrder(SingleProcess())
+        ready = TowerProgram(program, "called", places, order)
+        return ready.add_to_graph(inputs, None)
 
     return run.get_concrete_function(SPEC).graph
 
@@ -109,6 +108,13 @@ def tensors_of_tower(k):
     ]
 
 
+def exchanged(members, transport):
+    """The results of some exchanges."""
+    return exchange_tensors(
+        members, transport, lambda tensors, exchange: exchange(tensors)
+    )
+
+
 def over(towers, ranks, exchanges, tensors_of, rows_of):
     """The results of each rank, and the keys of what it has sent.
 
@@ -124,9 +130,13 @@ def over(towers, ranks, exchanges, tensors_of, rows_of):
         first = transport.rank * towers
         mine = range(first, first + towers)
         every = [*map(list, zip(*map(tensors_of, mine), strict=True))]
-        rows = [[rows_of(k) for k in mine]] * len(exchanges)
+        rows = [rows_of(k) for k in mine]
         devices = ["/device:CPU:0"] * towers
-        return exchange_tensors(exchanges, every, rows, devices, transport)
+        members = [
+            Members(exchange, devices, values, rows)
+            for exchange, values in zip(exchanges, every, strict=True)
+        ]
+        return exchanged(members, transport)
 
     return on_ranks(ranks, run)
 
@@ -207,3 +217,25 @@ def test_rows_of_variables_share_a_message_for_each_dtype(towers, ranks):
             ):
                 wanted = rows * sum(range(total))
                 np.testing.assert_array_equal(part[k], wanted)
+
+
+def test_columns_share_a_message_to_other_ranks():
+    """A column adds up its towers' terms; columns alone send nothing."""
+    over_towers = exchange_of("sum", "float32", 1)
+    over_columns = exchange_of("sum", "float32", 1, over=("columns",))
+
+    def run(transport):
+        devices = ["/device:CPU:0"] * 2
+        terms = tf.constant([[1.0], [10.0]]) * (1 + transport.rank)
+        columns = [
+            Members(over_towers, devices, [*(factor * terms)])
+            for factor in (1, 100)
+        ]
+        tower = Members(over_columns, devices, [*terms])
+        return exchanged([*columns, tower], transport)
+
+    results, keys = on_ranks(2, run)
+    assert len(keys) == 1
+    for rank, (first, second, of_tower) in enumerate(results):
+        assert [first.numpy(), second.numpy()] == [33, 3300]
+        assert of_tower.numpy() == 11 * (1 + rank)

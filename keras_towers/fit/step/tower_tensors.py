@@ -12,7 +12,7 @@ from keras_towers.errors import TowerError
 from keras_towers.partition.program import Tensor, Update, emit
 
 
-class Place:
+class TowerTensors:
     """The tensors of a tower in a step, or of one of its columns.
 
     Args:

@@ -1,0 +1,80 @@
+"""Where the steps of a call compute, and with whom.
+
+A step is divided over *ranks* (processes), *towers* (the rows of the mesh of a
+process), *parts* (a tower's micro-batches) and *columns* (of the mesh). Ranks,
+towers and parts have examples of their own; columns divide weights, and so do
+towers and ranks if weights are in shards. Which ranks take part depends on the
+purpose, and on the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.transport import SingleProcess, Transport
+
+ALONE: Transport = SingleProcess()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ranks:
+    """The groups of a call. Each has all processes, or only this one.
+
+    Attributes:
+        job: those that train together, for exchanges between steps.
+        batch: those that have parts of a batch: examples are numbered in the
+            order of their ranks.
+        step: those that a step exchanges with.
+        shards: those over whose towers weights in shards are divided.
+    """
+
+    job: Peers = ALONE
+    batch: Peers = ALONE
+    step: Transport = ALONE
+    shards: Peers = ALONE
+
+    @property
+    def share_step(self) -> bool:
+        """Whether all that have parts of a batch compute its step together."""
+        return self.step.size == self.batch.size
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+    """Where the steps of a call compute, and with whom.
+
+    Attributes:
+        ranks: the processes.
+        mesh: for each of K towers of this process, the devices of its columns.
+        parts: the number of micro-batches of each tower.
+    """
+
+    ranks: Ranks
+    mesh: Sequence[Sequence[str]]
+    parts: int = 1
+
+    @property
+    def towers(self) -> int:
+        """The number of towers of this process."""
+        return len(self.mesh)
+
+    @property
+    def columns(self) -> int:
+        """The number of devices of each tower."""
+        return len(self.mesh[0])
+
+    @property
+    def replicas(self) -> int:
+        """The number of towers that have parts of a batch."""
+        return self.towers * self.ranks.batch.size
+
+    @property
+    def first_tower(self) -> int:
+        """The index of this process's first tower among these."""
+        return self.towers * self.ranks.batch.rank
+
+    def alone(self) -> Places:
+        """Return the same places without the other processes."""
+        return dataclasses.replace(self, ranks=Ranks())
