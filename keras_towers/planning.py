@@ -233,7 +233,7 @@ def _plan(
         calls: Any = strategy._calls
         traced, program = calls.plan(model, inputs, size)
         config = strategy._config
-        towers, columns = config.num_towers, config.num_columns
+        towers, columns = config.num_towers, len(config.mesh[0])
         rows = -(-size // towers)
         step = gradients = None
         # The step may not fit the sizes that the trace leaves open.

@@ -117,15 +117,10 @@ class TowerConfig:
         ]
 
     @property
-    def num_columns(self) -> int:
-        """Number of devices of each tower."""
-        return len(self.mesh[0])
-
-    @property
     def divides(self) -> bool:
         """Whether steps are divided, over devices or into micro-batches."""
-        places = self.num_towers * self.job.size * self.num_columns
-        return places > 1 or self.options.micro_batches != 1
+        cells = self.num_towers * self.job.size * len(self.mesh[0])
+        return cells > 1 or self.options.micro_batches != 1
 
 
 @dataclasses.dataclass(eq=False)

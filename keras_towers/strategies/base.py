@@ -239,8 +239,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         names = [devices_lib.short_name(d) for row in mesh for d in row]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
-        if self._config.num_columns > 1:
-            towers += f" of {self._config.num_columns} devices each"
+        if len(mesh[0]) > 1:
+            towers += f" of {len(mesh[0])} devices each"
         size = self._config.transport.size
         each = f" in each of {size} processes" if size > 1 else ""
         return f"{type(self).__name__}: {towers} ({span}){each}"

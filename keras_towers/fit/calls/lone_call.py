@@ -29,6 +29,7 @@ class LoneCall(TowerCall):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
+        self.places = self.places.alone()
         # What its own callbacks do, they do alone, too.
         self.meet = lambda what, call: False
 

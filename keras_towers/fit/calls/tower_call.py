@@ -165,12 +165,11 @@ class TowerCall:
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = outer is not None and outer.model is self.model
         self._places_of = calls.places
-        places = calls.places(self.kind)
-        self.places: Places = places.alone() if self.is_alone else places
+        self.places: Places = calls.places(self.kind)
         # Keras's fit makes the iterator of a validation within it.
-        is_inner = outer is not None and outer.model is self.model
-        self.examples: dict[str, int | None]
-        self.examples = outer.examples if outer and is_inner else {}
+        self.examples: dict[str, int | None] = {}
+        if outer is not None and self._is_inner:
+            self.examples = outer.examples
         # The specs of a batch, to build the model with.
         self._batch: Any = None
         # Whether a step runs that builds the model.
@@ -274,7 +273,7 @@ class TowerCall:
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         self._builds = self.build_error is not None
-        settings = running_settings() or self.settings
+        settings = running_settings.get() or self.settings
         try:
             result = self._step.run_step(step, batch, settings)
         finally:

@@ -27,13 +27,8 @@ _RETRACE_RATIO = 4
 # How often a step may be cancelled until that is its error.
 _MAX_CANCELLED = 4
 
-# Of the function that a thread runs, or traces.
-_running: ThreadLocal[StepSettings] = ThreadLocal()
-
-
-def running_settings() -> StepSettings | None:
-    """Return what the function that this thread runs traces its steps for."""
-    return _running.get()
+running_settings: ThreadLocal[StepSettings] = ThreadLocal()
+"""What the function that this thread runs traces its steps for."""
 
 
 class AdaptiveFunction(TowerFunction):
@@ -247,7 +242,7 @@ class AdaptiveFunction(TowerFunction):
         settings, replace = self._settings, dataclasses.replace
         places = replace(settings.places, parts=self._micro_batches)
         settings = replace(settings, places=places, on_trace=self._note_trace)
-        with _running.holding(settings):
+        with running_settings.holding(settings):
             result = self._function(data)
         self._before = {}
         return result

@@ -12,12 +12,7 @@ from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
-from keras_towers.fit.data.batches import (
-    Batch,
-    TowerBatch,
-    Undivided,
-    tensors_in,
-)
+from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_order import StepOrder
@@ -30,6 +25,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
+from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import Inputs, Program
 
 
@@ -56,7 +52,7 @@ class DividedBatch:
         config: TowerConfig,
         places: Places,
         data: Any,
-        undivided: Undivided,
+        undivided: data_lib.Undivided,
         order: StepOrder,
     ) -> DividedBatch:
         """Divide a batch over towers, once the previous step has ended.
@@ -76,13 +72,10 @@ class DividedBatch:
             batch = order.begin_checked(data, batch)
             fingerprint = same_data.rounded_fingerprint(data)
         here = _sum_of(batch.counts(like))
-        if not batch.is_counted:
-            together = ranks.batch is config.transport
-            batch = (
-                order.count(batch, here)
-                if together
-                else batch._replace(total=here, start=0)
-            )
+        if not batch.is_counted and ranks.batch is config.transport:
+            batch = order.count(batch, here)
+        elif not batch.is_counted:
+            batch = batch._replace(total=here, start=0)
         of_all = batch
         if not ranks.share_step:
             batch = batch._replace(total=here, start=0)
@@ -125,7 +118,7 @@ class DividedBatch:
         captures: Sequence[Any],
         on_towers: Mapping[int, TowerHandles],
         places: Places,
-        of_all: Inputs | None = None,
+        local_step: LocalStep | None = None,
     ) -> StepInputs:
         """Return what the inputs of a program get.
 
@@ -135,10 +128,11 @@ class DividedBatch:
             on_towers: the handles of those that towers have copies or shards
                 of, by their index among these.
             places: where it computes.
-            of_all: the inputs of the batch of all processes, if it needs them.
+            local_step: the step, if it also needs inputs of the batch of all
+                processes.
         """
         inputs, first = program.inputs, len(self.layouts)
-        found = self._inputs_of_batch(inputs, places.ranks, of_all)
+        found = self._inputs_of_batch(inputs, places.ranks, local_step)
         found.add_captures(inputs, captures, on_towers, places.parts)
         found.add_shares(inputs, places)
         handles = {first + index: own for index, own in on_towers.items()}
@@ -146,9 +140,9 @@ class DividedBatch:
         return found
 
     def _inputs_of_batch(
-        self, inputs: Inputs, ranks: Ranks, of_all: Inputs | None
+        self, inputs: Inputs, ranks: Ranks, local_step: LocalStep | None
     ) -> StepInputs:
-        pieces = [tensors_in(piece) for piece in self.batch.pieces]
+        pieces = [data_lib.tensors_in(piece) for piece in self.batch.pieces]
         shared: dict[Any, Any] = {}
         parts: list[dict[Any, Any]] = [{} for _ in pieces]
         for index, layout in enumerate(self.layouts):
@@ -167,11 +161,10 @@ class DividedBatch:
             self._add_positions(inputs, self.batch, is_first, shared, parts)
             if inputs.has_rows is not None:
                 shared[inputs.has_rows] = shared[inputs.total] > 0
-            if of_all is not None:
-                is_first = ranks.batch.rank == 0
-                self._add_positions(
-                    of_all, self.of_all, is_first, shared, parts
-                )
+            if local_step is not None:
+                inputs, is_first = local_step.of_all, ranks.batch.rank == 0
+                batch = self.of_all
+                self._add_positions(inputs, batch, is_first, shared, parts)
         return StepInputs(shared, parts)
 
     def _add_positions(

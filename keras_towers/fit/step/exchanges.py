@@ -6,24 +6,16 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.fit.step.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
-from keras_towers.partition.program import Exchange, ExchangeKind, Tensor
+from keras_towers.partition.program import Exchange, ExchangeKind
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
-
-Scope: TypeAlias = MutableMapping[Tensor, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,12 +35,7 @@ class Members:
     devices: Sequence[str]
     values: Sequence[Any]
     rows: Sequence[Sequence[Any]] = ()
-    takers: Sequence[Scope] = ()
-
-    @property
-    def over_ranks(self) -> bool:
-        """Whether what they have together goes on to other ranks."""
-        return "ranks" in self.exchange.over and self.exchange.kind != "first"
+    takers: Sequence[Any] = ()
 
 
 def exchange_tensors(
@@ -67,9 +54,11 @@ def exchange_tensors(
         The result of each exchange; a list of results if each member has its
         own.
     """
-    over_ranks: dict[int, Members] = {}
-    if transport.size > 1:
-        over_ranks = {k: m for k, m in enumerate(members) if m.over_ranks}
+    over_ranks = {
+        k: one
+        for k, one in enumerate(members)
+        if transport.size > 1 and "ranks" in one.exchange.over
+    }
     results: list[Any] = []
     for k, one in enumerate(members):
         with tf.device(one.devices[0]):

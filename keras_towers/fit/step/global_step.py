@@ -85,7 +85,7 @@ class StepSettings:
     places: Places
     undivided: dict[tuple[str, ...], set[str]]
     examples: int | None = None
-    on_trace: Callable[[Any, bool], None] | None = None
+    on_trace: Callable[[Any, bool], None] = lambda graph, gathers: None
 
     @property
     def trains(self) -> bool:
@@ -147,9 +147,8 @@ class GlobalStep:
         ):
             result, program = self._run_divided(step, divided, settings)
         result = self.order.end_step(result)
-        if settings.on_trace is not None:
-            graph = compat.get_default_graph()
-            settings.on_trace(graph, program.replaced_sums > 0)
+        gathers = program.replaced_sums > 0
+        settings.on_trace(compat.get_default_graph(), gathers)
         return result
 
     def _divide(self, data: Any, settings: StepSettings) -> DividedBatch:
@@ -183,7 +182,7 @@ class GlobalStep:
             traced.captures,
             on_towers,
             places,
-            None if local_step is None else local_step.of_all,
+            local_step,
         )
         ready = TowerProgram(
             program,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.exchanges import Members, Scope, exchange_tensors
+from keras_towers.fit.step.exchanges import Members, exchange_tensors
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_tensors import (
     TowerTensors,
     value_of,
     with_shapes,
 )
-from keras_towers.partition.program import Exchange
+from keras_towers.partition.program import Exchange, Tensor
+
+Scope: TypeAlias = MutableMapping[Tensor, Any]
 
 
 class TowerExchanges:

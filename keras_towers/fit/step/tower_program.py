@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import (
-    Callable,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
