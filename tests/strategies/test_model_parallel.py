@@ -240,10 +240,10 @@ def test_no_kernel_is_gathered_and_a_block_has_two_sums():
         model.evaluate(TOKENS, NEXT, verbose=0)
         model.fit(TOKENS, NEXT, verbose=0)
     evaluated, trained = programs
-    found = [e for e in evaluated.exchanges if e.over == "columns"]
+    found = [e for e in evaluated.exchanges if e.over == ("columns",)]
     assert [e.kind for e in found] == ["sum"] * 2
     assert all(e.given.shape[-1] == WIDTH for e in found)
-    over = [e for e in trained.exchanges if e.over == "columns"]
+    over = [e for e in trained.exchanges if e.over == ("columns",)]
     large = [e for e in over if e.given.shape.rank]
     # Two forward and two backward.
     assert len(large) == 4

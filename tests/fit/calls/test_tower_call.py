@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.data.epoch_iterator import RELEASES
 from tests.exactness import models as m
 from tests.fit.one_device import trained
@@ -191,3 +192,18 @@ def test_no_data_is_read_after_fit(strategy):
     until_here = len(read)
     time.sleep(1)
     assert len(read) == until_here < 100
+
+
+def test_a_call_in_a_callback_leaves_the_batch_size_of_fit():
+    """From it, the next trace of fit chooses what to gather."""
+    seen = []
+
+    class Predicts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.predict(X, batch_size=len(X), verbose=0)
+            settings = tower_call.current().settings
+            seen.append((settings.kind, settings.examples))
+
+    with kt.TowerStrategy(2):
+        linear().fit(X, Y, batch_size=8, callbacks=[Predicts()], verbose=0)
+    assert seen == [("fit", 8)]
