@@ -180,6 +180,7 @@ _tf(
     "config configure_collective_ops enable_collective_ops "
     "check_collective_ops_peer_health abort_collective_ops "
     "ensure_initialized function_call_options get_compiler_ir "
+    "has_function get_function_def "
     "_context_handle _collective_leader _seed _rng",
 )
 _enable_collectives = _tf("pywrap_tfe:TFE_EnableCollectiveOps")
@@ -207,7 +208,8 @@ Function = _tf(
     "__call__ python_function _autograph _jit_compile",
 )
 function_module = _tf(
-    "eager.polymorphic_function.atomic_function", "from_func_graph"
+    "eager.polymorphic_function.atomic_function",
+    "from_func_graph from_function_def",
 )
 call_in_graph = _tf(
     "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
@@ -252,6 +254,7 @@ _run_independently = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies.run_independently"
 )
 op_definition = _tf("framework.op_def_registry:get")
+_kernels_of = _tf("framework.kernels:get_registered_kernels_for_op")
 _entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
@@ -465,6 +468,27 @@ def add_functions(graph: Any, functions: Iterable[Any]) -> None:
         graph._add_function_recursive(function)
 
 
+def definition_of_function(graphs: Iterable[Any], name: str) -> Any:
+    """Return the definition of a function; None if it is unknown.
+
+    Args:
+        graphs: the graphs that may call it.
+        name: its name.
+    """
+    if eager_context().has_function(name):
+        return eager_context().get_function_def(name)
+    for graph in graphs:
+        function = graph._get_function(name)
+        if isinstance(function, _Defun):
+            return function.definition
+    return None
+
+
+def function_of_definition(definition: Any) -> Any:
+    """Return a function for graphs, given its definition."""
+    return function_module.from_function_def(definition, None)
+
+
 def type_of_variable(handle: Any) -> Any:
     """Return the type of the variable of an eager handle, if any."""
     data = getattr(handle, "_handle_data", None)
@@ -653,13 +677,37 @@ def constant_value(tensor: Any) -> Any:
     return _entries_of(tensor)
 
 
-def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:
-    """Translate a function for XLA, without compiling it."""
+@functools.cache
+def xla_kernels(type_: str, device_type: str) -> list[dict[str, Any]]:
+    """Return what XLA compiles of a type of operations.
+
+    Args:
+        type_: the type.
+        device_type: ``CPU`` or ``GPU``.
+
+    Returns:
+        For each kernel, the dtypes that attributes may have, by their names.
+    """
+    _register_xla_kernels()
+    return [
+        {c.name: set(c.allowed_values.list.type) for c in kernel.constraint}
+        for kernel in _kernels_of(type_).kernel
+        if kernel.device_type == f"XLA_{device_type}_JIT"
+    ]
+
+
+@functools.cache
+def _register_xla_kernels() -> None:
+    """Let TensorFlow register XLA's kernels, as it does at the first use."""
+    graph = FuncGraph("first")
+    with graph.as_default():
+        graph.outputs = [tf.constant(0)]
+    function = function_module.from_func_graph("keras_towers_first", graph, {})
     eager_context().get_compiler_ir(
-        device_name=device,
+        device_name=HOST,
         platform_name=None,
-        function_name=name,
-        flat_args=list(specs),
+        function_name=function.name,
+        flat_args=[],
         captured_inputs=[],
         stage="hlo",
     )

@@ -20,6 +20,8 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.compiled_draws import CompiledDraws
+from keras_towers.partition.kernels import Kernels, rename_calls
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -438,6 +440,7 @@ def emit(
     after: Sequence[Any] = (),
     checks: list[Any] | None = None,
     names: dict[int, str] | None = None,
+    kernels: Kernels | None = None,
 ) -> list[Any]:
     """Add operations to the current graph; return the tensors wanted.
 
@@ -454,6 +457,8 @@ def emit(
         checks: a list to which graph operations are added that have an effect
             but use no variable, such as assertions.
         names: gets the names of the operations, by their ids.
+        kernels: what XLA compiles, of draws in functions that are called
+            without it; None: nothing.
     """
     here = compat.get_default_graph()
     for graph in graphs:
@@ -465,6 +470,7 @@ def emit(
     gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
     inputs: dict[str, Any] = {**gates}
     known: dict[Tensor, str] = {}
+    draws = None if kernels is None else CompiledDraws(here, kernels)
 
     def name_of(tensor: Tensor) -> str:
         operation = tensor.operation
@@ -497,6 +503,8 @@ def emit(
                 continue
             for function in functions:
                 node.attr[key].list.func.add().name = added(function)
+        if draws is not None:
+            rename_calls(node.attr, draws.rename)
 
     def added(function: Function) -> str:
         made = graph_of(function, graphs)

@@ -1,22 +1,35 @@
-"""What is computed once in a level, as functions and single operations in turn.
+"""What a level computes with XLA, as functions and single operations in turn.
 
-XLA compiles functions of numbers. What uses variables, files or strings stays
-outside of them, and may need their results, or they may need its.
+XLA compiles functions of numbers, of the operations that it has kernels for.
+What uses variables, files or strings stays outside of them, and may need their
+results, or they may need its.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.folding import LARGEST
-from keras_towers.partition.program import Operation, Tensor
+from keras_towers.partition.kernels import (
+    Kernels,
+    called_names,
+    functions_of,
+)
+from keras_towers.partition.program import Operation, Program, Tensor
 
-_NOT_NUMBERS = (tf.string, tf.resource, tf.variant)
+_NOT_NUMBERS = (tf.string, tf.resource)
+_LISTS = "has a list of tensors in two of its functions"
+_EFFECTS = "has effects in a function"
+_DRAWS = (
+    "draws from TensorFlow's own generator, which gives other numbers than on "
+    "one device with XLA"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,25 +45,144 @@ class Stage:
     single: list[Operation] = dataclasses.field(default_factory=list)
 
 
-def stages_of(operations: Sequence[Operation]) -> list[Stage]:
-    """Divide operations of a level into as few stages as possible.
+class Stages:
+    """Divides a program into what XLA compiles and what it does not.
 
     Args:
-        operations: N operations that are computed once, in order.
+        program: the program.
+        device: the device of the first tower.
+
+    Attributes:
+        kernels: what XLA compiles on the device.
+        not_compiled: for what runs without XLA although XLA has its kernels: by
+            reason, the first operation.
+    """
+
+    def __init__(self, program: Program, device: str):
+        self.kernels = Kernels(device, program.graphs)
+        self.not_compiled: dict[str, Operation] = {}
+        # By list of tensors: the operations that use it.
+        self._users: dict[Tensor, list[Any]] = {}
+        for operation in program.operations:
+            for tensor in operation.inputs:
+                if tensor.dtype == tf.variant:
+                    self._users.setdefault(tensor, []).append(operation)
+        ends = [*program.results, *(e.given for e in program.exchanges)]
+        for tensor in ends:
+            self._users.setdefault(tensor, []).append(None)
+
+    def of(self, operations: Sequence[Operation]) -> list[Stage]:
+        """Divide operations of a level into as few stages as possible.
+
+        Args:
+            operations: N operations, in order.
+        """
+        single = {id(o) for o in operations if self._is_single(o)}
+        inside = {id(o) for o in operations}
+        lists = _lists_of(operations)
+        for found in lists:
+            ends = {
+                id(end)
+                for o in found
+                for t in (*o.inputs, *o.outputs)
+                if t.dtype == tf.variant
+                for end in (t.operation, *self._users.get(t, ()))
+            }
+            if not ends <= inside:
+                self._leave_out(found, single)
+        least: dict[int, int] = {}
+        while True:
+            stages, numbers = _in_stages(operations, single, least)
+            is_done = True
+            for found in lists:
+                of_list = {numbers[id(o)] for o in found}
+                has_compiled = any(id(o) not in single for o in found)
+                if len(of_list) == 1 or not has_compiled:
+                    continue
+                is_done = False
+                if max(of_list) > len(operations):
+                    # What runs without XLA is between its users.
+                    self._leave_out(found, single)
+                # No function takes a list from another one.
+                least |= {id(o): max(of_list) for o in found}
+            if is_done:
+                return stages
+
+    def _leave_out(
+        self, operations: Sequence[Operation], single: set[int]
+    ) -> None:
+        """Compute what uses a list of tensors without XLA."""
+        for operation in operations:
+            if id(operation) not in single:
+                single.add(id(operation))
+                self.not_compiled.setdefault(_LISTS, operation)
+
+    def _is_single(self, operation: Operation) -> bool:
+        """Whether an operation is no part of a function of numbers."""
+        tensors = (*operation.inputs, *operation.outputs)
+        if not self.kernels.has(operation):
+            # One device compiles it neither.
+            return True
+        if not operation.has_effect and not operation.at_root:
+            return any(tensor.dtype in _NOT_NUMBERS for tensor in tensors)
+        if _draws_statefully(operation.type):
+            self.not_compiled.setdefault(_DRAWS, operation)
+        elif calls_functions(operation):
+            self.not_compiled.setdefault(_EFFECTS, operation)
+        return True
+
+
+def needs_call(operations: Sequence[Operation]) -> bool:
+    """Whether operations have to be called as a function, or gain by it.
+
+    A call takes longer than some operations on single numbers. But XLA draws
+    other numbers than TensorFlow, and functions may do so.
+    """
+    draws = any(is_draw(o.type) or calls_functions(o) for o in operations)
+    outputs = [tensor for o in operations for tensor in o.outputs]
+    sizes = [tensor.shape.num_elements() for tensor in outputs]
+    return draws or any(n is None or n > LARGEST for n in sizes)
+
+
+def calls_functions(operation: Operation) -> bool:
+    """Whether an operation calls functions, of the program or of the trace."""
+    named = called_names(operation.attributes)
+    return bool(named or functions_of(operation))
+
+
+def _draws_statefully(type_: str) -> bool:
+    """Whether operations of a type draw from a generator of TensorFlow's own."""
+    definition = compat.op_definition(type_)
+    return definition is not None and (
+        definition.is_stateful
+        and {"seed", "seed2"} <= {a.name for a in definition.attr}
+    )
+
+
+def _in_stages(
+    operations: Sequence[Operation],
+    single: set[int],
+    least: Mapping[int, int],
+) -> tuple[list[Stage], Mapping[int, int]]:
+    """Divide operations into stages; return the stages, and their numbers.
+
+    Args:
+        operations: N operations, in order.
+        single: the ids of those that XLA does not compile.
+        least: the least number of the stage of some, by their ids.
     """
     numbers: dict[int, int] = {}
-    compiled = {id(o) for o in operations if _is_of_numbers(o)}
     # The last stages that read and that wrote a resource.
     read: dict[Any, int] = {}
     written: dict[Any, int] = {}
     stages: list[Stage] = []
     for operation in operations:
-        is_compiled = id(operation) in compiled
-        number = 0
+        is_compiled = id(operation) not in single
+        number = least.get(id(operation), 0)
         for source in _sources(operation):
             if id(source) in numbers:
                 # A function comes before the single operations of its stage.
-                is_later = is_compiled and id(source) not in compiled
+                is_later = is_compiled and id(source) in single
                 number = max(number, numbers[id(source)] + int(is_later))
         if not is_compiled:
             reads = not operation.has_effect
@@ -65,35 +197,29 @@ def stages_of(operations: Sequence[Operation]) -> list[Stage]:
             stages.append(Stage())
         stage = stages[number]
         (stage.compiled if is_compiled else stage.single).append(operation)
-    return stages
+    return stages, numbers
 
 
-def needs_call(operations: Sequence[Operation]) -> bool:
-    """Whether operations have to be called as a function, or gain by it.
-
-    A call takes longer than some operations on single numbers. But XLA draws
-    other numbers than TensorFlow, and functions may do so.
-    """
-    draws = any(is_draw(o.type) or _calls_functions(o) for o in operations)
-    outputs = [tensor for o in operations for tensor in o.outputs]
-    sizes = [tensor.shape.num_elements() for tensor in outputs]
-    return draws or any(n is None or n > LARGEST for n in sizes)
-
-
-def _calls_functions(operation: Operation) -> bool:
-    """Whether an operation calls functions, of the program or of the trace."""
-    if operation.functions:
-        return True
-    values = operation.attributes.values()
-    return any(value.HasField("func") or value.list.func for value in values)
-
-
-def _is_of_numbers(operation: Operation) -> bool:
-    """Whether a function of numbers may contain an operation."""
-    if operation.has_effect or operation.at_root:
-        return False
-    tensors = (*operation.inputs, *operation.outputs)
-    return all(tensor.dtype not in _NOT_NUMBERS for tensor in tensors)
+def _lists_of(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Return operations that share lists of tensors, together."""
+    groups: dict[Tensor, list[Operation]] = {}
+    for operation in operations:
+        tensors = {
+            tensor
+            for tensor in (*operation.inputs, *operation.outputs)
+            if tensor.dtype == tf.variant
+        }
+        joined = [operation]
+        known = [groups[tensor] for tensor in tensors if tensor in groups]
+        for group in {id(group): group for group in known}.values():
+            joined = [*group, *joined]
+        for o in joined if tensors else ():
+            groups |= {
+                tensor: joined
+                for tensor in (*o.inputs, *o.outputs)
+                if tensor.dtype == tf.variant
+            }
+    return list({id(group): group for group in groups.values()}.values())
 
 
 def _resources(operation: Operation) -> list[Any]:

@@ -194,13 +194,11 @@ class GlobalStep:
             self._update, traced, local_step, divided, settings
         )
         results = ready.add_to_graph(inputs, update)
-        functions = ready.functions
-        if functions.not_compiled:
-            (reason, source), *_ = functions.not_compiled
+        for reason, operation in ready.xla.not_compiled.items():
+            source = operation.source
             where = "" if source is None else f": {step_costs.line_of(source)}"
-            what = "a part of the step" if functions.compiled else "the step"
-            why = f"{what} {reason}{where}"
-            log_without_xla(settings.model, settings.trains, why)
+            what = f"a part of the step {reason}{where}"
+            log_without_xla(settings.model, settings.trains, what)
         return traced.output_with(results), program
 
     def _trace(

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -29,22 +27,7 @@ _ATTRIBUTES: dict[CallMode, dict[str, bool]] = {
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
-_UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
-_NODE = re.compile(r"{{node ([^}]+)}}")
 _numbers = itertools.count()
-
-
-class Uncompilable(Exception):
-    """XLA cannot compile a function.
-
-    Args:
-        what: why not: the function "uses strings", for example.
-        node: the name of the operation in the function, if XLA names it.
-    """
-
-    def __init__(self, what: str, node: str = ""):
-        super().__init__(what)
-        self.node = node
 
 
 class GraphFunction:
@@ -58,8 +41,6 @@ class GraphFunction:
         self.mode: CallMode = mode
         self._drawing = graph if mode == "xla" and _draws(graph) else None
         self._shapes = [output.shape for output in graph.outputs]
-        self._inputs = list(graph.inputs)
-        self._outputs = list(graph.outputs)
         # With control flow, the graph contains functions of branches and loops.
         self._is_final: bool = mode == "called" and not (
             graph.as_graph_def().library.function
@@ -79,7 +60,8 @@ class GraphFunction:
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
         if self._would_be_folded(inputs):
-            return self._with_another_input._call([*inputs, compat.unknown(0)])
+            one = tf.raw_ops.PlaceholderWithDefault(input=1, shape=[])
+            return self._with_another_input._call([*inputs, one])
         return self._call(inputs)
 
     def _call(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
@@ -114,64 +96,6 @@ class GraphFunction:
         graph.inputs.append(unused)
         return GraphFunction(graph, "xla")
 
-    # XLA compiles a function at its first call for inputs of certain shapes; a
-    # failure would end the step.
-    def check_xla(
-        self,
-        device: str,
-        inputs: Iterable[Callable[[], Sequence[tf.TensorSpec | np.ndarray]]],
-    ) -> None:
-        """Raise Uncompilable unless XLA compiles the function on a device.
-
-        Args:
-            device: the device.
-            inputs: return specs or entries of the N inputs to try, until XLA
-                compiles the function for some; a ValueError says that the step
-                has no such inputs.
-        """
-        for dtype, what in (
-            (tf.variant, "has a list of tensors in two of its functions"),
-            (tf.string, "uses strings"),
-        ):
-            tensors = (*self._inputs, *self._outputs)
-            if any(tensor.dtype == dtype for tensor in tensors):
-                raise Uncompilable(what)
-        if any(tensor.shape.rank is None for tensor in self._inputs):
-            raise Uncompilable("uses tensors of an unknown rank")
-        error: Exception | None = None
-        for assume in inputs:
-            try:
-                self._lower_to_xla(device, assume())
-            except (ValueError, tf.errors.OpError) as failure:
-                error = error or failure
-            else:
-                return
-        message = str(error)
-        named = _NODE.search(message)
-        node = named.group(1) if named else ""
-        raise Uncompilable(_reason(message), node) from error
-
-    def _lower_to_xla(
-        self, device: str, inputs: Sequence[tf.TensorSpec | np.ndarray]
-    ) -> None:
-        """Translate the function for XLA, with specs or entries of inputs."""
-        graph = compat.FuncGraph("tried")
-        with graph.as_default():
-            given = [
-                tf.constant(x)
-                if isinstance(x, np.ndarray)
-                else tf.compat.v1.placeholder(x.dtype, x.shape)
-                for x in inputs
-            ]
-            graph.outputs = self._call(given)
-        pairs = zip(inputs, given, strict=True)
-        left = [(x, t) for x, t in pairs if isinstance(x, tf.TensorSpec)]
-        graph.inputs = [tensor for _, tensor in left]
-        caller = compat.function_module.from_func_graph(
-            f"{graph.name}_{next(_numbers)}", graph, {}
-        )
-        compat.lower_to_xla(caller.name, [spec for spec, _ in left], device)
-
 
 def _draws(graph: Any) -> bool:
     """Whether a graph, or a function that it calls, draws random numbers."""
@@ -187,13 +111,3 @@ def _not_constant(tensor: tf.Tensor) -> Any:
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[])
-
-
-def _reason(message: str) -> str:
-    """Shorten a long error message of XLA to a few words."""
-    unknown = sorted(set(_UNKNOWN_OPERATION.findall(message)))
-    if unknown:
-        return f"uses operations XLA does not have: {', '.join(unknown)}"
-    line = message.removeprefix("Failed getting HLO text: ").splitlines()[0]
-    line = line.strip("' ")
-    return f"cannot be compiled ({line})"

@@ -14,11 +14,13 @@ from keras_towers.devices import same_device
 from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
-    Uncompilable,
 )
 from keras_towers.fit.step.step_order import StepOrder
-from keras_towers.fit.step.tower_tensors import TowerTensors, value_of
-from keras_towers.partition.assumed import AssumedBatch
+from keras_towers.fit.step.tower_tensors import (
+    TowerTensors,
+    value_of,
+    with_shapes,
+)
 from keras_towers.partition.program import (
     Function,
     Operation,
@@ -31,13 +33,8 @@ from keras_towers.partition.program import (
     needed_operations,
 )
 from keras_towers.partition.resources import type_of_content
-from keras_towers.partition.stages import Stage, needs_call
+from keras_towers.partition.stages import Stage, Stages, needs_call
 
-# The numbers of rows of a tower to try, in turn, when XLA compiles a function:
-# small ones are cheap, but an image must not be smaller than a kernel, some
-# steps need a multiple of a number, and a tower has no more rows than a batch
-# whose size is known.
-_TRIED_ROWS = (8, 64, 840, 1)
 # What XLA does with a variable.
 _COMPILED = (
     "ReadVariableOp",
@@ -70,19 +67,13 @@ class TowerFunctions:
 
     Args:
         program: the program.
-        mode: how towers call their functions; those that XLA cannot compile are
-            called without it.
+        mode: how towers call their functions.
         devices: of the K towers.
+        xla: what XLA compiles, in the mode ``xla``.
         once: what is computed once, in stages, by the level and whether it is
             computed for each column.
         order: orders the exchanges between processes.
         micro_batches: the number of micro-batches of a tower.
-        size: the number of processes.
-
-    Attributes:
-        not_compiled: for each function that XLA cannot compile, the reason, and
-            the traced operation that is one, if XLA names it.
-        compiled: the number of functions that XLA compiles.
     """
 
     def __init__(
@@ -90,14 +81,13 @@ class TowerFunctions:
         program: Program,
         mode: CallMode,
         devices: Sequence[str],
+        xla: Stages,
         once: Mapping[tuple[int, bool], Sequence[Stage]],
         order: StepOrder,
         micro_batches: int,
-        size: int,
     ):
-        self.not_compiled: list[tuple[str, Any]] = []
-        self.compiled = 0
         self._program = program
+        self._xla = xla
         self._devices = devices
         self._micro_batches = micro_batches
         self._order = order
@@ -110,10 +100,6 @@ class TowerFunctions:
         self._devices_of_handles: dict[int, str] = compat.devices_of_handles(
             compat.get_default_graph()
         )
-        self._assumed = [
-            AssumedBatch(program, len(devices) * micro_batches * size, rows)
-            for rows in _TRIED_ROWS
-        ]
 
     def used(self, operations: Iterable[Operation]) -> list[Tensor]:
         """Return what is used outside of the section that computes it."""
@@ -178,20 +164,84 @@ class TowerFunctions:
         if not operations:
             return None
         body = self._closure(operations)
-        function = self._function(body) or GraphFunction(
-            graph_of(body, self._program.graphs), "called"
+        mode = self._mode
+        if mode != "xla":
+            graph = graph_of(body, self._program.graphs)
+            return FunctionCall(body, GraphFunction(graph, mode))
+        stages = self._xla.of(operations)
+        if [stage.compiled for stage in stages] == [[*operations]]:
+            return self._compiled(body)
+        # The functions of stages are called in a function that is not compiled.
+        graph = graph_of_inputs(
+            body.inputs, functools.partial(self._add_stages, stages, body)
         )
-        return FunctionCall(body, function)
+        return FunctionCall(body, GraphFunction(graph, "called"))
 
-    def call_if_compiled(
-        self, operations: Sequence[Operation]
-    ) -> FunctionCall | None:
-        """Return a call of operations that are computed once, if XLA can."""
+    def _compiled(self, body: Function) -> FunctionCall:
+        """Return a call of a function that XLA compiles."""
+        graph = graph_of(body, self._program.graphs)
+        return FunctionCall(body, GraphFunction(graph, "xla"))
+
+    def _add_stages(
+        self,
+        stages: Sequence[Stage],
+        body: Function,
+        known: dict[Tensor, Any],
+    ) -> list[Any]:
+        """Add stages to the current graph; return what the body returns.
+
+        Args:
+            stages: the stages.
+            body: their operations.
+            known: the inputs.
+        """
+        users = [o for o in self._program.operations if o.is_repeated]
+        users += body.operations
+        for stage in stages:
+            for operations in (stage.compiled, stage.single):
+                own = {id(o) for o in operations}
+                used = {t for o in users if id(o) not in own for t in o.inputs}
+                used.update(body.outputs)
+                made = [t for o in operations for t in o.outputs if t in used]
+                if operations is stage.compiled:
+                    values = self.add_compiled(operations, known, made)
+                else:
+                    values = self.add_single(operations, known, made)
+                known.update(zip(made, values, strict=True))
+        return emit([], known, body.outputs)
+
+    def add_compiled(
+        self,
+        operations: Sequence[Operation],
+        known: Mapping[Tensor, Any],
+        made: Sequence[Tensor],
+    ) -> list[Any]:
+        """Add what XLA compiles to the current graph; return what is wanted.
+
+        Args:
+            operations: the operations, in order.
+            known: what they use.
+            made: the tensors to return.
+        """
         if not needs_call(operations):
-            return None
-        body = self._closure(operations)
-        function = self._function(body)
-        return FunctionCall(body, function) if function else None
+            return self.add_single(operations, known, made)
+        call = self._compiled(self._closure(operations, made))
+        values = call.function([value_of(t, known) for t in call.body.inputs])
+        return [*with_shapes(made, values).values()]
+
+    def add_single(
+        self,
+        operations: Sequence[Operation],
+        known: Mapping[Tensor, Any],
+        made: Sequence[Tensor],
+        **options: Any,
+    ) -> list[Any]:
+        """Add operations to the current graph without XLA, as ``emit`` does."""
+        kernels = self._xla.kernels if self._mode == "xla" else None
+        graphs = self._program.graphs
+        return emit(
+            operations, known, made, graphs, kernels=kernels, **options
+        )
 
     def with_variables(
         self,
@@ -270,30 +320,6 @@ class TowerFunctions:
                 if not same_device(device, place.device):
                     return False
         return True
-
-    def _function(self, body: Function) -> GraphFunction | None:
-        """Return a function that is called; None: XLA cannot compile it."""
-        graph = graph_of(body, self._program.graphs)
-        function = GraphFunction(graph, self._mode)
-        if self._mode != "xla":
-            return function
-        try:
-            function.check_xla(
-                self._devices[0],
-                [
-                    functools.partial(batch.inputs_of, body.inputs)
-                    for batch in self._assumed
-                ],
-            )
-        except Uncompilable as error:
-            sources = {o.name: o.source for o in body.operations}
-            name = error.node
-            # The name has a suffix if several operations share it.
-            source = sources.get(name) or sources.get(name.rpartition("_")[0])
-            self.not_compiled.append((str(error), source))
-            return None
-        self.compiled += 1
-        return function
 
 
 def is_of_batch(operation: Operation) -> bool:

@@ -31,7 +31,7 @@ from keras_towers.partition.program import (
     Update,
     emit,
 )
-from keras_towers.partition.stages import Stage, stages_of
+from keras_towers.partition.stages import Stage, Stages
 
 
 class TowerProgram:
@@ -46,6 +46,7 @@ class TowerProgram:
 
     Attributes:
         functions: what towers call.
+        xla: what XLA compiles, in the mode ``xla``.
     """
 
     def __init__(
@@ -61,27 +62,27 @@ class TowerProgram:
         self._devices: list[str] = [row[0] for row in places.mesh]
         self._order = order
         self._micro_batches = places.parts
+        self.xla = Stages(program, self._devices[0])
         # By level: what is computed once, or once for each column.
-        self._once = {
-            (level, on_columns): _stages(
-                mode,
-                [
+        self._once: dict[tuple[int, bool], Sequence[Stage]] = {}
+        for level in range(program.levels):
+            for on_columns in (False, True):
+                here = [
                     o
                     for o in program.of_level(level)
                     if not o.on_towers and o.on_columns == on_columns
-                ],
-            )
-            for level in range(program.levels)
-            for on_columns in (False, True)
-        }
+                ]
+                self._once[level, on_columns] = (
+                    self.xla.of(here) if mode == "xla" else [Stage(single=here)]
+                )
         self.functions = TowerFunctions(
             program,
             mode,
             self._devices,
+            self.xla,
             self._once,
             order,
             places.parts,
-            self._transport.size,
         )
         self._exchanges = TowerExchanges(places, order)
         self._summed = _summed(program)
@@ -170,8 +171,11 @@ class TowerProgram:
         """Add what is computed once in a level, or once for a column."""
         with tf.device(device):
             for stage in self._once[level, on_columns]:
-                if stage.compiled:
-                    self._compute_in_function(stage.compiled, known)
+                made = self.functions.used(stage.compiled)
+                values = self.functions.add_compiled(
+                    stage.compiled, known, made
+                )
+                known.update(zip(made, values, strict=True))
                 self._compute_once(stage.single, known, checks)
 
     def _run_level(
@@ -209,21 +213,6 @@ class TowerProgram:
         for owner in owners:
             self._access_variables(writes, owner)
 
-    def _compute_in_function(
-        self,
-        operations: Sequence[Operation],
-        known: MutableMapping[Tensor, Any],
-    ) -> None:
-        """Add operations that are computed once as a function."""
-        call = self.functions.call_if_compiled(operations)
-        made = self.functions.used(operations)
-        if call is None:
-            values = emit(operations, known, made, self._program.graphs)
-        else:
-            given = [value_of(t, known) for t in call.body.inputs]
-            values = call.function(given)
-        known.update(with_shapes(made, values))
-
     def _compute_once(
         self,
         operations: Sequence[Operation],
@@ -234,8 +223,9 @@ class TowerProgram:
         is_root = self._transport.rank == 0
         here = [o for o in operations if is_root or not o.at_root]
         made = self.functions.used(here)
-        graphs, gate = self._program.graphs, self._order.gate
-        values = emit(here, known, made, graphs, gate, checks)
+        values = self.functions.add_single(
+            here, known, made, after=self._order.gate, checks=checks
+        )
         known.update(zip(made, values, strict=True))
 
     def _access_variables(
@@ -290,13 +280,6 @@ class TowerProgram:
                         owner.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
                     ]
-
-
-def _stages(mode: CallMode, operations: list[Operation]) -> list[Stage]:
-    """Divide what is computed once in a level into stages."""
-    return (
-        stages_of(operations) if mode == "xla" else [Stage(single=operations)]
-    )
 
 
 def _after_dependencies(tensor: Any) -> Any:

@@ -1,0 +1,128 @@
+"""Functions that run without XLA, of which XLA compiles the random draws.
+
+XLA draws other numbers than TensorFlow. So that what is drawn does not depend on
+what surrounds it, a draw in such a function is the call of a function that XLA
+compiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.effects import is_draw, state_of
+from keras_towers.partition.kernels import Kernels, called_names, rename_calls
+
+# The attribute of calls that XLA compiles.
+COMPILED = "_XlaMustCompile"
+_numbers = itertools.count()
+
+
+class CompiledDraws:
+    """Writes functions anew, with draws that XLA compiles.
+
+    Args:
+        graph: the graph that calls the functions.
+        kernels: what XLA compiles.
+    """
+
+    def __init__(self, graph: Any, kernels: Kernels):
+        self._graph = graph
+        self._kernels = kernels
+        self._names: dict[str, str] = {}
+
+    def rename(self, name: str) -> str:
+        """Return the name of a function that does the same.
+
+        It is the function itself if nothing in it draws.
+        """
+        if name not in self._names:
+            # It may call itself.
+            self._names[name] = name
+            self._names[name] = self._rewritten(name)
+        return self._names[name]
+
+    def _rewritten(self, name: str) -> str:
+        found = compat.definition_of_function([self._graph], name)
+        if found is None:
+            return name
+        definition = type(found)()
+        definition.CopyFrom(found)
+        has_changed = False
+        outputs: dict[str, str] = {}
+        for node in list(definition.node_def):
+            if node.attr[COMPILED].b:
+                continue
+            if is_draw(node.op) and self._kernels.has_node(node.op, node.attr):
+                outputs |= self._compile(definition, node)
+                has_changed = True
+                continue
+            before = called_names(node.attr)
+            rename_calls(node.attr, self.rename)
+            has_changed |= before != called_names(node.attr)
+        if not has_changed:
+            return name
+        for node in definition.node_def:
+            for index, source in enumerate(node.input):
+                node.input[index] = outputs.get(source, source)
+        for key, source in definition.ret.items():
+            definition.ret[key] = outputs.get(source, source)
+        return self._add(definition, name)
+
+    def _compile(self, definition: Any, node: Any) -> dict[str, str]:
+        """Turn a draw into a call; return new names of what it returns."""
+        draw = type(definition)()
+        arguments = compat.op_definition(node.op)
+        for of, args in (
+            (draw.signature.input_arg, arguments.input_arg),
+            (draw.signature.output_arg, arguments.output_arg),
+        ):
+            for arg in args:
+                dtype = arg.type or node.attr[arg.type_attr].type
+                of.add(name=arg.name, type=dtype)
+        inside = draw.node_def.add()
+        inside.CopyFrom(node)
+        inside.name = "draw"
+        del inside.input[:]
+        inside.input.extend(arg.name for arg in arguments.input_arg)
+        for arg in arguments.output_arg:
+            draw.ret[arg.name] = f"draw:{arg.name}:0"
+        draw.attr[COMPILED].b = True
+        # TensorFlow would compute a call of constants before the step, without
+        # XLA.
+        index = state_of(node.op)
+        dtype = draw.signature.input_arg[index].type
+        hidden = definition.node_def.add(
+            name=f"{node.name}/hidden", op="PlaceholderWithDefault"
+        )
+        hidden.input.append(node.input[index])
+        hidden.attr["dtype"].type = dtype
+        hidden.attr["shape"].shape.unknown_rank = True
+        node.input[index] = f"{hidden.name}:output:0"
+        node.op = "PartitionedCall"
+        for key in [*node.attr]:
+            if not key.startswith("_"):
+                del node.attr[key]
+        for key, args in (
+            ("Tin", draw.signature.input_arg),
+            ("Tout", draw.signature.output_arg),
+        ):
+            node.attr[key].list.type.extend(arg.type for arg in args)
+        node.attr[COMPILED].b = True
+        node.attr["f"].func.name = self._add(draw, node.name)
+        return {
+            f"{node.name}:{arg.name}:0": f"{node.name}:output:{index}"
+            for index, arg in enumerate(arguments.output_arg)
+        }
+
+    def _add(self, definition: Any, like: str) -> str:
+        """Add a function to the graph; return its name."""
+        of = like.rpartition("/")[2]
+        name = f"{of}_with_compiled_draws_{next(_numbers)}"
+        definition.signature.name = name
+        function = compat.function_of_definition(definition)
+        compat.add_functions(self._graph, [function])
+        return name
