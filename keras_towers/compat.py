@@ -7,6 +7,7 @@ all names at import, so that an incompatible release fails with a clear error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import importlib
@@ -210,6 +211,10 @@ Function = _tf(
 function_module = _tf(
     "eager.polymorphic_function.atomic_function",
     "from_func_graph from_function_def",
+)
+_tf(
+    "eager.polymorphic_function.atomic_function:AtomicFunction",
+    "call_options _call_options",
 )
 call_in_graph = _tf(
     "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
@@ -487,6 +492,12 @@ def definition_of_function(graphs: Iterable[Any], name: str) -> Any:
 def function_of_definition(definition: Any) -> Any:
     """Return a function for graphs, given its definition."""
     return function_module.from_function_def(definition, None)
+
+
+def never_fold(function: Any) -> None:
+    """Call a function as one with effects, which TensorFlow does not fold."""
+    options = function._call_options
+    function._call_options = dataclasses.replace(options, is_stateful=True)
 
 
 def type_of_variable(handle: Any) -> Any:

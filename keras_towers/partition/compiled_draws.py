@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.effects import is_draw, state_of
+from keras_towers.partition.effects import is_draw
 from keras_towers.partition.kernels import Kernels, called_names, rename_calls
 
 # The attribute of calls that XLA compiles.
@@ -91,18 +91,9 @@ class CompiledDraws:
         for arg in arguments.output_arg:
             draw.ret[arg.name] = f"draw:{arg.name}:0"
         draw.attr[COMPILED].b = True
-        # TensorFlow would compute a call of constants before the step, without
-        # XLA.
-        index = state_of(node.op)
-        dtype = draw.signature.input_arg[index].type
-        hidden = definition.node_def.add(
-            name=f"{node.name}/hidden", op="PlaceholderWithDefault"
-        )
-        hidden.input.append(node.input[index])
-        hidden.attr["dtype"].type = dtype
-        hidden.attr["shape"].shape.unknown_rank = True
-        node.input[index] = f"{hidden.name}:output:0"
-        node.op = "PartitionedCall"
+        # TensorFlow would compute a call with constants, if it had no effects,
+        # before the step, and without XLA.
+        node.op = "StatefulPartitionedCall"
         for key in [*node.attr]:
             if not key.startswith("_"):
                 del node.attr[key]

@@ -63,23 +63,16 @@ def effect_of(operation: Any) -> Effect:
     return Effect.PER_PROCESS if only_variables else Effect.EXTERNAL
 
 
+@functools.cache
 def is_draw(type_: str) -> bool:
     """Whether operations of a type draw random numbers from an input.
 
     XLA draws other numbers than TensorFlow.
     """
-    return state_of(type_) is not None
-
-
-@functools.cache
-def state_of(type_: str) -> int | None:
-    """Return which input of a draw is its state; None: it is no draw."""
     definition = compat.op_definition(type_)
     if definition is None:
-        return None
-    names = [arg.name for arg in definition.input_arg]
-    states = (k for k, name in enumerate(names) if name in _RANDOM_STATES)
-    return next(states, None)
+        return False
+    return any(a.name in _RANDOM_STATES for a in definition.input_arg)
 
 
 def is_variable(handle: Any) -> bool:

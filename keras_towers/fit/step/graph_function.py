@@ -10,7 +10,6 @@ caller.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -39,7 +38,6 @@ class GraphFunction:
 
     def __init__(self, graph: Any, mode: CallMode = "called"):
         self.mode: CallMode = mode
-        self._drawing = graph if mode == "xla" and _draws(graph) else None
         self._shapes = [output.shape for output in graph.outputs]
         # With control flow, the graph contains functions of branches and loops.
         self._is_final: bool = mode == "called" and not (
@@ -50,6 +48,12 @@ class GraphFunction:
             graph,
             _ATTRIBUTES[mode],
         )
+        # TensorFlow would compute a call with constants before the step, and
+        # without XLA, which draws other numbers.
+        self._is_kept: bool = mode == "xla" and _draws(graph)
+        self._has_effects: bool = self._function.call_options.is_stateful
+        if self._is_kept:
+            compat.never_fold(self._function)
         config = tf.compat.v1.ConfigProto()
         # Start from the user's options for all functions.
         config.CopyFrom(compat.eager_context().config)
@@ -59,16 +63,12 @@ class GraphFunction:
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
-        if self._would_be_folded(inputs):
-            one = tf.raw_ops.PlaceholderWithDefault(input=1, shape=[])
-            return self._with_another_input._call([*inputs, one])
-        return self._call(inputs)
-
-    def _call(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         if self._is_final:
             inputs = [_not_constant(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
+        if self._is_kept and not self._has_effects:
+            compat.run_independently(outputs[0].op)
         for output, shape in zip(outputs, self._shapes, strict=True):
             # Both shapes are inferred by TensorFlow. The one here follows from
             # shapes of inputs that may be known better, and is kept if the
@@ -76,25 +76,6 @@ class GraphFunction:
             if output.shape.is_compatible_with(shape):
                 output.set_shape(shape)
         return list(outputs)
-
-    def _would_be_folded(self, inputs: Sequence[Any]) -> bool:
-        """Whether TensorFlow would compute a call before the step, and wrongly.
-
-        It does so for constants without XLA, which draws other numbers.
-        """
-        return self._drawing is not None and all(
-            compat.constant_value(tensor) is not None for tensor in inputs
-        )
-
-    @functools.cached_property
-    def _with_another_input(self) -> GraphFunction:
-        """The same function, which takes a number that it does not use."""
-        graph = self._drawing
-        assert graph is not None
-        with graph.as_default():
-            unused = tf.compat.v1.placeholder(tf.int32, [])
-        graph.inputs.append(unused)
-        return GraphFunction(graph, "xla")
 
 
 def _draws(graph: Any) -> bool:
