@@ -54,7 +54,7 @@ class CompiledDraws:
         has_changed = False
         outputs: dict[str, str] = {}
         for node in list(definition.node_def):
-            if node.attr[COMPILED].b:
+            if COMPILED in node.attr and node.attr[COMPILED].b:
                 continue
             if is_draw(node.op) and self._kernels.has_node(node.op, node.attr):
                 outputs |= self._compile(definition, node)

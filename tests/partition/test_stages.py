@@ -1,20 +1,34 @@
-"""What is computed once, as functions and single operations in turn."""
+"""What XLA compiles of a level, as functions and single operations in turn."""
 
-import numpy as np
+import types as python_types
+
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.stages import needs_call, stages_of
+from keras_towers.partition.stages import Stages, needs_call
 
 NUMBER = tf.TensorShape([])
 
 
-def types(stages):
-    return [
+def divided(builder, results=()):
+    """The types of operations in each stage, and what is said of them."""
+    operations = [o for o in builder.operations if not o.is_repeated]
+    program = python_types.SimpleNamespace(
+        operations=builder.operations, exchanges=[], results=results, graphs=[]
+    )
+    stages = Stages(program, "/device:CPU:0")
+    found = [
         ([o.type for o in s.compiled], [o.type for o in s.single])
-        for s in stages
+        for s in stages.of(operations)
     ]
+    return found, stages.not_compiled
+
+
+def types(builder):
+    found, not_compiled = divided(builder)
+    assert not not_compiled
+    return found
 
 
 def read(builder, handle):
@@ -37,7 +51,7 @@ def test_variables_are_read_before_one_function_and_written_after_it():
     for handle in handles:
         value = read(builder, handle)
         assign(builder, handle, builder.op("Square", [value], ()))
-    assert types(stages_of(builder.operations)) == [
+    assert types(builder) == [
         ([], ["ReadVariableOp"] * 2),
         (["Square"] * 2, ["AssignVariableOp"] * 2),
     ]
@@ -47,7 +61,7 @@ def test_what_is_read_after_a_write_needs_another_function():
     builder, handle = Builder(), variable()
     assign(builder, handle, builder.op("Square", [read(builder, handle)], ()))
     builder.op("Exp", [read(builder, handle)], ())
-    assert types(stages_of(builder.operations)) == [
+    assert types(builder) == [
         ([], ["ReadVariableOp"]),
         (["Square"], ["AssignVariableOp", "ReadVariableOp"]),
         (["Exp"], []),
@@ -56,21 +70,18 @@ def test_what_is_read_after_a_write_needs_another_function():
 
 def test_strings_and_effects_stay_outside_in_their_order():
     builder = Builder()
-    number = builder.op("Square", [np.float32(2)], ())
+    number = builder.op("Square", [builder.constant(2, tf.float32)], ())
     text = builder.op("AsString", [number], ())
     builder.add("PrintV2", [text], {}, [], has_effect=True)
     builder.op("Exp", [number], ())
-    assert types(
-        stages_of([o for o in builder.operations if not o.is_repeated])
-    ) == [(["Square", "Exp"], ["AsString", "PrintV2"])]
+    assert types(builder) == [(["Square", "Exp"], ["AsString", "PrintV2"])]
 
 
 def test_repeated_operations_belong_to_those_that_use_them():
     builder, handle = Builder(), variable()
     size = builder.cast(read(builder, handle), tf.int64)
     builder.op("Fill", [builder.size_vector([size], tf.int64), 1.0], (None,))
-    once = [o for o in builder.operations if not o.is_repeated]
-    assert types(stages_of(once)) == [([], ["ReadVariableOp"]), (["Fill"], [])]
+    assert types(builder) == [([], ["ReadVariableOp"]), (["Fill"], [])]
 
 
 def test_only_large_results_and_draws_need_a_call():
@@ -88,3 +99,60 @@ def test_only_large_results_and_draws_need_a_call():
     assert not needs_call(operations(fill(3)))
     assert needs_call(operations(fill(5000)))
     assert needs_call(operations(draw))
+
+
+def test_only_what_xla_lacks_runs_without_it():
+    builder = Builder()
+    given = Tensor(tf.complex64, tf.TensorShape([4, 4]), False)
+    before = builder.op("Square", [given], (4, 4))
+    builder.op("Exp", [builder.op("MatrixLogarithm", [before], (4, 4))], (4, 4))
+    assert types(builder) == [
+        (["Square"], ["MatrixLogarithm"]),
+        (["Exp"], []),
+    ]
+
+
+def _list(builder, variable):
+    """A list that is made, and used after a variable is read."""
+    made = builder.op(
+        "TensorListReserve", [[3], 2], (), element_dtype=tf.float32
+    )
+    return builder.op(
+        "TensorListSetItem",
+        [made, 0, read(builder, variable)],
+        (),
+        element_dtype=tf.float32,
+    )
+
+
+def test_what_uses_a_list_is_in_one_function():
+    builder = Builder()
+    _list(builder, variable())
+    assert types(builder) == [
+        ([], ["ReadVariableOp"]),
+        (["TensorListReserve", "TensorListSetItem"], []),
+    ]
+
+
+def test_a_list_that_leaves_a_function_is_not_compiled():
+    builder = Builder()
+    result = _list(builder, variable())
+    found, (why,) = divided(builder, [result])
+    assert "list of tensors" in why
+    assert found == [
+        ([], ["TensorListReserve", "ReadVariableOp", "TensorListSetItem"])
+    ]
+
+
+def test_draws_from_a_generator_of_tensorflow_are_told():
+    builder = Builder()
+    builder.add(
+        "RandomStandardNormal",
+        [builder.constant([3], tf.int32)],
+        {"dtype": tf.float32, "T": tf.int32},
+        [(tf.float32, tf.TensorShape([3]))],
+        has_effect=True,
+    )
+    found, (why,) = divided(builder)
+    assert found == [([], ["RandomStandardNormal"])]
+    assert "generator" in why
