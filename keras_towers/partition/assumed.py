@@ -1,7 +1,6 @@
 """The shapes that the tensors of a program have for an assumed batch.
 
-Whether XLA compiles a function depends on them: an image must not be smaller
-than a kernel, and sizes that belong together have to fit.
+What a step needs, in a plan, follows from them.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import tensorflow as tf
-
 from keras_towers import compat
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.kernels import Kernels, called_names, rename_calls

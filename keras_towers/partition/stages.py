@@ -151,7 +151,7 @@ def calls_functions(operation: Operation) -> bool:
 
 
 def _draws_statefully(type_: str) -> bool:
-    """Whether operations of a type draw from a generator of TensorFlow's own."""
+    """Whether operations of a type draw from TensorFlow's own generator."""
     definition = compat.op_definition(type_)
     return definition is not None and (
         definition.is_stateful

@@ -239,9 +239,7 @@ class TowerFunctions:
         """Add operations to the current graph without XLA, as ``emit`` does."""
         kernels = self._xla.kernels if self._mode == "xla" else None
         graphs = self._program.graphs
-        return emit(
-            operations, known, made, graphs, kernels=kernels, **options
-        )
+        return emit(operations, known, made, graphs, kernels=kernels, **options)
 
     def with_variables(
         self,

@@ -298,9 +298,7 @@ def test_only_what_xla_lacks_runs_without_it(reasons):
     """One device does not compile the step; what it drops is what XLA drops."""
 
     def make(act):
-        return compiled(
-            lambda: m.mlp(drop(), Acts(act)), jit_compile=True
-        )
+        return compiled(lambda: m.mlp(drop(), Acts(act)), jit_compile=True)
 
     found = use_model(make(_strings), trained, kt.TowerStrategy(2))
     assert reasons() == []
@@ -333,7 +331,9 @@ class DrawsAll(keras.layers.Layer):
         def add(k, total):
             return k + 1, self.through(total) + drawn(5)
 
-        _, total = tf.while_loop(lambda k, _: k < 2, add, (0, drawn(self.seeds)))
+        _, total = tf.while_loop(
+            lambda k, _: k < 2, add, (0, drawn(self.seeds))
+        )
         total += tf.cond(
             tf.reduce_sum(x) > 0.0,
             lambda: self.through(drawn(6)),
@@ -371,9 +371,7 @@ def _of_all_kinds(x, rows, seed):
 )
 def test_all_draws_are_those_of_one_device_also_without_xla(strategy):
     def make(through):
-        return compiled(
-            lambda: m.mlp(DrawsAll(through)), jit_compile=True
-        )
+        return compiled(lambda: m.mlp(DrawsAll(through)), jit_compile=True)
 
     def act(model):
         return model.predict(X[:14], batch_size=7, verbose=0), trained(model)
