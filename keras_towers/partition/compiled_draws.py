@@ -1,8 +1,8 @@
 """Functions that run without XLA, of which XLA compiles the random draws.
 
-XLA draws other numbers than TensorFlow. So that what is drawn does not depend on
-what surrounds it, a draw in such a function is the call of a function that XLA
-compiles.
+XLA draws other numbers than TensorFlow. So that what is drawn does not depend
+on what surrounds it, a draw in such a function is the call of a function that
+XLA compiles.
 """
 
 from __future__ import annotations

@@ -66,12 +66,11 @@ def compared(parts, make, scope):
     return differences(group.trained(scope), wanted, tolerance=5e-5)
 
 
-def of_recipes(recipes):
+def of_recipes(recipes, xla=False):
     """Make a model of all recipes."""
     x, model = _model(recipes)
     y, weights, compiled = _targets(recipes)
-    # Compiling by XLA would take longer.
-    model.compile(keras.optimizers.SGD(0.05), jit_compile=False, **compiled)
+    model.compile(keras.optimizers.SGD(0.05), jit_compile=xla, **compiled)
     model.optimizer.build(model.trainable_variables)
     return Group(
         model,

@@ -1,0 +1,50 @@
+"""Every layer of the installed Keras that XLA compiles, exact and compiled."""
+
+import functools
+
+import keras
+import pytest
+
+import keras_towers as kt
+from tests.exactness.classes import groups
+from tests.exactness.classes.layer_recipes import LAYERS
+from tests.kit.sampling import sample_of
+from tests.strategies.test_model_parallel import mesh_of
+
+# Compiling takes long: `make test` draws one small group for a strategy.
+GROUP, DRAWN = 6, 24
+WITHOUT_KERNELS: dict[str, str] = {}
+# Their loops and the gradients of these share lists of tensors.
+RECURRENT = ("LSTM", "GRU", "RNN", "Bidirectional", "ConvLSTM", "TimeDistributed")
+
+
+def on_mesh():
+    layout_map = keras.distribution.LayoutMap(mesh_of(2, 2))
+    layout_map["dense.*kernel"] = (None, "model")
+    return kt.ModelParallelStrategy(layout_map)
+
+
+STRATEGIES = {
+    "copies": functools.partial(kt.TowerStrategy, 2, updates="each"),
+    "shards": functools.partial(kt.TowerStrategy, 2, weights="sharded"),
+    "mesh": on_mesh,
+}
+
+
+def _groups():
+    names = [name for name in LAYERS if name not in WITHOUT_KERNELS]
+    for start in range(0, len(names), GROUP):
+        some = {name: LAYERS[name] for name in names[start : start + GROUP]}
+        for strategy in STRATEGIES:
+            case = f"{next(iter(some))} and others, {strategy}"
+            yield pytest.param(some, strategy, id=case)
+
+
+@pytest.mark.parametrize(("recipes", "strategy"), sample_of(_groups(), DRAWN))
+def test_layers_are_those_of_one_device_with_xla(recipes, strategy, logged):
+    make = functools.partial(groups.of_recipes, xla=True)
+    assert not groups.compared(recipes, make, STRATEGIES[strategy]())
+    said = [line for _, line in logged("jit_compile")]
+    has_lists = any(kind in name for name in recipes for kind in RECURRENT)
+    assert has_lists or not said
+    assert all("list of tensors" in line for line in said)
