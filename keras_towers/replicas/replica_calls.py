@@ -23,7 +23,6 @@ from keras_towers.fit.contract import (
     TowerFunction,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step.global_step import log_without_xla
 from keras_towers.fit.step.marks import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
@@ -287,9 +286,6 @@ class _ThreadedCall(ReplicaCall):
         runs_alone = self.kind != "fit" or runs_eagerly(model)
         if self._threads is not None or runs_alone:
             return
-        if model.jit_compile:
-            why = f"{self.config.name} trains without XLA"
-            log_without_xla(model, True, why)
         self._threads = TowerThreads(
             self.config.num_towers,
             steps,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import threading
 import weakref
@@ -22,6 +23,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import ApplyCall, TowerFunction
+from keras_towers.fit.step.compiled_step import run_compiled
 from keras_towers.fit.step.marks import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.tower_variables import native
@@ -95,7 +97,17 @@ class TowerSteps:
 
     def _run(self, tower: int, step: Step, batch: Any) -> Any:
         """Run the step of a tower, while it is traced."""
-        return tf.distribute.get_strategy().run(step, (batch,))
+
+        def run(batch: Any) -> Any:
+            return tf.distribute.get_strategy().run(step, (batch,))
+
+        if not self._model.jit_compile:
+            return run(batch)
+        active = thread_state.current_step()
+        assert active is not None
+        active = dataclasses.replace(active, device=self._config.devices[tower])
+        build = self._update.make_ready
+        return run_compiled(run, batch, self._model, active, build)
 
     def _apply(self, call: ApplyCall) -> None:
         """Handle a call of an optimizer in the step of a tower."""

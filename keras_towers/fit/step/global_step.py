@@ -194,11 +194,9 @@ class GlobalStep:
             self._update, traced, local_step, divided, settings
         )
         results = ready.add_to_graph(inputs, update)
-        for reason, operation in ready.xla.not_compiled.items():
-            source = operation.source
-            where = "" if source is None else f": {step_costs.line_of(source)}"
-            what = f"a part of the step {reason}{where}"
-            log_without_xla(settings.model, settings.trains, what)
+        step_costs.log_not_compiled(
+            settings.model, settings.trains, ready.xla
+        )
         return traced.output_with(results), program
 
     def _trace(
@@ -502,20 +500,6 @@ def _refuse_writes_to_shards(
                 "ranks, and only steps that train may write it there. Write it "
                 'in the training step, or leave weights="sharded" out.'
             )
-
-
-def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
-    """Log once that XLA compiles no training, or evaluation, steps of a model.
-
-    It is a warning if the user requested XLA: if Keras would not turn it on by
-    default.
-    """
-    kind = "training" if training else "evaluation"
-    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
-    if first_time(trainer, line):
-        by_user = not trainer._resolve_auto_jit_compile()
-        level = logging.WARNING if by_user else logging.INFO
-        logger.log(level, "%s", line)
 
 
 def _describe_variable(handle: Any) -> str:

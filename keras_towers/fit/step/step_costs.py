@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import linecache
+import logging
 import math
 import os
 import weakref
@@ -33,6 +34,9 @@ from keras_towers.partition.sizes import (
     symbol,
     symbol_name,
 )
+from keras_towers.partition.stages import Stages
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")
@@ -428,3 +432,25 @@ def _terms(numbers: Mapping[str, int]) -> list[str]:
         f"{format_bytes(number)}{unit and f' x {unit}'}"
         for unit, number in numbers.items()
     ]
+
+
+def log_not_compiled(
+    trainer: keras.Model, training: bool, stages: Stages
+) -> None:
+    """Log once what one device compiles of a step, and towers do not.
+
+    It is a warning if the user requested XLA: if Keras would not turn it on by
+    default.
+    """
+    kind = "training" if training else "evaluation"
+    for reason, operation in stages.not_compiled.items():
+        source = operation.source
+        where = "" if source is None else f": {line_of(source)}"
+        line = (
+            f"jit_compile is off for {kind} of {trainer.name!r} on towers: "
+            f"a part of the step {reason}{where}"
+        )
+        if first_time(trainer, line):
+            by_user = not trainer._resolve_auto_jit_compile()
+            level = logging.WARNING if by_user else logging.INFO
+            logger.log(level, "%s", line)

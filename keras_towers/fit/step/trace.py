@@ -215,6 +215,7 @@ def trace(
     own_statistics: bool = False,
     xla: bool = False,
     apply: Callable[[ApplyCall], Mapping[str, MeshLayout]] | None = None,
+    active: thread_state.ActiveStep | None = None,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -228,6 +229,7 @@ def trace(
         xla: whether XLA is to compile it.
         apply: traces an update, and returns how to lay out what operations
             return, by their names; None: a marker stands for the update.
+        active: the step of a tower that trains a batch of its own.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
@@ -257,8 +259,9 @@ def trace(
             marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
             updates[marker.name] = call
 
-        tracing = thread_state.ActiveStep(
-            training=kind in TRAINING,
+        tracing = dataclasses.replace(
+            active
+            or thread_state.ActiveStep(training=kind in TRAINING, apply=note),
             apply=note,
             graph=graph,
             own_statistics=own_statistics,

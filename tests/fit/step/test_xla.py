@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
@@ -391,13 +392,28 @@ def test_numbers_of_a_generator_of_tensorflow_are_told(reasons):
     assert "test_xla.py:" in said
 
 
-def test_asynchronous_towers_train_without_it(reasons):
+def test_replicas_compile_their_own_steps(reasons):
+    """One of them trains as one device, and drops what XLA drops."""
+    make = compiled(dropping, jit_compile=True)
+    strategy = kt.SyncReplicasStrategy(towers=1, replicas_to_aggregate=1)
+    found = use_model(make, trained, strategy)
+    assert reasons() == []
+    assert_same(found, use_model(make, trained), ROUNDING)
+
+
+def test_asynchronous_towers_compile_their_own_steps(monkeypatch):
+    modes = []
+    init = GraphFunction.__init__
+
+    def made(function, graph, mode="called"):
+        modes.append(mode)
+        init(function, graph, mode)
+
+    monkeypatch.setattr(GraphFunction, "__init__", made)
     model = compiled(own_step_with_embedding, jit_compile=True)()
     with kt.AsyncTowerStrategy(2):
         trained(model)
-    ((level, said),) = reasons()
-    assert level == "WARNING"
-    assert said.endswith("AsyncTowerStrategy trains without XLA")
+    assert modes.count("xla") >= 2
 
 
 def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
