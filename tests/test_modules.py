@@ -33,6 +33,7 @@ SHOWN_BY = {
         fit/step/tower_exchanges fit/step/tower_functions fit/step/tower_tensors
         fit/step/trace
     """,
+    "fit/step/test_xla.py": "fit/step/compiled_step",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "exactness/test_xla.py": "fit/update/compiled_update",
