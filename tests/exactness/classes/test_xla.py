@@ -2,7 +2,6 @@
 
 import functools
 
-import keras
 import pytest
 
 import keras_towers as kt
@@ -10,7 +9,6 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness.classes import groups
 from tests.exactness.classes.layer_recipes import LAYERS
 from tests.kit.sampling import sample_of
-from tests.strategies.test_model_parallel import mesh_of
 
 # Compiling takes long: `make test` draws one small group for a strategy.
 GROUP, DRAWN = 6, 24
@@ -37,16 +35,9 @@ WITHOUT_KERNELS = {
 RECURRENT = ("LSTM", "GRU", "RNN", "Bidirectional")
 
 
-def on_mesh():
-    layout_map = keras.distribution.LayoutMap(mesh_of(2, 2))
-    layout_map["dense.*kernel"] = (None, "model")
-    return kt.ModelParallelStrategy(layout_map)
-
-
 STRATEGIES = {
     "copies": functools.partial(kt.TowerStrategy, 2, updates="each"),
     "shards": functools.partial(kt.TowerStrategy, 2, weights="sharded"),
-    "mesh": on_mesh,
 }
 
 

@@ -15,6 +15,7 @@ from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
+from tests.strategies.test_model_parallel import mesh_of
 
 pytestmark = pytest.mark.alternate
 
@@ -414,6 +415,21 @@ def test_asynchronous_towers_compile_their_own_steps(monkeypatch):
     with kt.AsyncTowerStrategy(2):
         trained(model)
     assert modes.count("xla") >= 2
+
+
+def test_a_mesh_compiles_counters_statistics_and_drops(reasons):
+    def build():
+        keras.utils.set_random_seed(1)
+        normed = keras.layers.BatchNormalization(momentum=0.5)
+        layers = [Dense(8), normed, drop(), Counts(), Dense(4)]
+        return keras.Sequential([keras.Input((X.shape[1],)), *layers])
+
+    layouts = keras.distribution.LayoutMap(mesh_of(2, 2))
+    layouts["dense.*kernel"] = (None, "model")
+    make = compiled(build, adam, metrics=lambda: None, jit_compile=True)
+    found = use_model(make, trained, kt.ModelParallelStrategy(layouts))
+    assert reasons() == []
+    assert_same(found, use_model(make, trained), ROUNDING)
 
 
 def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
