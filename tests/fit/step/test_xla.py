@@ -421,7 +421,8 @@ def test_a_mesh_compiles_counters_statistics_and_drops(reasons):
     def build():
         keras.utils.set_random_seed(1)
         normed = keras.layers.BatchNormalization(momentum=0.5)
-        layers = [Dense(8), normed, drop(), Counts(), Dense(4)]
+        first = Dense(8, use_bias=False)
+        layers = [first, normed, drop(), Counts(), Dense(4)]
         return keras.Sequential([keras.Input((X.shape[1],)), *layers])
 
     layouts = keras.distribution.LayoutMap(mesh_of(2, 2))
