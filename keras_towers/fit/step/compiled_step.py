@@ -16,7 +16,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.contract import ApplyCall
-from keras_towers.fit.step.program_inputs import add_captures
+from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_costs import log_not_compiled
 from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
@@ -24,7 +25,6 @@ from keras_towers.fit.step.trace import trace, with_components
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Update
-from keras_towers.transport import SingleProcess
 
 
 def run_compiled(
@@ -61,16 +61,17 @@ def run_compiled(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     given = [leaf for leaf in leaves if leaf is not None]
     common |= zip(inputs.of_graph, given, strict=False)
-    add_captures(inputs, traced.captures, {}, common, parts, 1)
+    step_inputs = StepInputs(common, parts)
+    step_inputs.add_captures(inputs, traced.captures, {}, 1)
 
     def update(change: Update, _: Any, grads: list[Any]) -> None:
         call: ApplyCall = traced.updates[change.name]
         sums = with_components(call.grads, grads)
         active.apply(dataclasses.replace(call, grads=sums))
 
-    alone = SingleProcess()
-    mesh = [[active.device]]
-    ready = TowerProgram(program, "xla", mesh, alone, StepOrder(alone))
-    results = ready.add_to_graph(common, parts, update)
+    places = Places(Ranks(), [[active.device]])
+    order = StepOrder(places.ranks.step)
+    ready = TowerProgram(program, "xla", places, order)
+    results = ready.add_to_graph(step_inputs, update)
     log_not_compiled(model, True, ready.xla)
     return traced.output_with(results)

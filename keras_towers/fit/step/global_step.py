@@ -194,9 +194,7 @@ class GlobalStep:
             self._update, traced, local_step, divided, settings
         )
         results = ready.add_to_graph(inputs, update)
-        step_costs.log_not_compiled(
-            settings.model, settings.trains, ready.xla
-        )
+        step_costs.log_not_compiled(settings.model, settings.trains, ready.xla)
         return traced.output_with(results), program
 
     def _trace(
