@@ -173,7 +173,7 @@ def test_several_processes_are_refused():
     config = kt.TowerStrategy(1, micro_batches="auto")._config
     several = SimpleNamespace(size=2, rank=0)
     with pytest.raises(kt.TowerError, match="Give all processes the same num"):
-        dataclasses.replace(config, transport=several)
+        dataclasses.replace(config, job=several)
 
 
 def test_eager_steps_ignore_micro_batches():
