@@ -13,7 +13,7 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, use_model
-from tests.kit.sampling import sample_of
+from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 from tests.strategies.test_model_parallel import mesh_of
 
@@ -357,14 +357,14 @@ def _of_all_kinds(x, rows, seed):
 
 @pytest.mark.parametrize(
     "strategy",
-    sample_of(
+    long_unless(
+        lambda strategy: "updates" in strategy,
         [
             {},
             {"updates": "each"},
             {"weights": "sharded"},
             {"micro_batches": 2},
         ],
-        4,
     ),
 )
 def test_all_draws_are_those_of_one_device_also_without_xla(strategy):
