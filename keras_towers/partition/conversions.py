@@ -517,7 +517,45 @@ class Converter(Builder):
         own[layout.axis] = self.local_rows(layout)
         return self.size_vector_like(target, own)
 
+    # ---- towers without rows -------------------------------------------------
+
+    def pad_empty(self, tensor: Tensor, layout: Sharded) -> Tensor:
+        """Append rows of zeros for one unit if the tower has none.
+
+        Args:
+            tensor: the tower's rows.
+            layout: their layout.
+        """
+        rank, count = required(tensor.shape.rank), layout.unit.count
+        more = self.compute_size("Sub", self.least_one(count), count)
+        more = self.scaled_size(layout.rows_per_unit, more)
+        ends = [[0] * rank, self.size_at_axis(layout.axis, rank, more)]
+        widths = self.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+        # OneDNN would fuse "Pad" with a convolution, without padding.
+        zero = self.constant(0, tensor.dtype)
+        return self.op("PadV2", [tensor, widths, zero], tensor.shape)
+
+    def drop_padding(
+        self, tensor: Tensor, sizes: Sequence[Any], layout: Sharded
+    ) -> Tensor:
+        """Drop the rows that ``pad_empty`` has appended.
+
+        Args:
+            tensor: the tower's rows.
+            sizes: the global shape.
+            layout: the layout of the rows.
+        """
+        count = self.local_rows(layout)
+        return self.slice_rows(tensor, sizes, layout.axis, 0, count)
+
+    def least_one(self, count: Tensor) -> Tensor:
+        """Return a number of rows, or 1 if it is 0."""
+        return self.compute_size("Maximum", count, 1)
+
     # ---- lists ---------------------------------------------------------------
+
+    # A tower without rows has lists of one row: XLA compiles rounds that never
+    # run, and they take an element.
 
     def _local_list(self, value: Value, layout: ListOf) -> Tensor:
         """Return the local list of a list on every tower.
@@ -545,7 +583,7 @@ class Converter(Builder):
                     element_dtype=elements.dtype,
                 )
             if is_row_per_element(element):
-                length = self.cast(element.unit.count, tf.int32)
+                length = self.cast(self.least_one(element.unit.count), tf.int32)
             else:
                 length = self.op("TensorListLength", [handle], ())
             return self.op(
@@ -560,6 +598,8 @@ class Converter(Builder):
             rows = self.to_partial(whole)
         else:
             rows = self.shard(whole, stacked_layout(element))
+        if is_row_per_element(element):
+            rows = self.pad_empty(rows, stacked_layout(element))
         return self.op("TensorListFromTensor", [rows, declared], ())
 
     def _gather_list(self, value: Value) -> Tensor:
@@ -570,7 +610,9 @@ class Converter(Builder):
         """
         elements = required(value.elements)
         element = cast("ListOf", value.layout).element
+        # Lists of lists stay where they are.
         require(not isinstance(element, ListOf))
+        require(elements.dtype != tf.variant)
         declared = self._declared_shape(elements, PARTIAL)
         rows = self._stacked(value.local, elements, element)
         whole = self.assemble(rows)
@@ -586,7 +628,10 @@ class Converter(Builder):
             "TensorListStack", [handle, sizes], element_dtype=elements.dtype
         )
         shape = (elements.length, *(elements.shape or ()))
-        return Value(stacked_layout(layout), stacked, shape=shape)
+        rows = stacked_layout(layout)
+        if is_row_per_element(layout):
+            stacked = self.drop_padding(stacked, shape, rows)
+        return Value(rows, stacked, shape=shape)
 
     def element_shape(
         self, shape: Sequence[Any] | None, layout: Any = None

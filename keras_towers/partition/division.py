@@ -194,7 +194,7 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
         along = layout.at_axis(labels.index(label))
         rows = partitioner.shard(value, along)
         if factors.needs_rows:
-            rows = _pad_empty_tower(partitioner, rows, along)
+            rows = partitioner.pad_empty(rows, along)
         operands.append(rows)
     layouts: list[Layout] = []
     for labels_of_output in factors.outputs:
@@ -335,31 +335,13 @@ def _has_size_of(node: Node, index: int, part: int) -> bool:
     return is_as_large and before.dtype == after.dtype
 
 
-def _pad_empty_tower(
-    partitioner: Converter, tensor: Tensor, layout: Sharded
-) -> Tensor:
-    """Append rows of zeros for one unit if the tower has none."""
-    rank, count = required(tensor.shape.rank), layout.unit.count
-    least = partitioner.compute_size("Maximum", count, 1)
-    more = partitioner.compute_size("Sub", least, count)
-    more = partitioner.scaled_size(layout.rows_per_unit, more)
-    ends = [[0] * rank, partitioner.size_at_axis(layout.axis, rank, more)]
-    widths = partitioner.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    # OneDNN would fuse "Pad" with a convolution, without padding.
-    zero = partitioner.constant(0, tensor.dtype)
-    return partitioner.op("PadV2", [tensor, widths, zero], tensor.shape)
-
-
 def _drop_padding(
     partitioner: Converter, output: Value, divided_by: Sharded
 ) -> Tensor:
-    """Drop the output for rows that ``_pad_empty_tower`` has appended."""
+    """Drop the output for rows that ``Converter.pad_empty`` has appended."""
     layout, tensor = output.sharded, required(output.local)
     if layout is not None:
-        count = partitioner.local_rows(layout)
-        return partitioner.slice_rows(
-            tensor, output.sizes, layout.axis, 0, count
-        )
+        return partitioner.drop_padding(tensor, output.sizes, layout)
     some = partitioner.op("Greater", [divided_by.unit.count, 0], ())
     zeros = partitioner.op("ZerosLike", [tensor], tensor.shape)
     return partitioner.op("SelectV2", [some, tensor, zeros], tensor.shape)

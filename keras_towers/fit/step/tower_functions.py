@@ -122,7 +122,9 @@ class TowerFunctions:
         for where, stages in once.items():
             for index, stage in enumerate(stages):
                 for operation in stage.compiled:
-                    sections[id(operation)] = where, "compiled", index
+                    sections[id(operation)] = where, index, "compiled"
+                for operation in stage.single:
+                    sections[id(operation)] = where, index, "single"
         used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
         for update in program.updates:

@@ -118,14 +118,26 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     ]
     layouts = [_layout_of_role(role, element) for role in gives]
     attributes: dict[str, Any] = {}
-    if node.type == "TensorListStack" and is_row_per_element(element):
+    is_of_rows = is_row_per_element(element)
+    if node.type == "TensorListFromTensor" and is_of_rows:
+        operands[0] = partitioner.pad_empty(
+            operands[0], stacked_layout(element)
+        )
+    if node.type == "TensorListStack" and is_of_rows:
         attributes["num_elements"] = -1
     if node.type == "OptionalGetValue":
         attributes["output_shapes"] = [
             local_shape(shape, layout)
             for shape, layout in zip(node.shapes, layouts, strict=True)
         ]
-    return node.run_on_towers(operands, *layouts, attributes=attributes)
+    outputs = node.run_on_towers(operands, *layouts, attributes=attributes)
+    if node.type == "TensorListStack" and is_of_rows:
+        (stack,) = outputs
+        taken = _shape_of(required(elements), inputs[1]) or inputs[1].entries
+        stack.local = partitioner.drop_padding(
+            required(stack.local), [None, *taken], stacked_layout(element)
+        )
+    return outputs
 
 
 def _element_layout(takes: Sequence[str], inputs: Values) -> Any:

@@ -589,7 +589,7 @@ class _RoundPartitioner(Partitioner):
 
     def _reserve_rows(self, node: Node, inputs: Values) -> Values:
         """Reserve a list of the tower's rows."""
-        count = self.cast(self._row_unit.count, tf.int32)
+        count = self.cast(self.least_one(self._row_unit.count), tf.int32)
         length = Value(REPLICATED, whole=count, shape=())
         outputs = super().lay_out_node(node, [inputs[0], length])
         elements = outputs[0].elements

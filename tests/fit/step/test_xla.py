@@ -239,6 +239,35 @@ def test_sizes_that_the_trace_does_not_know_are_those_of_each_batch():
     assert_exact(make, act, strategy, tolerance=ROUNDING)
 
 
+def loop_over_examples(x):
+    scaled = tf.map_fn(lambda row: row * tf.reduce_sum(row), x)
+    mapped = keras.ops.map(lambda row: keras.ops.sort(row), scaled)
+    return tf.vectorized_map(lambda row: row - tf.reduce_max(row), mapped)
+
+
+def loop_in_loops(x):
+    """The lists of inner loops are elements of lists of outer ones."""
+    squares = tf.map_fn(lambda row: tf.map_fn(tf.square, row), x)
+    return tf.scan(lambda total, row: total * 0.5 + row, squares)
+
+
+@pytest.mark.parametrize("loops", (loop_over_examples, loop_in_loops))
+def test_fewer_examples_than_towers_in_loops_over_them(loops):
+    """XLA compiles rounds that a tower without examples never runs."""
+
+    def act(model):
+        x, y = X[:1], m.LABELS[:1]
+        returned = model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)
+        return returned, fit(model, x=x, y=y, epochs=2)
+
+    def layers():
+        return [Dense(3), Acts(loops), drop(), Dense(3)]
+
+    make = stacked(layers, jit_compile=True)
+    strategy = kt.TowerStrategy(3)
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+
+
 def test_xla_draws_other_numbers():
     one, other = (
         tf.function(drop(), jit_compile=xla)(tf.ones([50]), training=True)
