@@ -23,7 +23,7 @@ from keras_towers.fit.contract import (
     TowerFunction,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step.marks import recorder_of
+from keras_towers.fit.marks import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator

@@ -17,10 +17,10 @@ from rich.console import Console
 from keras_towers import compat
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
+from keras_towers.fit import marks
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.step import marks
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import check_writable, make_writable

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.fit.step import marks
+from keras_towers.fit import marks
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2

@@ -157,6 +157,14 @@ def test_no_files_of_fit_import_one_another():
     assert imports[contract] == {
         f"keras_towers.fit.{name}" for name in ("options", "places")
     }
+    # A step asks for an update, which knows of no step.
+    assert not {
+        (module, name)
+        for module, names in imports.items()
+        for name in names
+        if module.startswith("keras_towers.fit.update.")
+        if name.startswith("keras_towers.fit.step.")
+    }
     # From above and from below, all goes that is in no circle.
     while free := {
         module

@@ -19,9 +19,9 @@ from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_costs import log_not_compiled
-from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import trace, with_components
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Update

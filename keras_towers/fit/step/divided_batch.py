@@ -15,7 +15,7 @@ from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.program_inputs import StepInputs
-from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.layouts import (
     REPLICATED,

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit.step.step_order import row_of_rank
+from keras_towers.fit.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
 from keras_towers.reduction import sum_over_ranks

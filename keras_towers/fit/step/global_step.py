@@ -10,7 +10,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -18,18 +18,21 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
+from keras_towers.fit import marks
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE, Places, Ranks
-from keras_towers.fit.step import marks, step_costs
+from keras_towers.fit.step import step_costs
+from keras_towers.fit.step.compiled_update import apply_compiled
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.program_inputs import capture
-from keras_towers.fit.step.step_order import ComparedStep, StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.step.traced_constants import constants_of
+from keras_towers.fit.step_order import ComparedStep, StepOrder
+from keras_towers.fit.traced_constants import constants_of
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause
 from keras_towers.fit.weights.tower_variables import TowerHandles, copy_first
 from keras_towers.partition.layouts import REPLICATED, InShards
@@ -42,9 +45,6 @@ from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
 from keras_towers.rendezvous import rank_checks, watch
-
-if TYPE_CHECKING:
-    from keras_towers.fit.update.weight_update import WeightUpdate
 
 logger = logging.getLogger("keras_towers")
 
@@ -371,7 +371,7 @@ class GlobalStep:
     ) -> None:
         call = dataclasses.replace(
             traced.updates[update.name],
-            is_compiled=settings.xla,
+            apply_compiled=apply_compiled if settings.xla else None,
         )
         grads = [with_components(call.grads, tensors) for tensors in parts]
         sums = with_components(call.grads, shared)

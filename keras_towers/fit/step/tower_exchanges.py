@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.exchanges import Members, exchange_tensors
-from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_tensors import (
     TowerTensors,
     value_of,
     with_shapes,
 )
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.program import Exchange, Tensor
 
 Scope: TypeAlias = MutableMapping[Tensor, Any]

@@ -15,12 +15,12 @@ from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
 )
-from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_tensors import (
     TowerTensors,
     value_of,
     with_shapes,
 )
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.program import (
     Function,
     Operation,

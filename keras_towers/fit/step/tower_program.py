@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.program_inputs import StepInputs
-from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_exchanges import TowerExchanges
 from keras_towers.fit.step.tower_functions import (
     FunctionCall,
@@ -23,6 +22,7 @@ from keras_towers.fit.step.tower_tensors import (
     value_of,
     with_shapes,
 )
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.program import (
     Operation,
     Phase,

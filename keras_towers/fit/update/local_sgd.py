@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import ApplyCall, NamedGradients, TowerConfig
-from keras_towers.fit.step.step_order import StepOrder
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import RankSum

@@ -23,14 +23,13 @@ from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
+from keras_towers.fit import marks
 from keras_towers.fit.contract import (
     ApplyCall,
     TowerConfig,
     check_equal_gradients,
 )
-from keras_towers.fit.step import marks
-from keras_towers.fit.step.step_order import StepOrder
-from keras_towers.fit.update.compiled_update import apply_compiled
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
@@ -242,8 +241,8 @@ class WeightUpdate:
 
         first, *_ = self.config.devices
         is_here = all(same_device(native(v).device, first) for v in variables)
-        if call.is_compiled and is_here:
-            apply_compiled(apply, [sums], {}, [first], self.order)
+        if call.apply_compiled and is_here:
+            call.apply_compiled(apply, [sums], {}, [first], self.order)
         else:
             apply(sums)
 
@@ -328,15 +327,20 @@ class UpdateEach(WeightUpdate):
             self.variables.place(variable)
 
     def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
-        if call.is_compiled:
-            self._apply_compiled(call, tower_grads)
+        if call.apply_compiled:
+            self._apply_compiled(call, tower_grads, call.apply_compiled)
             return
         for tower, sums in enumerate(self._sums(call, tower_grads)):
             marks.reached(tower, "reduced", sums)
             with marks.until(tower, "updated"):
                 self._apply_on_tower(call, sums, tower)
 
-    def _apply_compiled(self, call: ApplyCall, tower_grads: Gradients) -> None:
+    def _apply_compiled(
+        self,
+        call: ApplyCall,
+        tower_grads: Gradients,
+        apply_compiled: Callable[..., None],
+    ) -> None:
         """Sum gradients, and update each tower's weights by one function."""
         variables = [copy_on_tower(v, 0) for v in call.variables]
         devices, reduction = self.config.devices, self._reduction

@@ -9,8 +9,8 @@ from keras_towers.fit.data import batches
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.exchanges import Members, exchange_tensors
-from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor

@@ -14,9 +14,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.program_inputs import StepInputs
-from keras_towers.fit.step.step_order import StepOrder
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, with_components
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.step import marks
-from keras_towers.fit.step.marks import StepRecorder
+from keras_towers.fit import marks
+from keras_towers.fit.marks import StepRecorder
 
 SLEEP_S = 0.2
 # A busy machine may read the clock that much too late.

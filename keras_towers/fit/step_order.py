@@ -26,7 +26,7 @@ from keras_towers.fit.data.same_data import (
     different_data,
     different_numbers,
 )
-from keras_towers.fit.step.traced_constants import Constants
+from keras_towers.fit.traced_constants import Constants
 from keras_towers.fit.weights.tower_variables import copy_first, read_handle
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks

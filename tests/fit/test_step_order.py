@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit import step_order
 from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.step import step_order
-from keras_towers.fit.step.step_order import StepAgreement, StepOrder
+from keras_towers.fit.step_order import StepAgreement, StepOrder
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
