@@ -20,33 +20,17 @@ from tests.kit.compare import (
     assert_same_model,
     assert_towers_equal,
 )
+from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import sample_of
 from tests.kit.training import classifier, compiled, fit
 
 
 def _on_a_mesh(name, towers):
-    """Towers of two devices, which divide all weights that they can."""
-    devices = [f"cpu:{k}" for k in range(2 * towers)]
-    mesh = keras.distribution.DeviceMesh((towers, 2), ("a", "b"), devices)
-    layouts = keras.distribution.LayoutMap(mesh)
     # Keras counts the names of the model that is trained from 0, too.
     keras.backend.clear_session()
     weights = CASES[name].build().variables
     keras.backend.clear_session()
-    for weight in weights:
-        # The first axis that two can share, and the next for towers.
-        axes = [None] * len(weight.shape)
-        for axis, number in (("b", 2), ("a", towers)):
-            even = [
-                k
-                for k, size in enumerate(weight.shape)
-                if size and not size % number and axes[k] is None
-            ]
-            if even and number > 1:
-                axes[even[0]] = axis
-        if any(axes):
-            layouts[weight.path] = tuple(axes)
-    return kt.ModelParallelStrategy(layouts)
+    return on_a_mesh(weights, towers)
 
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")

@@ -49,21 +49,21 @@ class Group:
         return {**found, **logs}
 
 
-def compared(parts, make, scope):
+def compared(parts, make, scope_of, tolerance=5e-5):
     """Compare towers with one device; return what differs.
 
     Args:
         parts: of one model.
         make: makes a group of parts.
-        scope: a block in which towers train.
+        scope_of: makes a block in which towers train a group.
+        tolerance: one bias has the rounded gradients of a whole group.
     """
     # The same names, layers and seeds every time.
     keras.backend.clear_session()
     keras.utils.set_random_seed(5)
     group = make(parts)
     wanted = group.trained()
-    # One bias has the rounded gradients of a whole group.
-    return differences(group.trained(scope), wanted, tolerance=5e-5)
+    return differences(group.trained(scope_of(group)), wanted, tolerance)
 
 
 def of_recipes(recipes, xla=False):
