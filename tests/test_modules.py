@@ -14,8 +14,8 @@ SHOWN_BY = {
         engines/byteps/byteps_transport
     """,
     "engines/horovod": """
-        engines/dropin/callbacks engines/dropin/distributed_models
-        engines/dropin/distributed_optimizer
+        engines/dropin/callbacks engines/dropin/connection
+        engines/dropin/distributed_models engines/dropin/distributed_optimizer
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations

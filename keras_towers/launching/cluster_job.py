@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from keras_towers.launching import supervision
 from keras_towers.launching.job import Job, RankStart, RunningJob
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.network import LOOPBACK
+from keras_towers.rendezvous.network import LOOPBACK, reserve_port
 from keras_towers.rendezvous.tf_config import Cluster
 
 _ON_SERVERS = ("sync-replicas", "SyncReplicasStrategy")
@@ -73,9 +73,7 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
     """
     with contextlib.ExitStack() as held:
         jobs = {
-            role: tuple(
-                tf_config.reserve_port(LOOPBACK, held) for _ in range(count)
-            )
+            role: tuple(reserve_port(LOOPBACK, held) for _ in range(count))
             for role, count in tasks.items()
             if count
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -160,3 +161,17 @@ def listen_address(address: str) -> str:
         return resolve(address) if is_local(address) else ""
     except TowerError:
         return ""
+
+
+def reserve_port(host: str, held: contextlib.ExitStack) -> str:
+    """Reserve a free port of an address of this machine, until ``held`` ends.
+
+    TensorFlow's server can listen on it meanwhile, and no other process is
+    given it.
+    """
+    holder = held.enter_context(socket.socket())
+    # TensorFlow sets the same option. With it on both sides, one socket may
+    # listen on a port to which another is only bound.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((host, 0))
+    return f"{host}:{holder.getsockname()[1]}"

@@ -8,14 +8,13 @@ import dataclasses
 import itertools
 import json
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, store
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
-from keras_towers.rendezvous.network import source_address
+from keras_towers.rendezvous.network import reserve_port, source_address
 
 VARIABLE = "TF_CONFIG"
 EXAMPLE: str = (
@@ -157,20 +156,6 @@ def make_task() -> None:
     # It is no rank of Horovod any more.
     for field in dataclasses.fields(RankPlacement):
         os.environ.pop(f"HOROVOD_{field.name.upper()}", None)
-
-
-def reserve_port(host: str, held: contextlib.ExitStack) -> str:
-    """Reserve a free port of an address of this machine, until ``held`` ends.
-
-    TensorFlow's server can listen on it meanwhile, and no other process is
-    given it.
-    """
-    holder = held.enter_context(socket.socket())
-    # TensorFlow sets the same option. With it on both sides, one socket may
-    # listen on a port to which another is only bound.
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((host, 0))
-    return f"{host}:{holder.getsockname()[1]}"
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -51,9 +51,9 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import METHODS
+from keras_towers.fit.step.batch_norm import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption
-from keras_towers.partition.rules.control_flow import own_mean
 
 logger = logging.getLogger("keras_towers")
 
@@ -199,54 +199,6 @@ def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-def _batch_norm(
-    original: Callable[..., Any],
-    layer: keras.layers.BatchNormalization,
-    inputs: Any,
-    training: Any = None,
-    mask: Any = None,
-) -> Any:
-    """Normalize with the statistics of each tower's rows.
-
-    For ``batch_norm="tower"``: it needs no exchange, but changes results. A
-    layer normalizes each example with the statistics of its tower's rows; the
-    moving statistics are updated with the means of these over all examples.
-    """
-    step = thread_state.current_step()
-    of_each_tower = step is not None and step.training and step.own_statistics
-    trains = training and layer.trainable
-    rows_are_first = inputs.shape.rank and layer.axis % inputs.shape.rank
-    is_usual = mask is None and not compat.uses_renorm(layer)
-    if not (of_each_tower and trains and rows_are_first and is_usual):
-        return original(layer, inputs, training=training, mask=mask)
-    dtype = keras.backend.result_type(inputs.dtype, "float32")
-    x = tf.cast(inputs, dtype)
-    axes = [axis for axis in layer._reduction_axes if axis != 0]
-
-    def moment(values: tf.Tensor) -> tf.Tensor:
-        if axes:
-            values = tf.reduce_mean(values, axes, keepdims=True)
-        return own_mean(values)
-
-    mean = moment(x)
-    variance = moment(tf.math.squared_difference(x, tf.stop_gradient(mean)))
-    for moving, now in (
-        (layer.moving_mean, mean),
-        (layer.moving_variance, variance),
-    ):
-        whole = tf.reshape(tf.reduce_mean(now, 0), [-1])
-        before = tf.cast(moving, dtype)
-        moving.assign(before * layer.momentum + whole * (1.0 - layer.momentum))
-    shape = [1] * x.shape.rank
-    shape[layer.axis] = -1
-    normal = (x - mean) * tf.math.rsqrt(variance + layer.epsilon)
-    if layer.scale:
-        normal *= tf.reshape(tf.cast(layer.gamma, dtype), shape)
-    if layer.center:
-        normal += tf.reshape(tf.cast(layer.beta, dtype), shape)
-    return tf.cast(normal, layer.compute_dtype)
-
-
 def _share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
@@ -313,7 +265,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # What is exported knows no towers.
     (keras.Model, "export", _export),
     # It can use the statistics of each tower's rows.
-    (keras.layers.BatchNormalization, "call", _batch_norm),
+    (keras.layers.BatchNormalization, "call", normalize),
 )
 
 

@@ -37,6 +37,7 @@ from byteps.tensorflow import (
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines import dropin
 from keras_towers.engines.dropin import distributed_models
+from keras_towers.engines.dropin.connection import use_connection
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
@@ -58,12 +59,12 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    dropin.use_connection(transport)
+    use_connection(transport)
     distributed_models.patch_keras(lambda: True)
 
 
 # For callbacks in a script that has not called init().
-dropin.use_connection(transport, as_default=True)
+use_connection(transport, as_default=True)
 
 
 # BytePS itself may count each process as a machine of its own.

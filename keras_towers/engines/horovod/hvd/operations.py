@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines import dropin
 from keras_towers.engines.dropin import distributed_models
+from keras_towers.engines.dropin.connection import use_connection
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
@@ -48,12 +49,12 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
-    dropin.use_connection(HorovodTransport)
+    use_connection(HorovodTransport)
     distributed_models.patch_keras(hvd.is_initialized)
 
 
 # For callbacks in a script that has not called init().
-dropin.use_connection(HorovodTransport, as_default=True)
+use_connection(HorovodTransport, as_default=True)
 
 
 def _tensor(value: Any) -> Any:
