@@ -460,6 +460,8 @@ def emit(
         kernels: what XLA compiles, of draws in functions that are called
             without it; None: nothing.
     """
+    if not operations and all(tensor in given for tensor in wanted):
+        return [given[tensor] for tensor in wanted]
     here = compat.get_default_graph()
     for graph in graphs:
         compat.add_functions(here, graph._functions.values())
