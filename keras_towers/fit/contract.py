@@ -93,9 +93,16 @@ class TowerConfig:
         batch = ALONE if is_own else job
         in_rounds = options.sync_every is not None and kind in TRAINING
         step = ALONE if batch is ALONE or in_rounds else self.transport
-        ranks = Ranks(job, batch, step, shards=step)
+        shards = ALONE if step is ALONE else self.shards
+        ranks = Ranks(job, batch, step, shards)
         number = options.micro_batches
         return Places(ranks, self.mesh, 1 if number == "auto" else number)
+
+    @property
+    def shards(self) -> Transport:
+        """Connects those over whose towers variables in shards are divided."""
+        within = self.options.shard_over == "process"
+        return ALONE if within else self.transport
 
     @property
     def name(self) -> str:

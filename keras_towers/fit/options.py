@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypedDict
 
+import keras
+
 from keras_towers._bytes import parse_bytes
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.reduction import (
@@ -34,6 +36,8 @@ ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "gpu", "cpu"
 ]
 """How gradients are summed over the towers of a process."""
+ShardOver: TypeAlias = Literal["job", "process"]
+"""Whether the towers of all processes share a weight, or those of each."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each tower its copy, or a share."""
 Weights: TypeAlias = Literal["sharded"]
@@ -98,6 +102,15 @@ class StrategyOptions:
             that a tower has at a time, as a number or a text such as "256MiB".
             With less, there are more exchanges. A weight larger than a quarter
             of it is gathered alone, and may come on top.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
+            this process, as for ``ModelParallelStrategy``: every process has
+            such a mesh, and its rows are the towers of the process. None: each
+            tower is a device.
+        shard_over: with weights or updates in shards: ``"job"``: the towers of
+            all processes share each large weight. ``"process"``: the towers of
+            each process do, and every process has all shards, as with hybrid
+            shards (HSDP): weights are gathered within a process, and only the
+            sums of gradients go between processes.
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
@@ -142,6 +155,8 @@ class StrategyOptions:
     updates: Updates | None = None
     weights: Weights | None = None
     gather_bytes: Bytes = 2**29
+    layouts: keras.distribution.LayoutMap | None = None
+    shard_over: ShardOver = "job"
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | StatefulHook | None = (
         None
@@ -178,13 +193,29 @@ class StrategyOptions:
 
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
-        if (
-            self.weights is None
-            and self.gather_bytes != StrategyOptions.gather_bytes
-        ):
+        given = [
+            name if name == "layouts" else f'{name}="sharded"'
+            for name in ("layouts", "weights", "updates")
+            if getattr(self, name) not in (None, "once", "each")
+        ]
+        gathers = self.weights is not None or self.layouts is not None
+        if self.gather_bytes != StrategyOptions.gather_bytes and not gathers:
             raise TowerError(
                 'gather_bytes only applies with weights="sharded": set it, or '
                 "leave gather_bytes out."
+            )
+        if self.shard_over != StrategyOptions.shard_over and not given:
+            raise TowerError(
+                f"shard_over={self.shard_over!r} only applies with "
+                'weights="sharded", updates="sharded" or layouts: set one of '
+                "them, or leave shard_over out."
+            )
+        if self.layouts is not None and (self.weights or self.updates):
+            name = "updates" if self.updates else "weights"
+            raise TowerError(
+                f"layouts contradict {name}={getattr(self, name)!r}: they say "
+                "how weights are divided, and every device updates its part. "
+                f"Leave {name} out."
             )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
@@ -192,16 +223,15 @@ class StrategyOptions:
                 "whole weights on every tower: leave one of them out. The "
                 "optimizer's state is in shards with either."
             )
-        option = "weights" if self.weights is not None else "updates"
-        if getattr(self, option) != "sharded":
+        if not given:
             return
         for name in ("mode", "packer", "compression", "sync_every"):
             value = getattr(self, name)
             # Some values ask for nothing.
             if value not in (None, False, "none"):
                 raise TowerError(
-                    f'{option}="sharded" contradicts {name}={value!r}: it adds '
-                    "up each tower's rows of a gradient on that tower, without "
+                    f"{given[0]} contradicts {name}={value!r}: each tower's "
+                    "rows of a gradient are added up on that tower, without "
                     "loss, in every step. Leave one of them out."
                 )
 
@@ -264,6 +294,8 @@ class MeshKeywords(StepKeywords, total=False):
 class RankKeywords(AllReduceKeywords, total=False):
     """The ``StrategyOptions`` of ranks that all-reduce their gradients."""
 
+    layouts: keras.distribution.LayoutMap | None
+    shard_over: ShardOver
     compression: CompressionName | CommunicationHook | StatefulHook | None
     sync_every: int | None
     outer_momentum: float

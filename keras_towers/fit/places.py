@@ -40,6 +40,16 @@ class Ranks:
         """Whether all that have parts of a batch compute its step together."""
         return self.step.size == self.batch.size
 
+    @property
+    def replicate_shards(self) -> bool:
+        """Whether each of several ranks has all shards of a weight."""
+        return self.shards.size < self.step.size
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether no rank before this one has the same shards."""
+        return not self.replicate_shards or self.step.rank == 0
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:

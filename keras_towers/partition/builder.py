@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.layouts import NotDivided, static
 from keras_towers.partition.program import (
+    Axis,
     Exchange,
     ExchangeKind,
     Operation,
@@ -40,6 +41,9 @@ class Builder:
         name: the name of the traced operation that is being laid out. It
             becomes the name of the operations that are added for it.
     """
+
+    # Over which variables in shards are divided.
+    shard_axes: tuple[Axis, ...] = ("towers", "ranks")
 
     def __init__(self, can_exchange: bool = True):
         self.operations: list[Operation] = []
@@ -151,6 +155,7 @@ class Builder:
         on_towers: bool = False,
         local_size: int | None = None,
         units: int | None = None,
+        over: tuple[Axis, ...] | None = None,
     ) -> Tensor:
         """Add an exchange; return its result.
 
@@ -164,6 +169,7 @@ class Builder:
                 tower.
             local_size: the number of rows of every tower, if it is known.
             units: as in ``Exchange``.
+            over: as in ``Exchange``; None: all that may have another value.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -182,7 +188,12 @@ class Builder:
             shape = tf.TensorShape(changed)
         if kind == "gather" and sizes is not None:
             shape = shape.merge_with(static(sizes))
+        if over is None:
+            # What depends on shards only is the same where they are.
+            own = tensor.on_towers and not tensor.of_batch
+            over = self.shard_axes if own else ("towers", "ranks")
         on_towers = on_towers or kind in ("before", "scatter")
+        on_towers = on_towers or "towers" not in over
         of_batch = kind == "before"
         if kind == "scatter" and rows is not None:
             of_batch = _depends_on_batch(rows)
@@ -195,7 +206,7 @@ class Builder:
             on_columns=tensor.on_columns,
         )
         self.exchanges.append(
-            Exchange(kind, tensor, result, axis, sizes, rows, units)
+            Exchange(kind, tensor, result, axis, sizes, rows, units, over)
         )
         return result
 

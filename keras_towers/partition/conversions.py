@@ -52,6 +52,7 @@ class LayoutOptions:
 
     Attributes:
         ranks: whether several processes run the program.
+        replicate_shards: whether each of them has all shards of variables.
         xla: whether XLA compiles the functions of towers.
         gather_ratio: the minimal ratio of the size of a sum over rows to the
             size of one unit's rows for which the rows are gathered and the sum
@@ -70,6 +71,7 @@ class LayoutOptions:
     """
 
     ranks: bool = False
+    replicate_shards: bool = False
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
@@ -114,6 +116,8 @@ class Converter(Builder):
         self.is_first = is_first
         self.is_first_part = is_first_part
         self.options = options
+        if options.replicate_shards:
+            self.shard_axes = ("towers",)
         self.replaced_sums = 0
         self.near = 0
         self.variable_units: dict[int, Unit] = {}
@@ -422,7 +426,7 @@ class Converter(Builder):
             for size in (unit.start, unit.count)
         )
         local, shape = required(value.local), static(value.sizes)
-        return self.exchange(
+        rows = self.exchange(
             "scatter",
             local,
             layout.axis,
@@ -430,14 +434,21 @@ class Converter(Builder):
             (first, count),
             local_size=local_shape(shape, layout)[layout.axis],
             units=_units_of(layout),
+            over=self.shard_axes,
         )
+        if "ranks" in self.shard_axes or not local.of_batch:
+            return rows
+        return self.exchange("sum", rows, sizes=value.shape, over=("ranks",))
 
     def once_per_tower(self, part: Tensor) -> Tensor:
         """Return a term of a sum over all micro-batches, given one of towers.
 
-        Only the first micro-batch of a tower contributes it.
+        Only the first micro-batch of a tower contributes it, and of processes
+        that have the same shards only the first.
         """
-        if part.of_batch or not self.options.micro_batches:
+        options = self.options
+        is_repeated = options.micro_batches or options.replicate_shards
+        if part.of_batch or not is_repeated:
             return part
         zeros = self.op("ZerosLike", [part], part.shape)
         return self.op(

@@ -153,7 +153,8 @@ class Exchange:
         units: the size of the axis of variables in shards that the towers have
             these rows of; None: their rows are others.
         over: the axes along which it is exchanged, the inner one first. Towers
-            of one process have a rank.
+            of one process have a rank. Over ranks only, each tower of a process
+            exchanges with those that have the same rows in the others.
     """
 
     kind: ExchangeKind
@@ -168,9 +169,9 @@ class Exchange:
     @property
     def is_own(self) -> bool:
         """Whether everyone who takes part has a result of its own."""
-        result = self.result
-        over_columns = "columns" in self.over
-        return result.on_columns if over_columns else result.on_towers
+        if "columns" in self.over:
+            return self.result.on_columns
+        return self.result.on_towers and "towers" in self.over
 
     @property
     def used(self) -> list[Tensor]:

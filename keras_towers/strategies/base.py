@@ -39,6 +39,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.rank_environment import permit_training
 from keras_towers.strategies import modes
+from keras_towers.strategies.mesh import Mesh, UpdateOnMesh
 from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport, next_key
 
@@ -72,7 +73,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     A subclass calls this constructor, which creates ``_config``, and then
-    ``_compose``, with its own update and calls, if any.
+    ``_compose``, with its own update and calls, if any. Its towers are devices,
+    or the rows of a ``Mesh``.
     """
 
     # Overrides the name of the mode.
@@ -80,14 +82,19 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def __init__(
         self,
-        devices: Sequence[str],
+        devices: Sequence[str] | Mesh,
         options: StrategyOptions | None = None,
         *,
         transport: Transport | None = None,
         job: Peers | None = None,
         gradient_factor: float = 1.0,
-        other_columns: Sequence[Sequence[str]] = (),
     ):
+        self._mesh = devices if isinstance(devices, Mesh) else None
+        if isinstance(devices, Mesh):
+            rows = devices.rows
+        else:
+            rows = [[device] for device in devices]
+        devices = [row[0] for row in rows]
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
         tf_config.read_config()
         options = options or StrategyOptions()
@@ -109,7 +116,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             gradient_factor=gradient_factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and job.size == 1,
-            other_columns=other_columns,
+            other_columns=[row[1:] for row in rows],
         )
         if job.size > 1:
             permit_training()
@@ -121,7 +128,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         calls: TowerCalls | None = None,
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
-        if update is None:
+        if update is None and self._mesh is not None:
+            update = UpdateOnMesh(
+                self._config, self._mesh, lambda: self._adoption.models
+            )
+        elif update is None:
             update = modes.create_update(self._config, self._mode)
         self._update = update
         self._calls = calls or TowerCalls(update)

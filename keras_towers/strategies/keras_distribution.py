@@ -28,6 +28,7 @@ from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.rank_environment import check_permitted
+from keras_towers.strategies.mesh import rows_of
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
@@ -133,11 +134,8 @@ def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
             )
         return TowerStrategy(names)
     if isinstance(distribution, keras.distribution.ModelParallel):
-        raise TowerError(
-            "ModelParallel trains within one process on TensorFlow, but this "
-            f"is one of {_job.size}: give one process all devices of its mesh, "
-            "or use DataParallel."
-        )
+        layouts = _layouts_of_rank(distribution)
+        return strategies.strategy("horovod", batches=batches, layouts=layouts)
     devices = _devices_of_rank(names, _job.rank, _job.size)
     if batches == "each" and len(devices) > 1:
         raise TowerError(
@@ -158,17 +156,8 @@ def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
 def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
     """A rank's share of a job's devices, named as in its own process."""
     of_ranks = collections.defaultdict(list)
-    for name in names:
-        try:
-            *_, kind, index = devices_lib.canonical(f"/{name.lstrip('/')}")
-        except ValueError:
-            raise TowerError(
-                f"there is no device {name!r}: keras.distribution.list_devices"
-                "() lists them."
-            ) from None
-        kind = str(kind).lower()
-        owner, local = divmod(index, _per_rank(kind))
-        of_ranks[owner].append(f"{kind}:{local}")
+    for owner, local in map(_owner_of, names):
+        of_ranks[owner].append(local)
     counts = {len(devices) for devices in of_ranks.values()}
     if sorted(of_ranks) != list(range(size)) or len(counts) > 1:
         raise TowerError(
@@ -178,6 +167,47 @@ def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
             "keras.distribution.list_devices(), or none for all."
         )
     return of_ranks[rank]
+
+
+def _layouts_of_rank(distribution: Any) -> keras.distribution.LayoutMap:
+    """Return the layout map on this rank's rows of a mesh of all devices."""
+    given = distribution._layout_map
+    rows, axes = rows_of(given.device_mesh, distribution.batch_dim_name)
+    owned = [[_owner_of(name) for name in row] for row in rows]
+    owners = [{owner for owner, _ in row} for row in owned]
+    number = len(rows) // _job.size
+    # Examples are numbered in the order of ranks.
+    if owners != [{k // number} for k in range(number * _job.size)]:
+        raise TowerError(
+            f"ModelParallel has a mesh of {len(rows)} x {len(rows[0])} "
+            f"devices, whose rows do not fit {_job.size} processes: each "
+            "process needs the same number of whole rows, in the order of "
+            "keras.distribution.list_devices(), because the devices that "
+            "divide a layer exchange within a process. Create the mesh after "
+            "keras.distribution.initialize()."
+        )
+    own = [row for row in owned if row[0][0] == _job.rank]
+    shape = [len(own), len(own[0])][: len(axes)]
+    names = [name for row in own for _, name in row]
+    mesh = keras.distribution.DeviceMesh(shape, axes, names)
+    layouts = keras.distribution.LayoutMap(mesh)
+    for key, layout in given.items():
+        layouts[key] = tuple(layout.axes)
+    return layouts
+
+
+def _owner_of(name: str) -> tuple[int, str]:
+    """The rank of a device of the job, and its name there."""
+    try:
+        *_, kind, index = devices_lib.canonical(f"/{name.lstrip('/')}")
+    except ValueError:
+        raise TowerError(
+            f"there is no device {name!r}: keras.distribution.list_devices"
+            "() lists them."
+        ) from None
+    kind = str(kind).lower()
+    owner, local = divmod(index, _per_rank(kind))
+    return owner, f"{kind}:{local}"
 
 
 def _per_rank(kind: str) -> int:

@@ -106,7 +106,7 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
             )
     divides_weights = options.weights == "sharded"
     if divides_weights or updates == "sharded":
-        if config.places("fit").replicas > 1:
+        if config.num_towers * config.shards.size > 1:
             from keras_towers.fit.update.in_shards import UpdateInShards
 
             return UpdateInShards(config, divides_weights)

@@ -11,6 +11,7 @@ from tests.processes import (  # noqa: F401
     ended,
     exact,
     failures,
+    mesh,
     over_tensorflow,
     rounds,
     shares,

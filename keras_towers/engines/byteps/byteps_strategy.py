@@ -6,10 +6,10 @@ import logging
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.devices import share_machine
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.mesh import claim_devices, towers_on
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -30,6 +30,10 @@ class BytePSStrategy(BaseStrategy):
 
     Args:
         towers: as for ``HorovodStrategy``.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
+            this process, instead of ``towers``: all processes have such a mesh.
+        shard_over: ``"process"``: weights in shards are divided within each
+            process, and not over all of them.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
         sync_every: after how many steps ranks average their weights, instead
@@ -62,8 +66,7 @@ class BytePSStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 --strategy "
                 "byteps script.py` starts two."
             )
-        devices = share_machine(transport, towers)
-        super().__init__(
-            devices_lib.devices_of(devices), checked, transport=transport
-        )
+        claimed = claim_devices(transport, towers, checked.layouts)
+        towers_here = towers_on(claimed, checked.layouts)
+        super().__init__(towers_here, checked, transport=transport)
         self._compose()

@@ -6,11 +6,11 @@ import logging
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.devices import share_machine
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.mesh import claim_devices, towers_on
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -35,6 +35,10 @@ class HorovodStrategy(BaseStrategy):
         towers: devices of this process: a number, GPU ids or device names. On
             a machine with GPUs, a number counts the GPUs that the rank gets
             by its local rank, unless the launcher (as Ray) has assigned some.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
+            this process, instead of ``towers``: all processes have such a mesh.
+        shard_over: ``"process"``: weights in shards are divided within each
+            process, and not over all of them.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
         sync_every: after how many steps ranks average their weights, instead
@@ -64,10 +68,9 @@ class HorovodStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 script.py` "
                 "starts two."
             )
-        devices = share_machine(self._horovod, towers)
-        super().__init__(
-            devices_lib.devices_of(devices), checked, transport=self._horovod
-        )
+        claimed = claim_devices(self._horovod, towers, checked.layouts)
+        towers_here = towers_on(claimed, checked.layouts)
+        super().__init__(towers_here, checked, transport=self._horovod)
         self._compose()
 
     def mpi_enabled(self) -> bool:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import settings
-from keras_towers.devices import share_machine
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
@@ -23,6 +22,7 @@ from keras_towers.fit.options import (
 from keras_towers.rendezvous import store, tf_config
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.mesh import claim_devices, towers_on
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -56,6 +56,10 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             tasks again: with ``keras.callbacks.BackupAndRestore`` or
             ``kt.Backup``, training goes on from the last backup.
         start_timeout_s: seconds to wait for the other tasks to start.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
+            this process, instead of ``towers``: all processes have such a mesh.
+        shard_over: ``"process"``: weights in shards are divided within each
+            process, and not over all of them.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
         sync_every: after how many steps ranks average their weights, instead
@@ -101,13 +105,12 @@ class MultiWorkerTowerStrategy(BaseStrategy):
                 "MultiWorkerTowerStrategy is for tasks that train: the chief "
                 f"and the workers. {advice}"
             )
-        towers = share_machine(cluster, towers)
+        claimed = claim_devices(cluster, towers, checked.layouts)
         transport = _connect(
-            cluster, towers, heartbeat_timeout_s, start_timeout_s
+            cluster, claimed, heartbeat_timeout_s, start_timeout_s
         )
-        super().__init__(
-            devices_lib.devices_of(towers), checked, transport=transport
-        )
+        towers_here = towers_on(claimed, checked.layouts)
+        super().__init__(towers_here, checked, transport=transport)
         self._compose()
 
     def __exit__(self, *error: Any) -> None:

@@ -168,7 +168,7 @@ class GlobalStep:
         ranks = places.ranks
         traced = self._trace(step, divided, settings)
         # The handles of variables that each tower has a copy or a shard of.
-        alone = ranks.shards.size < self.config.transport.size
+        alone = ranks.shards.size < self.config.shards.size
         on_towers = variables.on_towers(traced.captures, alone)
         if ranks.shards.size > 1 and not settings.trains:
             _refuse_writes_to_shards(traced, on_towers, settings)
@@ -258,6 +258,7 @@ class GlobalStep:
             traced.placed,
             columns=places.columns,
             ranks=ranks.step.size > 1,
+            replicate_shards=ranks.replicate_shards,
             xla=settings.xla,
             gather_ratio=self._gather_ratio(settings),
             micro_batches=places.parts > 1,

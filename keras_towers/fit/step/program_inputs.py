@@ -66,7 +66,10 @@ class StepInputs:
         towers, ranks = places.towers, places.ranks.shards
         with tf.device(compat.HOST):
             for k, part in enumerate(self.parts):
-                part[inputs.is_first_part] = tf.constant(k % places.parts == 0)
+                is_first = k % places.parts == 0
+                part[inputs.is_first_part] = tf.constant(
+                    is_first and places.ranks.is_first_replica
+                )
             for size, (count, start) in inputs.shares.items():
                 counts = share_counts(size, towers * ranks.size)
                 for k, part in enumerate(self.parts):

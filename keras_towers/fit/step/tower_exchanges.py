@@ -56,16 +56,19 @@ class TowerExchanges:
                     groups += self._over_columns(
                         exchange, known, towers, columns, cells
                     )
-                elif exchange.given.on_columns:
+                    continue
+                owners: list[Any] = [(known, towers)]
+                if exchange.given.on_columns:
                     of_columns = zip(*cells, strict=True)
-                    groups += [
-                        self._over_towers(exchange, column, owners)
-                        for column, owners in zip(
-                            columns, of_columns, strict=True
-                        )
+                    owners = [*zip(columns, of_columns, strict=True)]
+                if "towers" not in exchange.over:
+                    owners = [
+                        (one.shared, [one]) for _, own in owners for one in own
                     ]
-                else:
-                    groups.append(self._over_towers(exchange, known, towers))
+                groups += [
+                    self._over_towers(exchange, to_all, own)
+                    for to_all, own in owners
+                ]
         results = exchange_tensors(
             groups, self._transport, self._order.exchange
         )

@@ -108,7 +108,7 @@ class UpdateInShards(WeightUpdate):
 
     @property
     def _all_towers(self) -> int:
-        return self.config.num_towers * self.config.transport.size
+        return self.config.num_towers * self.config.shards.size
 
     def _take_over(self, variable: keras.Variable) -> None:
         """Make a variable that an error has left in shards an ordinary one."""
@@ -200,7 +200,7 @@ class UpdateInShards(WeightUpdate):
     def gather_slots(self) -> None:
         """Give all ranks the whole of all variables. Collective."""
         for variable in self._values():
-            variable.gather(self.config.transport)
+            variable.gather(self.config.shards)
 
     def _values(self) -> list[ShardedVariable]:
         """The variables in shards, in an order that all ranks have."""

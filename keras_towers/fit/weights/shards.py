@@ -88,6 +88,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     Attributes:
         layout: how it is divided.
+        is_remote: whether other ranks have some of its shards.
         shards: for each of K towers, a variable for each of its columns.
         is_common: whether the ranks have agreed on its value. Until then the
             whole that a rank holds is its own.
@@ -113,7 +114,7 @@ class ShardedVariable(compat.UninitializedVariable):
             before, after = sum(counts[:first]), sum(counts[last:])
             self._counts = [before, *counts[first:last], after]
         self._path = path
-        self._is_remote: bool = ranks > 1 and layout.towers is not None
+        self.is_remote: bool = ranks > 1 and layout.towers is not None
         self.layout: MeshLayout = layout
         # Whether its handle has the whole, for the moment or until steps write.
         self._is_filled = self._has_whole = False
@@ -130,7 +131,7 @@ class ShardedVariable(compat.UninitializedVariable):
                 # What its handle holds may be empty.
                 self._validate_shape = False
                 whole = original.read_value()
-                if self._is_remote:
+                if self.is_remote:
                     self._has_whole = True
                     self._overwrite(whole)
             columns = len(mesh[0]) if layout.columns is not None else 1
@@ -179,7 +180,7 @@ class ShardedVariable(compat.UninitializedVariable):
     @property
     def is_absent(self) -> bool:
         """Whether only all ranks together have the value."""
-        return self._is_remote and not self._has_whole
+        return self.is_remote and not self._has_whole
 
     def is_initialized(self, name: str | None = None) -> Any:
         """Return whether it has a value: always."""
@@ -202,7 +203,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def drop(self) -> None:
         """Free the whole before steps that write the shards."""
-        if self._is_remote and self._has_whole and self.is_common:
+        if self.is_remote and self._has_whole and self.is_common:
             with tf.init_scope(), tf.device(compat.HOST):
                 self._overwrite(tf.zeros([0], self.dtype))
             self._has_whole = False

@@ -451,9 +451,9 @@ class TowerVariables:
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to or value.device
         self._mirrored.pop(variable, None)
-        transport = self._config.transport
+        ranks = self._config.shards
         variable._value = ShardedVariable(
-            value, layout, mesh, transport.rank, transport.size, variable.path
+            value, layout, mesh, ranks.rank, ranks.size, variable.path
         )
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
@@ -491,7 +491,7 @@ class TowerVariables:
             captures: what a trace captures. A variable's first handle stands
                 for all of its handles.
             alone: whether this is for a step without other ranks, which takes
-                the wholes that this rank holds.
+                the wholes that this rank holds of what ranks divide.
 
         Returns:
             The handles, by the capture's index.
@@ -499,7 +499,9 @@ class TowerVariables:
         in_shards = {}
         for variable in self._moved:
             value = variable._value
-            if isinstance(value, ShardedVariable) and not alone:
+            if isinstance(value, ShardedVariable) and not (
+                alone and value.is_remote
+            ):
                 in_shards[id(value.handle)] = value
         found = {}
         for index, capture in enumerate(captures):

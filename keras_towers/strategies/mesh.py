@@ -1,0 +1,258 @@
+"""A mesh of devices in each process, whose columns divide weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_towers import devices as devices_lib
+from keras_towers._notices import announce, first_time
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.update.in_shards import UpdateInShards
+from keras_towers.fit.weights.model_state import output_paths
+from keras_towers.partition.layouts import InShards, MeshLayout
+from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.transport import Transport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mesh:
+    """The devices of a process, and how a layout map divides weights over them.
+
+    Attributes:
+        layout_map: the layout map.
+        axes: the names of the axes of towers and of columns.
+        rows: for each tower, the devices of its columns.
+    """
+
+    layout_map: keras.distribution.LayoutMap
+    axes: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(
+        cls,
+        layout_map: keras.distribution.LayoutMap,
+        batch_dim_name: str | None = None,
+        devices_of: Callable[[list[str]], Sequence[str]] = (
+            devices_lib.devices_of
+        ),
+    ) -> Mesh:
+        """Return the mesh of a layout map.
+
+        Args:
+            layout_map: how weights are divided.
+            batch_dim_name: the axis of the batch; None: the first.
+            devices_of: returns the devices of names; for a plan they need not
+                exist.
+        """
+        rows, axes = rows_of(layout_map.device_mesh, batch_dim_name)
+        devices_of([*itertools.chain(*rows)])
+        return cls(layout_map, axes, [devices_of(row) for row in rows])
+
+
+def claim_devices(
+    place: Transport | Cluster, towers: devices_lib.Towers, layouts: Any
+) -> devices_lib.Towers:
+    """Claim this rank's share of its machine, as ``share_machine`` does.
+
+    Args:
+        place: the place of this process.
+        towers: its devices, without layouts.
+        layouts: the option of this name. As a number of towers does, a mesh of
+            n GPUs takes those that the rank gets by its local rank.
+    """
+    if layouts is None:
+        return devices_lib.share_machine(place, towers)
+    if towers != 1:
+        raise TowerError(
+            f"layouts contradict towers={towers!r}: the rows of their mesh are "
+            "the towers of this process. Leave towers out."
+        )
+    names = _names_in(layouts)
+    counts = all("gpu" in name.lower() for name in names)
+    claimed = devices_lib.share_machine(place, len(names) if counts else names)
+    return names if isinstance(claimed, int) else claimed
+
+
+def towers_on(claimed: devices_lib.Towers, layouts: Any) -> list[str] | Mesh:
+    """Return the towers on claimed devices: these, or the rows of a mesh."""
+    if layouts is None:
+        return devices_lib.devices_of(claimed)
+    assert not isinstance(claimed, int)
+    found = dict(zip(_names_in(layouts), claimed, strict=True))
+    return Mesh.of(
+        layouts,
+        devices_of=lambda names: devices_lib.devices_of(
+            [found[name] for name in names]
+        ),
+    )
+
+
+def _names_in(layouts: Any) -> list[str]:
+    return [str(name) for name in np.ravel(layouts.device_mesh.devices)]
+
+
+def rows_of(
+    mesh: Any, batch_dim_name: str | None
+) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of a mesh, and the names of their axes.
+
+    Args:
+        mesh: a ``keras.distribution.DeviceMesh``.
+        batch_dim_name: the axis of the batch.
+    """
+    names = [*mesh.axis_names]
+    batch = batch_dim_name or names[0]
+    if len(names) > 2 or batch not in names:
+        raise TowerError(
+            f"a mesh of the axes {', '.join(map(repr, names))} whose batch "
+            f"axis is {batch!r} is not supported: give a DeviceMesh of one or "
+            "two axes, one of which is that of the batch."
+        )
+    devices = np.asarray(mesh.devices)
+    if len(names) == 1:
+        return [[str(name)] for name in devices], names
+    if names[1] == batch:
+        devices, names = devices.T, names[::-1]
+    return [[str(name) for name in row] for row in devices], names
+
+
+class UpdateOnMesh(UpdateInShards):
+    """Every device updates its part of what a layout map divides.
+
+    Args:
+        config: the towers.
+        mesh: the mesh.
+        models: returns the models on the towers.
+    """
+
+    name = "mesh"
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        mesh: Mesh,
+        models: Callable[[], Iterable[keras.Model]],
+    ):
+        self._layouts = _Layouts(mesh, config.shards.size)
+        super().__init__(config, True, self._layouts)
+        self._models = models
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build the optimizer, and name the keys that no weight matches."""
+        super().make_ready(optimizer, variables)
+        outputs = {
+            path for model in self._models() for path in output_paths(model)
+        }
+        unused = self._layouts.unused
+        hints = [key for key in unused if _matches(key, outputs)]
+        if hints and first_time(self, ("layouts of outputs", *hints)):
+            announce(
+                "these keys of the layout map are for outputs of layers: "
+                f"{_quoted(hints)}. They are hints, and change nothing: the "
+                "layouts of outputs follow from those of weights."
+            )
+        mistaken = [key for key in unused if key not in hints]
+        said = "layouts that match nothing", *mistaken
+        if mistaken and first_time(self, said):
+            logger.warning(
+                "these keys of the layout map match the path of no weight, and "
+                "of no layer's output: %s. Weights that no key matches are "
+                "whole on every tower. print([w.path for w in model.weights]) "
+                "lists the paths.",
+                _quoted(mistaken),
+            )
+
+
+def _matches(key: str, paths: Iterable[str]) -> bool:
+    """Whether a key of a layout map matches one of some paths."""
+    return any(key == path or re.fullmatch(key, path) for path in paths)
+
+
+def _quoted(keys: Iterable[str]) -> str:
+    return ", ".join(map(repr, keys))
+
+
+class _Layouts:
+    """How a layout map divides the variables of Keras.
+
+    Args:
+        mesh: the mesh of this process.
+        ranks: the number of processes whose towers divide weights together.
+    """
+
+    def __init__(self, mesh: Mesh, ranks: int):
+        self._layout_map, self._axes = mesh.layout_map, mesh.axes
+        self._paths: set[str] = set()
+        sizes = len(mesh.rows) * ranks, len(mesh.rows[0])
+        self._sizes = dict(zip(mesh.axes, sizes, strict=False))
+
+    @property
+    def unused(self) -> list[str]:
+        """The keys that match the path of no variable so far."""
+        return [
+            key for key in self._layout_map if not _matches(key, self._paths)
+        ]
+
+    def __call__(
+        self, variable: keras.Variable, shape: Sequence[int]
+    ) -> MeshLayout | None:
+        """Return how a variable is divided; None: it is whole.
+
+        Args:
+            variable: the variable, whose value may not exist yet.
+            shape: its shape.
+
+        Raises:
+            TowerError: its layout does not fit its shape.
+        """
+        path = variable.path
+        self._paths.add(path)
+        found = getattr(variable, "_layout", None) or self._layout_map[path]
+        names = () if found is None else tuple(found.axes)
+        if len(names) > len(shape):
+            raise TowerError(
+                f"the layout {names} of weight {path!r} has "
+                f"{len(names)} axes, but the weight has {len(shape)}: its "
+                f"shape is {tuple(shape)}."
+            )
+        unknown = {*names} - {*self._axes, None}
+        if unknown:
+            raise TowerError(
+                f"the layout {names} of weight {path!r} names axes that the "
+                f"mesh does not have: its axes are {', '.join(self._axes)}."
+            )
+        parts: dict[str, InShards] = {}
+        for axis, name in enumerate(names):
+            if name is None:
+                continue
+            size, number = shape[axis], self._sizes[name]
+            if names.count(name) > 1 or size % number:
+                problem = (
+                    "more than one axis of it has this name"
+                    if names.count(name) > 1
+                    else f"axis {axis} has {size} entries, which {number} "
+                    "devices cannot share evenly"
+                )
+                raise TowerError(
+                    f"the layout {names} of weight {path!r} of shape "
+                    f"{tuple(shape)} cannot divide it over {name!r}: {problem}."
+                )
+            if number > 1:
+                parts[name] = InShards(axis, size, size // number)
+        if not parts:
+            return None
+        first, *others = self._axes
+        columns = parts.get(others[0]) if others else None
+        return MeshLayout(parts.get(first), columns)

@@ -1,0 +1,111 @@
+"""Checks of a worker: a mesh in each process, and shards within each."""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import keras_towers as kt
+from keras_towers.fit.weights import shards
+from tests.kit.compare import assert_close, use_model
+from tests.kit.ranks import check, rare_check
+from tests.processes import exact
+from tests.processes import small as s
+
+FOLDER = pathlib.Path(sys.argv[1])
+# The models are small.
+shards.SMALLEST_BYTES = 1
+LAYOUTS = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
+# Towers divide these axes, too.
+WITH_BATCH = {
+    ".*up/kernel": ("batch", "model"),
+    ".*down/kernel": ("model", "batch"),
+    ".*scale/gamma": ("batch",),
+}
+
+
+def layout_map(layouts=LAYOUTS, rows=2, columns=2, names=None):
+    names = names or [f"cpu:{index}" for index in range(rows * columns)]
+    axes = ("batch", "model")
+    mesh = keras.distribution.DeviceMesh((rows, columns), axes, names)
+    made = keras.distribution.LayoutMap(mesh)
+    for key, of_axes in layouts.items():
+        made[key] = of_axes
+    return made
+
+
+def build():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            # A bias before a normalization has no gradient but rounding.
+            layers.Dense(16, use_bias=False, name="up"),
+            layers.BatchNormalization(name="scale"),
+            layers.Activation("relu"),
+            layers.Dropout(0.2, seed=7),
+            layers.Dense(8, kernel_regularizer="l2", name="down"),
+            layers.Dense(3),
+        ]
+    )
+    adam = keras.optimizers.Adam(0.01, global_clipnorm=0.5, use_ema=True)
+    model.compile(adam, "mse", metrics=["mae"])
+    return model
+
+
+def fit(model, **options):
+    """Of the last batch, three of four towers have nothing, and a rank."""
+    few = {"batch_size": 10, "epochs": 2, **options}
+    data = s.X[: s.SHORT], s.Y[: s.SHORT]
+    return s.fit(model, *data, validation_data=(s.X, s.Y), **few)
+
+
+class Mesh:
+    """What ``exact.assert_one_device`` takes."""
+
+    build = staticmethod(build)
+    tolerance = 2e-6
+
+    def __init__(self, act=fit):
+        self.fit = act
+
+
+def assert_one_device(strategy, act=fit):
+    case = Mesh(act)
+    return exact.assert_one_device(
+        case, lambda: use_model(case.build, case.fit), strategy
+    )
+
+
+@check
+def a_mesh_in_each_process():
+    strategy = s.Strategy(layouts=layout_map())
+    assert strategy.num_replicas == 4
+    assert_one_device(strategy)
+
+
+@check
+def shards_within_each_process():
+    options = {"towers": 2, "shard_over": "process"}
+    assert_one_device(s.Strategy(weights="sharded", **options))
+
+
+@check
+def slots_in_shards_within_each_process():
+    options = {"towers": 2, "shard_over": "process"}
+    assert_one_device(s.Strategy(updates="sharded", **options))
+
+
+@check
+def a_mesh_whose_towers_share_weights_within_each_process():
+    assert_one_device(
+        s.Strategy(layouts=layout_map(WITH_BATCH), shard_over="process")
+    )
+
+
+@check
+def a_mesh_whose_towers_share_weights_over_all_processes():
+    assert_one_device(s.Strategy(layouts=layout_map(WITH_BATCH)))
