@@ -73,7 +73,7 @@ SHOWN_BY = {
     """,
     "strategies/test_base.py": "_strategy strategies/tower",
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/rules/columns
+        partition/mesh partition/rules/columns strategies/mesh
     """,
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",

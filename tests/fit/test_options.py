@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import keras
 import numpy as np
 import pytest
 
@@ -50,6 +51,8 @@ def test_help_of_ranks_adds_options_to_those_of_towers(strategy):
 
 Tower, Replicas = kt.TowerStrategy, kt.SyncReplicasStrategy
 BACKUP = {"replicas_to_aggregate": 2, "total_num_replicas": 2}
+SHARDS = {"weights": "sharded"}
+MAP = keras.distribution.LayoutMap(None)
 ALL_MODES = ", ".join(map(repr, modes.MODES))
 
 
@@ -64,6 +67,12 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Options, {"sync_every": True}, "=True .* a whole number or N"),
         (Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
         (Options, {"sync_every": 2, "average": False}, "contradicts"),
+        (Options, {"shard_over": "process"}, "only applies with weights="),
+        (Options, {"shard_over": "rank", **SHARDS}, "'job' or 'process'"),
+        (Options, {"layouts": {}}, "a LayoutMap or None"),
+        (Options, {"layouts": MAP, **SHARDS}, "contradict weights='sharded'"),
+        (Options, {"layouts": MAP, "updates": "once"}, "updates='once'"),
+        (Options, {"layouts": MAP, "sync_every": 2}, "layouts contradicts"),
         (Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
         (Options, {"sync_every": 2, "outer_momentum": 1}, "=1 .* less"),
         (Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),

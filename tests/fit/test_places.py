@@ -40,6 +40,10 @@ ALL, OWN = (4, 4, 4, 4), (4, 1, 1, 1)
     [
         ({}, ALL, ALL, ALL),
         ({"weights": "sharded"}, ALL, ALL, ALL),
+        (
+            {"weights": "sharded", "shard_over": "process"},
+            *[(4, 4, 4, 1)] * 3,
+        ),
         ({"sync_every": 8}, (4, 4, 1, 1), ALL, ALL),
         ({"batches": "each"}, ALL, ALL, OWN),
         ({"workers": True}, *[(4, 4, 1, 1)] * 3),

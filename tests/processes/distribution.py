@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_towers.strategies import keras_distribution as jobs
 from tests.kit.ranks import check
+from tests.processes import mesh
 from tests.processes import small as s
 
 
@@ -23,10 +24,12 @@ def initialized():
 @check
 def initialize_joins_the_job():
     with initialized():
-        assert keras.distribution.list_devices() == ["cpu:0", "cpu:1"]
+        number = 2 * len(tf.config.list_logical_devices("CPU"))
+        devices = keras.distribution.list_devices()
+        assert devices == [f"cpu:{index}" for index in range(number)]
         distribution = keras.distribution.DataParallel()
         assert distribution.num_processes == 2
-        assert distribution.num_model_replicas == 2
+        assert distribution.num_model_replicas == number
         assert distribution.data_shard_id == s.RANK
     with s.refused("num_processes=3", "made it 2"):
         keras.distribution.initialize(num_processes=3)
@@ -58,3 +61,29 @@ def distribution_with_own_data_of_each_rank():
             reference=lambda it: s.fit(it, *both, batch_size=50),
             strategy=distribution.scope(),
         )
+
+
+@check
+def a_mesh_of_the_devices_of_all_processes():
+    """A row that spans processes is refused."""
+    mine, reference = mesh.build(), mesh.build()
+    with initialized():
+        devices = keras.distribution.list_devices()
+        rows, columns = len(devices) // 2, 2
+        if rows % 2:
+            # Of one device in each process, a row would have both.
+            wrong = mesh.layout_map(rows=1, names=devices)
+        else:
+            wrong = mesh.layout_map(rows=2, columns=rows, names=devices[::-1])
+            layouts = mesh.layout_map(mesh.WITH_BATCH, rows, columns, devices)
+            distribution = keras.distribution.ModelParallel(
+                layout_map=layouts, batch_dim_name="batch"
+            )
+            with distribution.scope():
+                mesh.fit(mine)
+            if s.RANK == 0:
+                mesh.fit(reference)
+            s.assert_same_model(mine, reference)
+        distribution = keras.distribution.ModelParallel(layout_map=wrong)
+        with s.refused("do not fit 2 processes"), distribution.scope():
+            mesh.fit(mesh.build())

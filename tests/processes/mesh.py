@@ -109,3 +109,67 @@ def a_mesh_whose_towers_share_weights_within_each_process():
 @check
 def a_mesh_whose_towers_share_weights_over_all_processes():
     assert_one_device(s.Strategy(layouts=layout_map(WITH_BATCH)))
+
+
+@check
+def what_only_one_rank_does_on_a_mesh():
+    """It predicts alone within an epoch, saves, and trains on after loading."""
+    path, found = FOLDER / "mesh.keras", []
+
+    def alone(model):
+        found.append(model.predict(s.X, verbose=0))
+        if s.RANK == 1:
+            found.append(model.predict(s.X, verbose=0))
+
+    mine, reference = build(), build()
+    look = s.Does(on_epoch_end=alone)
+    with s.Strategy(layouts=layout_map()):
+        fit(mine, callbacks=[look])
+        if s.RANK == 0:
+            mine.save(path)
+        s.gather("written")
+        again = keras.models.load_model(path)
+        fit(again)
+    if s.RANK == 1:
+        for together, own in zip(found[::2], found[1::2], strict=True):
+            assert_close(own, together)
+    if s.RANK == 0:
+        fit(reference)
+        fit(reference)
+    s.assert_same_model(again, reference)
+
+
+@rare_check
+def own_data_of_each_rank_on_a_mesh():
+    """The second has one batch more; their batches are one together."""
+    own = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
+    own = own.skip(10).take(13) if s.RANK else own.take(10)
+    order = [*range(5), *range(10, 15), *range(5, 10), *range(15, 23)]
+    mine, reference = build(), build()
+    options = {"layouts": layout_map(WITH_BATCH), "shard_over": "process"}
+    with s.Strategy(batches="each", **options):
+        mine.fit(own.batch(5), epochs=2, verbose=0)
+    if s.RANK == 0:
+        s.fit(reference, s.X[order], s.Y[order], batch_size=10, epochs=2)
+    s.assert_same_model(mine, reference)
+
+
+class Constant(keras.losses.Loss):
+    """A loss with a term of no example, which is a constant."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        errors = keras.ops.square(y_true - y_pred)
+        return keras.ops.mean(errors) + 2.0
+
+
+@check
+def a_term_that_other_ranks_know_to_be_zero():
+    """What no example has counts on the first rank, with micro-batches too."""
+
+    def train(model):
+        adam = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+        model.compile(adam, Constant())
+        return fit(model)
+
+    options = {"towers": 2, "shard_over": "process", "micro_batches": 2}
+    assert_one_device(s.Strategy(weights="sharded", **options), train)

@@ -205,6 +205,7 @@ class _Exchanged:
         is_sum: whether all get the sum, which is scattered and then gathered.
         peers: how many send to one another.
         groups: how many groups of them do so side by side, each a part.
+        parts: how many such parts each of them sends, of its columns.
     """
 
     level: int
@@ -213,6 +214,7 @@ class _Exchanged:
     is_sum: bool
     peers: int
     groups: int = 1
+    parts: int = 1
 
 
 def costs_of(
@@ -229,6 +231,7 @@ def costs_of(
         senders: the number of ranks that send to one another; None: towers do.
         columns: the number of devices of a tower, which send to one another.
     """
+    of_ranks = senders is not None
     senders = senders or towers
     exchanged: list[_Exchanged] = []
     for exchange in program.exchanges:
@@ -248,10 +251,18 @@ def costs_of(
                 towers if size is None else _length(size, axis == rows)
                 for axis, size in enumerate(sizes)
             ]
+        parts = 1
+        if of_ranks and "ranks" not in exchange.over:
+            # It stays within each process.
+            peers = 1
+        elif of_ranks and tensor.on_columns:
+            parts = columns
         if exchange.kind != "first":
             is_sum = exchange.kind == "sum"
             exchanged.append(
-                _Exchanged(tensor.level, tensor, sizes, is_sum, peers, groups)
+                _Exchanged(
+                    tensor.level, tensor, sizes, is_sum, peers, groups, parts
+                )
             )
     for update in program.updates:
         for part in update.given:
@@ -278,7 +289,7 @@ def costs_of(
             has_unknown = True
             continue
         per_unit[unit] += number
-        number *= (2 if one.is_sum else 1) * (one.peers - 1)
+        number *= (2 if one.is_sum else 1) * (one.peers - 1) * one.parts
         sent[unit] += number // (one.peers * one.groups)
     once, growing = _once(program)
     rounds = len({one.level for one in exchanged})
