@@ -54,7 +54,10 @@ def distribution_with_own_data_of_each_rank():
     own = data.shard(2, s.RANK).batch(25)
     both = [tf.concat([a[0::2], a[1::2]], 0) for a in (s.X, s.Y)]
     with initialized():
-        distribution = keras.distribution.DataParallel(auto_shard_dataset=False)
+        devices = keras.distribution.list_devices()
+        distribution = keras.distribution.DataParallel(
+            devices=devices[:: len(devices) // 2], auto_shard_dataset=False
+        )
         s.assert_as_one_process(
             s.eager(seed=s.RANK),
             lambda mine: s.fit(mine, own, None),
@@ -69,21 +72,14 @@ def a_mesh_of_the_devices_of_all_processes():
     mine, reference = mesh.build(), mesh.build()
     with initialized():
         devices = keras.distribution.list_devices()
-        rows, columns = len(devices) // 2, 2
-        if rows % 2:
-            # Of one device in each process, a row would have both.
-            wrong = mesh.layout_map(rows=1, names=devices)
-        else:
-            wrong = mesh.layout_map(rows=2, columns=rows, names=devices[::-1])
-            layouts = mesh.layout_map(mesh.WITH_BATCH, rows, columns, devices)
-            distribution = keras.distribution.ModelParallel(
-                layout_map=layouts, batch_dim_name="batch"
-            )
-            with distribution.scope():
-                mesh.fit(mine)
-            if s.RANK == 0:
-                mesh.fit(reference)
-            s.assert_same_model(mine, reference)
+        layouts = mesh.layout_map(mesh.WITH_BATCH, 4, 2, devices)
+        distribution = keras.distribution.ModelParallel(layout_map=layouts)
+        with distribution.scope():
+            mesh.fit(mine)
+        if s.RANK == 0:
+            mesh.fit(reference)
+        s.assert_same_model(mine, reference)
+        wrong = mesh.layout_map(rows=1, columns=8, names=devices)
         distribution = keras.distribution.ModelParallel(layout_map=wrong)
         with s.refused("do not fit 2 processes"), distribution.scope():
             mesh.fit(mesh.build())

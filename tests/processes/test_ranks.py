@@ -11,8 +11,12 @@ MODULES = [
     f"tests.processes.{module}"
     for module in (
         *("training", "callbacks", "compression", "distribution"),
-        *("steps", "rounds", "shares"),
+        *("steps", "rounds", "shares", "mesh"),
     )
+]
+ON_MESHES = [
+    "shards_within_each_process",
+    "a_mesh_whose_towers_share_weights_within_each_process",
 ]
 KNOWN_ROWS = "rows_that_all_ranks_know_are_scattered_and_gathered"
 # One of each kind of reduction: of values that are infinite on one rank, that
@@ -74,11 +78,12 @@ TENSORFLOW_REST = [
     "accumulation in shares",
     "weights_are_in_shards_too",
 ]
-ON_TWO_TOWERS = {"VIRTUAL_TOWERS": "2"}
+# Each process has devices for a mesh of two towers with two columns.
+ON_FOUR_DEVICES = {"VIRTUAL_TOWERS": "4"}
 OVER_TENSORFLOW = {
     "number": "--workers",
     "TESTED_STRATEGY": "MultiWorkerTowerStrategy",
-    **ON_TWO_TOWERS,
+    **ON_FOUR_DEVICES,
 }
 
 
@@ -90,20 +95,34 @@ def job(wanted, **options):
 (LAST,) = names("tests.processes.ended")
 # Each engine ends the collectives of other ranks in its own way.
 FAILS, *FAILURES = names("tests.processes.failures")
-DRAWN, OTHERS = draw([*names(*MODULES), *FAILURES], 8)
+DRAWN, OTHERS = draw(
+    [n for n in (*names(*MODULES), *FAILURES) if n not in ON_MESHES], 8
+)
 OVER_COLLECTIVES, NOT_DRAWN = draw([*TENSORFLOW, *FAILURES], 4)
 JOBS = {
-    "Horovod": job((FAILS, *DRAWN, *EXACT, KNOWN_ROWS, LAST)),
-    "TensorFlow": job((FAILS, *OVER_COLLECTIVES, LAST), **OVER_TENSORFLOW),
+    "Horovod": job(
+        (FAILS, *DRAWN, *EXACT, *ON_MESHES, KNOWN_ROWS, LAST), **ON_FOUR_DEVICES
+    ),
+    "TensorFlow": job(
+        (FAILS, *OVER_COLLECTIVES, *ON_MESHES, LAST), **OVER_TENSORFLOW
+    ),
 }
+# Over TensorFlow, besides those above.
+MESHES = [
+    "a_mesh_in_each_process",
+    "a_mesh_whose_towers_share_weights_over_all_processes",
+    "slots_in_shards_within_each_process",
+]
 LONG = {
     # One job for all would take too long on a busy machine.
-    "Horovod, not drawn": job(OTHERS),
-    "Horovod, rarer": job(names(*MODULES, mark="rare_check"), **ON_TWO_TOWERS),
-    "Horovod, the rest": job(REST, **ON_TWO_TOWERS),
+    "Horovod, not drawn": job(OTHERS, **ON_FOUR_DEVICES),
+    "Horovod, rarer": job(
+        names(*MODULES, mark="rare_check"), **ON_FOUR_DEVICES
+    ),
+    "Horovod, the rest": job(REST, **ON_FOUR_DEVICES),
     "Horovod, three ranks": job(THREE, ranks=3),
     "TensorFlow, the rest": job(
-        (*NOT_DRAWN, *TENSORFLOW_REST), **OVER_TENSORFLOW
+        (*NOT_DRAWN, *TENSORFLOW_REST, *MESHES), **OVER_TENSORFLOW
     ),
 }
 test_ranks = each_check_of(JOBS, LONG)
