@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.step import step_costs
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import Sharded
+from keras_towers.partition.layouts import InShards, Sharded
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 Y = X[:, :3]
@@ -78,6 +78,38 @@ def test_ranks_send_sums_twice_and_rows_once_but_for_their_share():
     found = costs(both, (None, 6), towers=6, senders=3)
     assert found.exchange_summary.endswith(", 24 bytes + 24 bytes x N")
     assert found.sent_summary == "32 bytes + 16 bytes x N"
+
+
+def test_shards_within_a_process_are_gathered_there():
+    """Of four ranks of two towers: their sums of its rows go over ranks."""
+    weight, rows = tf.Variable(tf.ones((8, 6))), InShards(0, 8, 4)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8))])
+    def step(x):
+        y = x @ weight
+        gradient = tf.matmul(x, y, transpose_a=True)
+        (own,) = tf.raw_ops.IdentityN(input=[gradient], name="gradient")
+        weight.assign_sub(own)
+        return tf.reduce_sum(y)
+
+    graph = step.get_concrete_function().graph
+    program = partition_graph(
+        graph,
+        [Sharded(0), rows],
+        graph.outputs,
+        placed={"gradient": rows},
+        ranks=True,
+        replicate_shards=True,
+    )
+    found = {(e.kind, e.over) for e in program.exchanges}
+    assert found == {
+        ("gather", ("towers",)),
+        ("scatter", ("towers",)),
+        ("sum", ("ranks",)),
+        ("sum", ("towers", "ranks")),
+    }
+    sent = step_costs.costs_of(program, 8, senders=4).sent_summary
+    assert sent == f"{2 * 3 * (8 * 6 * 4 + 4) // 4} bytes"
 
 
 def centered(x):
