@@ -126,7 +126,7 @@ def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
     variables = build_environment(recipe, folder)
     tools = str(folder / "tools")
     # In a separate folder, to leave the user's environment alone.
-    arguments = ["install", "--target", tools, *recipe.build_tools]
+    arguments = ["install", "--target", tools, *recipe.packages()]
     failure = "The build tools could not be installed"
     _pip(recipe, arguments, failure, variables)
     variables["PYTHONPATH"] = tools

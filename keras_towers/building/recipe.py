@@ -69,7 +69,7 @@ class Recipe(ABC):
         purpose: what it is needed for, shown by the doctor.
         without_nccl: what it does without NCCL, shown by the doctor.
         for_one_cpu: whether its wheel may not run on another CPU.
-        build_tools: the requirements that pip installs for the build.
+        build_tools: the requirements of every build.
         runtime: the packages that it imports, besides TensorFlow.
         probe: Python code that imports it, and prints
             ``InstalledEngine.parts`` as JSON.
@@ -96,18 +96,17 @@ class Recipe(ABC):
 
     with_nccl: bool
 
+    @abstractmethod
     def libraries(self) -> list[Tool]:
         """The compilers and libraries that the chosen options need."""
-        if not self.with_nccl:
-            return []
-        return [
-            toolchain.find_nvcc(self.prefix),
-            toolchain.find_nccl(self.prefix),
-        ]
 
     @abstractmethod
     def processor(self) -> str:
         """The instruction sets that the wheel needs."""
+
+    def packages(self) -> tuple[str, ...]:
+        """The requirements that pip installs for the build."""
+        return self.build_tools
 
     def tools(self) -> list[Tool]:
         """The tools that the machine must provide."""

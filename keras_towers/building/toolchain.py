@@ -1,11 +1,12 @@
 """The tools for compiling an engine, and what to install if missing.
 
-An engine shares a process with TensorFlow. If pip has installed NCCL,
-TensorFlow uses that one, so it takes precedence here.
+An engine shares a process with TensorFlow. If pip has installed NCCL or CUDA's
+runtime, TensorFlow uses that one, so it takes precedence here.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -26,6 +27,17 @@ from keras_towers.system import usable_cores
 _BYTES_PER_JOB = 2 * 1024**3
 _CUDA = "/usr/local/cuda"
 _GPU = "pip install 'keras-towers[gpu]' installs it with TensorFlow"
+# The CUDA of NVIDIA's packages, and the oldest of a driver for what they make.
+_PACKAGED = 13
+CUDA_PACKAGES = tuple(
+    f"nvidia-{name}=={_PACKAGED}.0.*"
+    for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
+)
+"""What NVIDIA publishes of CUDA's compiler, for machines without a toolkit.
+
+There is no such package for CUDA 12. The first CUDA 13 compiles for all drivers
+of CUDA 13, and programs contain its runtime, beside that of TensorFlow.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,11 @@ def find_mpi() -> Tool:
 
 
 def find_nvcc(variables: str) -> Tool:
-    """Find CUDA's compiler; ``variables`` is the prefix of the engine's."""
+    """Find CUDA's compiler: the machine's, or else that of packages.
+
+    Args:
+        variables: the prefix of the engine's variables.
+    """
     chosen = os.environ.get(f"{variables}_CUDA_HOME")
     candidates = [
         # Only the engine's own variable takes precedence over the search path.
@@ -118,25 +134,70 @@ def find_nvcc(variables: str) -> Tool:
         version = output_of([path, "--version"])
         if version is not None:
             return Tool("nvcc", path, version)
+    driver = _driver_version()
+    if driver is None or driver >= _PACKAGED:
+        return Tool("nvcc", "", " ".join(CUDA_PACKAGES))
     problem = (
-        "no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit of the "
-        f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
-        "to its folder, or leave out --with-nccl"
+        f"no CUDA compiler found (nvcc), and what NVIDIA's packages compile "
+        f"needs a driver for CUDA {_PACKAGED}, while this machine's is for "
+        f"CUDA {driver}: update the driver, or install the CUDA toolkit "
+        f"{driver} and set {variables}_CUDA_HOME to its folder, or leave out "
+        "--with-nccl"
     )
     return Tool("nvcc", None, problem=problem)
 
 
-def cuda_home(variables: str) -> str:
-    """Return the folder of the toolkit that ``find_nvcc`` has found."""
-    nvcc = find_nvcc(variables).path or ""
-    return str(Path(nvcc).resolve().parents[1])
+def _driver_version() -> int | None:
+    """The CUDA version of this machine's driver, such as 13; None: no driver.
+
+    An engine may be built on a machine without a GPU.
+    """
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value // 1000 or None
+
+
+def cuda_home(nvcc: Tool, tools: Path) -> Path:
+    """Return the folder of a compiler's toolkit.
+
+    Args:
+        nvcc: what ``find_nvcc`` has found.
+        tools: the folder where pip installs the build's packages.
+    """
+    if not nvcc.path:
+        return tools / "nvidia" / f"cu{_PACKAGED}"
+    return Path(nvcc.path).resolve().parents[1]
+
+
+def find_cuda_runtime(variables: str) -> Tool:
+    """Find the folder with ``include`` and libraries of CUDA's runtime."""
+    homes = [
+        os.environ.get(f"{variables}_CUDA_HOME"),
+        of_pip("cuda_runtime"),
+        *_toolkits(),
+    ]
+    for home in filter(None, homes):
+        header = Path(home, "include", "cuda_runtime_api.h")
+        if header.is_file():
+            text = header.read_text(errors="replace")
+            version = re.search(r"#define CUDART_VERSION +(\d+)", text)
+            return Tool("CUDA", home, version[1] if version else "")
+    problem = (
+        f"CUDA's header cuda_runtime_api.h not found: {_GPU}, or install the "
+        "CUDA toolkit of the version that TensorFlow was built for, and set "
+        f"{variables}_CUDA_HOME to its folder, or leave out --with-nccl"
+    )
+    return Tool("CUDA", None, problem=problem)
 
 
 def find_nccl(variables: str) -> Tool:
     """Find the folder with NCCL's ``include`` and ``lib``."""
     homes = [
         os.environ.get(f"{variables}_NCCL_HOME"),
-        _nccl_of_pip(),
+        of_pip("nccl"),
         *_toolkits(),
         "/usr",
     ]
@@ -156,29 +217,35 @@ def find_nccl(variables: str) -> Tool:
     return Tool("NCCL", None, problem=problem)
 
 
-def linkable_nccl(home: str, folder: Path) -> tuple[str, str]:
-    """Make NCCL linkable in a folder; return its folder and the linker's flags.
+def linkable(name: str, home: str, folder: Path) -> tuple[str, str]:
+    """Make a library linkable in a folder; return its folder and linker flags.
 
     pip's library lacks the file name that linkers look for, and no loader
-    searches its folder: ../../nvidia/nccl relative to an engine's library.
+    searches its folder: ../../nvidia/NAME relative to an engine's library.
+
+    Args:
+        name: of NVIDIA's package, ``"nccl"`` or ``"cuda_runtime"``.
+        home: the folder of the library.
+        folder: a folder that does not exist yet.
     """
-    if home != _nccl_of_pip():
+    if home != of_pip(name):
         return home, ""
     (folder / "lib").mkdir(parents=True)
     (folder / "include").symlink_to(f"{home}/include")
-    (library,) = Path(home, "lib").glob("libnccl.so.*")
-    (folder / "lib" / "libnccl.so").symlink_to(library)
-    return str(folder), "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
+    for library in Path(home, "lib").glob("*.so.*"):
+        link = library.name.partition(".so")[0] + ".so"
+        (folder / "lib" / link).symlink_to(library)
+    return str(folder), f"-Wl,-rpath,$ORIGIN/../../nvidia/{name}/lib"
 
 
 def _toolkits() -> Iterator[str]:
     yield from filter(None, (os.environ.get("CUDA_HOME"), _CUDA))
 
 
-def _nccl_of_pip() -> str | None:
-    """The folder of NVIDIA's package, if pip has installed it."""
+def of_pip(name: str) -> str | None:
+    """The folder of NVIDIA's package of a name, if pip has installed it."""
     try:
-        spec = importlib.util.find_spec("nvidia.nccl")
+        spec = importlib.util.find_spec(f"nvidia.{name}")
     except ModuleNotFoundError:
         return None
     folders = list(spec.submodule_search_locations or []) if spec else []

@@ -4,15 +4,23 @@ import sys
 
 import pytest
 
+RUNTIME = "#define CUDART_VERSION  12050\n"
 VERSION = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 27\n#define NCCL_PATCH 3\n"
 
 
 @pytest.fixture
 def nccl_of_pip(tmp_path, monkeypatch):
     """NCCL as TensorFlow's GPU build brings it, as far as builds look at it."""
-    home = tmp_path / "site/nvidia/nccl"
-    for name, text in (("include/nccl.h", VERSION), ("lib/libnccl.so.2", "")):
-        path = home / name
+    nvidia = tmp_path / "site/nvidia"
+    home = nvidia / "nccl"
+    for name, text in (
+        ("nccl/include/nccl.h", VERSION),
+        ("nccl/lib/libnccl.so.2", ""),
+        ("cuda_runtime/include/cuda_runtime_api.h", RUNTIME),
+        ("cuda_runtime/lib/libcudart.so.12", ""),
+        ("cuda_nvcc/include/crt/host_config.h", ""),
+    ):
+        path = nvidia / name
         path.parent.mkdir(parents=True)
         path.write_text(text)
 

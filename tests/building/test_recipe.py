@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.building import recipe
+from keras_towers.building import recipe, toolchain
 from keras_towers.building.build import build_environment
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
@@ -46,24 +46,50 @@ def test_byteps_on_a_machine_without_a_gpu(tmp_path, monkeypatch):
     assert variables["LDCXXSHARED"].endswith(" -L/mine")
 
 
-def test_byteps_on_a_machine_with_gpus(tmp_path, nccl_of_pip, monkeypatch):
-    nvcc = tmp_path / "cuda/bin/nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text("#!/bin/sh\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("BYTEPS_CUDA_HOME", str(tmp_path / "cuda"))
+@pytest.mark.parametrize("mine", [False, True])
+def test_byteps_on_a_machine_with_gpus(
+    tmp_path, nccl_of_pip, monkeypatch, mine
+):
+    if mine:
+        header = tmp_path / "mine/include/cuda_runtime_api.h"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        monkeypatch.setenv("BYTEPS_CUDA_HOME", str(tmp_path / "mine"))
     variables = build_environment(BytePS(with_nccl=True), tmp_path)
     assert not {"cuda_runtime.h", "nccl.h"} & headers(variables)
+    # Of the compiler's package, which has headers of the runtime.
+    assert "host_config.h" in headers(variables)
     # communicator.h needs it, and NVIDIA's headers do not bring it in.
     assert " -include memory " in variables["CXX"]
     home = Path(variables["BYTEPS_NCCL_HOME"])
     assert (home / "include/nccl.h").is_file()
     assert (home / "lib/libnccl.so").is_file()
+    runtime = "$ORIGIN/../../nvidia/cuda_runtime/lib"
+    if mine:
+        runtime = f"{tmp_path}/mine/lib64"
+    else:
+        cuda = Path(variables["BYTEPS_CUDA_HOME"])
+        assert (cuda / "lib/libcudart.so").is_file()
     for linker in (variables["LDSHARED"], variables["LDCXXSHARED"]):
         assert linker.endswith(
-            " -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
-            f" -Wl,-rpath,{tmp_path}/cuda/lib64"
+            f" -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib -Wl,-rpath,{runtime}"
         )
+
+
+def test_horovod_without_a_cuda_toolkit(tmp_path, nccl_of_pip, monkeypatch):
+    """NVIDIA's packages are the toolkit, as they will be installed."""
+    nvcc = toolchain.Tool("nvcc", "", "packages")
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda variables: nvcc)
+    variables = build_environment(Horovod(with_nccl=True), tmp_path)
+    cuda = tmp_path / "tools/nvidia/cu13"
+    assert variables["HOROVOD_CUDA_HOME"] == str(cuda)
+    (cuda / "lib").mkdir(parents=True)
+    (cuda / "lib/libcudart.so.13").touch()
+    links = Path(variables["CMAKE_LIBRARY_PATH"])
+    assert (links / "libcudart.so").is_file()
+    assert variables["LIBRARY_PATH"].startswith(f"{cuda}/lib")
+    _, header = variables["CXXFLAGS"].split("-include ")
+    assert "AsGpuStreamValue(Stream* stream)" in Path(header).read_text()
 
 
 def test_what_a_wheel_is_for():

@@ -18,7 +18,7 @@ def only(tmp_path, monkeypatch):
     """Make programs of the given texts all that there is for builds."""
     monkeypatch.setattr(toolchain, "search_path", lambda: str(tmp_path))
     monkeypatch.setattr(toolchain, "_toolkits", lambda: iter(()))
-    monkeypatch.setattr(toolchain, "_nccl_of_pip", lambda: None)
+    monkeypatch.setattr(toolchain, "of_pip", lambda name: None)
     for name in ("CXX", "BYTEPS_CUDA_HOME", "BYTEPS_NCCL_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -37,7 +37,7 @@ THERE = {"c++": "exit 0", "make": "echo GNU Make"}
 HALF_OF_MPI = THERE | {"mpicxx": "exit 0"}
 OLD = THERE | {"c++": "echo 'c++: no option -std=c++17' >&2; exit 1"}
 NO_COMPILER = "no C..17 compiler found .*c\\+\\+.: .* install g.."
-NO_CUDA = "no CUDA compiler found .* BYTEPS_CUDA_HOME"
+NO_CUDA = "cuda_runtime_api.h not found.* BYTEPS_CUDA_HOME"
 NO_NCCL = "nccl.h not found.* BYTEPS_NCCL_HOME"
 OTHER_CPU = "x86-64 .* aarch64"
 
@@ -74,6 +74,26 @@ def test_the_environments_own_programs_come_first(monkeypatch):
     assert toolchain.search_path().endswith(f"{os.pathsep}/somewhere")
 
 
+@pytest.mark.parametrize(
+    ("driver", "found"),
+    [
+        # On a machine without a GPU, too.
+        (None, "nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.*"),
+        (13, "nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.*"),
+        (12, "a driver for CUDA 13, while this machine's is for CUDA 12"),
+    ],
+)
+def test_a_machine_without_a_cuda_compiler(only, monkeypatch, driver, found):
+    only(THERE)
+    monkeypatch.setattr(toolchain, "_driver_version", lambda: driver)
+    nvcc = toolchain.find_nvcc("HOROVOD")
+    packages = Horovod(with_nccl=True).packages()
+    assert found in (nvcc.version or nvcc.problem)
+    assert (nvcc.path is None) == (driver == 12)
+    assert set(toolchain.CUDA_PACKAGES) <= set(packages)
+    assert not set(toolchain.CUDA_PACKAGES) & set(Horovod().packages())
+
+
 def test_jobs_fit_the_memory(monkeypatch):
     monkeypatch.setattr(toolchain, "usable_cores", lambda: 64)
     memory = SimpleNamespace(total=2**32)
@@ -89,5 +109,5 @@ def test_nccl_of_pip_and_of_the_user(nccl_of_pip, tmp_path, monkeypatch):
     (home / "include").mkdir(parents=True)
     (home / "include/nccl.h").write_text("")
     assert toolchain.find_nccl("X").path == str(home)
-    linked = toolchain.linkable_nccl(str(home), tmp_path / "links")
+    linked = toolchain.linkable("nccl", str(home), tmp_path / "links")
     assert linked == (str(home), "")

@@ -54,6 +54,12 @@ class BytePS(Recipe):
     runtime = ("setuptools",)
     probe = _PROBE
 
+    def libraries(self) -> list[toolchain.Tool]:
+        if not self.with_nccl:
+            return []
+        find = toolchain.find_cuda_runtime, toolchain.find_nccl
+        return [of_name(self.prefix) for of_name in find]
+
     def tools(self) -> list[toolchain.Tool]:
         machine = platform.machine()
         known = machine if machine == "x86_64" else None
@@ -78,12 +84,21 @@ class BytePS(Recipe):
         archives = ["numa"]
         flags = [variables.pop("LDFLAGS", "")]
         if self.with_nccl:
-            cuda = toolchain.cuda_home(self.prefix)
-            nccl, nccl_flags = toolchain.linkable_nccl(
-                toolchain.find_nccl(self.prefix).path or "", folder / "nccl"
+            cuda, cuda_flags = toolchain.linkable(
+                "cuda_runtime",
+                toolchain.find_cuda_runtime(self.prefix).path or "",
+                folder / "cuda",
             )
-            flags += [nccl_flags, f"-Wl,-rpath,{cuda}/lib64"]
+            nccl, nccl_flags = toolchain.linkable(
+                "nccl",
+                toolchain.find_nccl(self.prefix).path or "",
+                folder / "nccl",
+            )
+            flags += [nccl_flags, cuda_flags or f"-Wl,-rpath,{cuda}/lib64"]
             variables["BYTEPS_NCCL_LINK"] = "SHARED"
+            if compiler := toolchain.of_pip("cuda_nvcc"):
+                # Its package has headers of the runtime.
+                includes.append(f"{compiler}/include")
         else:
             cuda = nccl = str(stand_ins)
             includes.append(str(_HEADERS / "host"))

@@ -58,6 +58,20 @@ template <typename T> using SmallVector = std::vector<T>;
 }
 """,
 }
+# Included first in all files: a function that TensorFlow has removed.
+_STREAM = """\
+#if HAVE_CUDA && __has_include("xla/stream_executor/stream.h")
+#include <cuda_runtime.h>
+#include "xla/stream_executor/stream.h"
+namespace stream_executor {
+namespace gpu {
+inline cudaStream_t AsGpuStreamValue(Stream* stream) {
+  return static_cast<cudaStream_t>(stream->platform_specific_handle().stream);
+}
+}
+}
+#endif
+"""
 # Folders in TensorFlow's wheel with headers that its public headers include.
 _EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 
@@ -103,8 +117,15 @@ class Horovod(Recipe):
     probe = _PROBE
 
     def libraries(self) -> list[toolchain.Tool]:
-        mpi = [toolchain.find_mpi()] if self.with_mpi else []
-        return [*mpi, *super().libraries()]
+        found = [toolchain.find_mpi()] if self.with_mpi else []
+        if self.with_nccl:
+            find = toolchain.find_nvcc, toolchain.find_nccl
+            found += [of_name(self.prefix) for of_name in find]
+        return found
+
+    def packages(self) -> tuple[str, ...]:
+        packaged = self.with_nccl and not toolchain.find_nvcc(self.prefix).path
+        return self.build_tools + (toolchain.CUDA_PACKAGES if packaged else ())
 
     def processor(self) -> str:
         return " ".join(f"-m{flag}" for flag in recipe.cpu_flags(_CPU_FLAGS))
@@ -129,15 +150,31 @@ class Horovod(Recipe):
         includes = _includes(folder / "include")
         put_first(variables, "CPLUS_INCLUDE_PATH", includes)
         if self.with_nccl:
-            self._add_nccl(variables, folder)
+            self._add_nccl(variables, folder, tools)
         return variables
 
-    def _add_nccl(self, variables: dict[str, str], folder: Path) -> None:
+    def _add_nccl(
+        self, variables: dict[str, str], folder: Path, tools: Path
+    ) -> None:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-        cuda = toolchain.cuda_home(self.prefix)
-        variables.setdefault("HOROVOD_CUDA_HOME", cuda)
+        stream = folder / "stream.h"
+        stream.write_text(_STREAM)
+        flags = variables.get("CXXFLAGS", "")
+        variables["CXXFLAGS"] = f"{flags} -include {stream}".strip()
+        nvcc = toolchain.find_nvcc(self.prefix)
+        cuda = toolchain.cuda_home(nvcc, tools)
+        variables.setdefault("HOROVOD_CUDA_HOME", str(cuda))
+        if not nvcc.path:
+            # A toolkit has its libraries in lib64, and this one without a
+            # version in its name, for which CMake asks.
+            variables["HOROVOD_CUDA_HOME"] = str(cuda)
+            links = folder / "cuda"
+            links.mkdir()
+            (links / "libcudart.so").symlink_to(cuda / "lib/libcudart.so.13")
+            put_first(variables, "LIBRARY_PATH", [str(cuda / "lib")])
+            put_first(variables, "CMAKE_LIBRARY_PATH", [str(links)])
         found = toolchain.find_nccl(self.prefix).path or ""
-        home, flags = toolchain.linkable_nccl(found, folder / "nccl")
+        home, flags = toolchain.linkable("nccl", found, folder / "nccl")
         if home == found:
             variables.setdefault("HOROVOD_NCCL_HOME", home)
             return
