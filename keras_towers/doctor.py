@@ -7,6 +7,7 @@ doctor.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -170,7 +171,10 @@ def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding("GPUs", "none", Status.NOTE)
     if facts["built_with_cuda"]:
-        yield Finding("NCCL", "in TensorFlow")
+        value = "in TensorFlow"
+        if len(gpus) > 1:
+            value += "; --self-test tries it"
+        yield Finding("NCCL", value)
     else:
         value = "not in this TensorFlow (built for CPUs)"
         yield Finding("NCCL", value, Status.NOTE)
@@ -238,6 +242,59 @@ def run_self_test(
     if not found.complete:
         return None
     return [_tested(sample.cell.row, sample.error) for sample in found.samples]
+
+
+def try_nccl() -> Finding:
+    """Sum a small tensor over all GPUs, in a process of its own."""
+    environment = os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        # Something else may use them.
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    ask = "from keras_towers.doctor import nccl_state as s; print(s())"
+    limit_s = settings.IMPORT_S + settings.NCCL_TIMEOUT_S
+    try:
+        state = ask_python(["-c", ask], limit_s, environment)
+    except NoAnswer as error:
+        state = {"obstacle": "", "failure": str(error), "version": ""}
+    name = f"NCCL {state['version']}".strip()
+    if state["obstacle"]:
+        why = f"not tried: {state['obstacle']}"
+        return Finding(name, why, Status.NOTE)
+    if not state["failure"]:
+        return Finding(name, "adds up over all GPUs")
+    advice = (
+        f"NCCL does not add up over the GPUs ({state['failure']}), and "
+        'strategies sum in mode "gpu" instead. NCCL_DEBUG=INFO makes NCCL say '
+        "what it does."
+    )
+    return Finding(name, "does not add up", Status.WARNING, advice)
+
+
+def nccl_state() -> str:
+    """Try NCCL; return as JSON why it cannot be tried, or fails."""
+    import tensorflow as tf
+
+    from keras_towers import reduction
+
+    names = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    possible, obstacle = reduction.nccl_available(names)
+    state = {"obstacle": "" if possible else obstacle, "failure": ""}
+    if possible:
+        all_reduce = reduction.nccl_all_reduce
+        state["failure"] = reduction.failure_of_sum(all_reduce, names)
+    return json.dumps(state | {"version": _nccl_version()})
+
+
+def _nccl_version() -> str:
+    """The version of the NCCL that TensorFlow loads; empty: it finds none."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except OSError:
+        return ""
+    major, rest = divmod(number.value, 10_000)
+    return ".".join(map(str, (major, *divmod(rest, 100))))
 
 
 def _tested(name: str, error: str) -> Finding:

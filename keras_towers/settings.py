@@ -48,6 +48,10 @@ ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
 #: Seconds in which BytePS processes that were started by hand have to find one
 #: another. Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
+#: Seconds in which NCCL has to add up a small tensor when a strategy first
+#: needs it; if it does not, gradients are summed without it. Default: 60; 0:
+#: NCCL is not used.
+ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
 #: Seconds until a waiting rank names the ranks that it waits for:
 #: `--stall-warning`. Default: 30.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
@@ -61,6 +65,8 @@ ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 RENDEZVOUS_TIMEOUT_S = 600
 #: Default of `KERAS_TOWERS_START_TIMEOUT`.
 START_TIMEOUT_S = 300
+#: Default of `KERAS_TOWERS_NCCL_TIMEOUT`.
+NCCL_TIMEOUT_S = 60
 #: Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`.
 STALL_WARNING_S = 30
 #: Default of `--stall-shutdown`.

@@ -13,11 +13,14 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
+
+_R = TypeVar("_R")
 
 
 def usable_cores() -> int:
@@ -150,6 +153,32 @@ def return_freed_memory() -> None:
     Else glibc keeps it between what is alive, where larger values do not fit.
     """
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def call_within(limit_s: float, function: Callable[[], _R]) -> _R:
+    """Call a function in a thread of its own.
+
+    Raises:
+        TimeoutError: it has not ended in time. It goes on, and this process
+            may have to end without it.
+    """
+    future: Future[_R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(
+        target=run, name="keras-towers-limited", daemon=True
+    ).start()
+    try:
+        return future.result(limit_s)
+    except TimeoutError:
+        if not future.done():
+            limit_teardown()
+        raise
 
 
 @functools.cache

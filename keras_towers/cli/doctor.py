@@ -15,6 +15,7 @@ from keras_towers.doctor import (
     check_all,
     is_bad,
     run_self_test,
+    try_nccl,
 )
 
 
@@ -29,7 +30,7 @@ def doctor(
     Args:
         self_test: Also train in two processes, over TensorFlow, parameter
             servers and Horovod, and compare the losses with one process's (one
-            to three minutes).
+            to three minutes), and sum over all GPUs with NCCL.
     """
     console = Console(highlight=False)
     with console.status("checking"):
@@ -46,6 +47,8 @@ def doctor(
         )
         if tested is None:
             raise typer.Exit(130)
+        if not is_bad(findings):
+            tested = [try_nccl(), *tested]
         _show(console, "Self-test", tested)
         findings += tested
     # The most severe problems first.

@@ -22,8 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._notices import announce, first_time
-from keras_towers.errors import TowerError
-from keras_towers.fit import step_errors
+from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import State, describe_each
@@ -439,7 +438,7 @@ def compare_variables(
         TowerError: their names, shapes or dtypes differ, or only some ranks
             could build the model.
     """
-    failure = "" if build_error is None else step_errors.shorten(build_error)
+    failure = "" if build_error is None else shorten(build_error)
     described = [
         f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables

@@ -5,7 +5,6 @@ This module does not depend on code that traces or runs steps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +15,6 @@ from keras_towers.fit.contract import TowerConfig
 
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
-_MAX_CHARACTERS = 400
-# Before the message of an error: where TensorFlow has traced the operation.
-_END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
 # Text between these markers in a TensorFlow error is our message for the user.
 _BEGIN, _END = "keras_towers: ", " (keras_towers)"
 
@@ -47,17 +43,6 @@ def error_for_user(error: Exception) -> TowerError | None:
     # TensorFlow escapes the bytes of a string as in C.
     text = escaped.encode().decode("unicode_escape").encode("latin-1").decode()
     return TowerError(text)
-
-
-def shorten(error: Exception) -> str:
-    """Return the kind of an error and its message, in one line.
-
-    TensorFlow first prints the Python stack of the trace, or a line that says
-    that it has none, and last the operations that failed.
-    """
-    message = re.split(_END_OF_STACK, str(error))[-1]
-    words = message.split()
-    return f"{type(error).__name__}: {' '.join(words)[:_MAX_CHARACTERS]}"
 
 
 def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:

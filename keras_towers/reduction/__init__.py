@@ -12,6 +12,7 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``CollectiveAllReduce(...)``   TensorFlow's collective ops (mode "collective")
 ``nccl_all_reduce``            NVIDIA's NCCL (mode "nccl")
 ``nccl_available``             whether NCCL can run on devices, and why (not)
+``failure_of_sum``             why a first sum over devices fails
 ``PackedReduction(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``sum_over_ranks``             sums over processes, by a hook
@@ -60,6 +61,7 @@ from keras_towers.reduction.tower_sums import (
     CollectiveAllReduce as CollectiveAllReduce,
     hierarchical_all_reduce as hierarchical_all_reduce,
     nccl_all_reduce as nccl_all_reduce,
+    failure_of_sum as failure_of_sum,
     nccl_available as nccl_available,
     sum_at_variables as sum_at_variables,
     sum_on_host as sum_on_host,

@@ -28,6 +28,7 @@ from keras_towers.reduction.gradients import (
     is_sparse,
     sparse_of,
 )
+from keras_towers.transport import nccl_trial
 from keras_towers.transport.messages import (
     buckets,
     pack,
@@ -406,6 +407,20 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
         if other is not device:
             return False, f"{other} and {device} are on the same physical GPU"
     return True, f"{len(devices)} different physical GPUs"
+
+
+def failure_of_sum(reduce: Reduction, devices: Sequence[str]) -> str:
+    """Sum a small tensor of each device; return why that fails, or nothing."""
+
+    @tf.function(autograph=False)
+    def step() -> list[Gradient]:
+        parts = []
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                parts.append([nccl_trial.part_of(k)])
+        return [row[0] for row in reduce(parts, devices)]
+
+    return nccl_trial.failure_of(step, len(devices))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -133,6 +133,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 self._config, self._mesh, lambda: self._adoption.models
             )
         elif update is None:
+            self._mode = modes.tried(self._mode, self._config)
             update = modes.create_update(self._config, self._mode)
         self._update = update
         self._calls = calls or TowerCalls(update)
@@ -295,6 +296,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
+        lines += modes.describe_nccl(config)
         return lines + step_costs.describe_steps(config)
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, StatefulHook
+from keras_towers.transport.engine_transport import EngineTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -50,7 +52,7 @@ class Mode:
 
 def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     """Choose the reduction for devices; warn if it is not the wanted one."""
-    wanted, packer = options.mode, options.packer
+    wanted = options.mode
     on_host = devices_lib.all_on_host(devices)
     name: ModeName = "cpu" if on_host else "gpu"
     obstacle = _obstacle(wanted or "nccl", devices)
@@ -68,6 +70,17 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     else:
         name = "nccl"
         reason = "several GPUs, whose links NCCL detects"
+    return _mode(name, reason, devices, options)
+
+
+def _mode(
+    name: ModeName,
+    reason: str,
+    devices: Sequence[str],
+    options: StrategyOptions,
+) -> Mode:
+    """Make the reduction of a mode, which was chosen for a reason."""
+    on_host, packer = devices_lib.all_on_host(devices), options.packer
     reduce = MODES[name](devices)
     if isinstance(reduce, reduction.CollectiveAllReduce):
         reason += f"; {reduce.hint} algorithm"
@@ -81,6 +94,30 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
         reduce = reduction.PackedReduction(reduce, packer)
         reason += "; gradients are packed"
     return Mode(name, reason, reduce)
+
+
+def tried(mode: Mode, config: TowerConfig) -> Mode:
+    """Return a mode if a first sum over NCCL works, or needs none; else "gpu".
+
+    A process tries the same devices only once.
+    """
+    devices, options = config.devices, config.options
+    over_nccl = mode.name == "nccl" or (
+        mode.name == "collective" and reduction.nccl_available(devices)[0]
+    )
+    if not over_nccl or "sharded" in (options.weights, options.updates):
+        return mode
+    failure = _failure(mode.name, tuple(devices))
+    if not failure:
+        return mode
+    reason = f"NCCL does not work here: {failure}"
+    logger.warning("using mode 'gpu': %s", reason)
+    return _mode("gpu", reason, devices, options)
+
+
+@functools.cache
+def _failure(name: ModeName, devices: Sequence[str]) -> str:
+    return reduction.failure_of_sum(MODES[name](devices), devices)
 
 
 def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
@@ -149,6 +186,17 @@ def describe_mode(update: Any, mode: Mode) -> list[str]:
             f"{rank_sum.held_bytes:,} bytes on each rank"
         )
     return lines
+
+
+def describe_nccl(config: TowerConfig) -> list[str]:
+    """Describe whether ranks on GPUs sum over NCCL, if that is known."""
+    transport = config.transport
+    if devices_lib.all_on_host(config.devices[:1]):
+        return []
+    if not isinstance(transport, EngineTransport):
+        return []
+    line = transport.describe_nccl()
+    return [line] if line else []
 
 
 def describe_rank_options(options: StrategyOptions) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,14 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
-from keras_towers.transport import Transport, messages, plain_values
+from keras_towers.transport import (
+    Transport,
+    messages,
+    nccl_trial,
+    plain_values,
+)
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 MAYBE_LOST = (
     tf.errors.AbortedError,
@@ -36,6 +44,8 @@ class EngineTransport(Transport):
 
     # Compared only once: later, only some ranks may create a strategy.
     _compared = False
+    # Why ranks do not sum over NCCL; empty: they do; None: it was not tried.
+    _nccl_failure: str | None = None
 
     def __init__(self, engine: Any):
         self.engine = engine
@@ -204,6 +214,37 @@ class EngineTransport(Transport):
     def ended_ranks(self) -> str:
         """Describe the ranks that have ended; empty if none is known."""
         return describe_each(watch.wait_for_gone_ranks())
+
+    def sum_on(self, gpu: str | None) -> None:
+        """Sum on a GPU, over NCCL; None: on the host."""
+        raise NotImplementedError
+
+    def try_nccl(self, gpu: str | None) -> None:
+        """Sum over NCCL from now on, if all ranks can. Collective.
+
+        A process tries it only once: later, only some ranks may create a
+        strategy.
+
+        Args:
+            gpu: the device of this rank that sums, or None.
+        """
+        self.sum_on(None)
+        if EngineTransport._nccl_failure is None:
+            why = nccl_trial.failure_between_ranks(self, gpu)
+            EngineTransport._nccl_failure = why
+            if why and gpu is not None and self.rank == 0:
+                logger.warning(
+                    "the ranks sum on the host, and not over NCCL: %s", why
+                )
+        if gpu is not None and not EngineTransport._nccl_failure:
+            self.sum_on(gpu)
+
+    def describe_nccl(self) -> str:
+        """Describe whether ranks sum over NCCL; empty if it was not tried."""
+        why = EngineTransport._nccl_failure
+        if why:
+            return f"ranks sum on the host, and not over NCCL: {why}"
+        return "" if why is None else "ranks sum over NCCL"
 
     def compare_once(self, engine: str = "") -> None:
         """Compare the ranks' environments when this process first connects."""

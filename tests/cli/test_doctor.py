@@ -56,6 +56,7 @@ def doctor(monkeypatch):
         (0, {"horovod": None}, "keras-towers install horovod"),
         (0, {"tensorflow": "2.99.0"}, "2.99.0 is untested"),
         (0, {"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
+        (0, {"gpus": ["H"] * 2, "built_with_cuda": True}, "--self-test tries"),
         (0, {"packages": {"Keras": NIGHTLY}}, "3.15.1 (keras-nightly)"),
         (0, {"packages": {"TensorFlow": TWO}}, UNINSTALL),
         (1, {"error": "ImportError: no"}, "cpu]'"),
@@ -99,10 +100,33 @@ def test_the_self_test_runs_only_where_all_works(
     monkeypatch.setattr(
         "keras_towers.cli.doctor.run_self_test", lambda console: [finding]
     )
+    nccl = Finding("NCCL 2.27.3", "adds up over all GPUs")
+    monkeypatch.setattr("keras_towers.cli.doctor.try_nccl", lambda: nccl)
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
     assert output.count("Self-test") == 1
+    assert ("adds up over all GPUs" in output) == (horovod is HOROVOD)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "said"),
+    [
+        ("", Status.OK, "adds up"),
+        ("InternalError: NCCL: no link", Status.WARNING, "NCCL: no link"),
+    ],
+)
+def test_nccl_is_tried_on_demand(monkeypatch, failure, status, said):
+    state = {"obstacle": "", "failure": failure, "version": "2.27.3"}
+    monkeypatch.setattr(doctor_lib, "ask_python", lambda *ask: state)
+    found = doctor_lib.try_nccl()
+    assert (found.name, found.status) == ("NCCL 2.27.3", status)
+    assert said in found.value + found.advice
+
+
+def test_where_there_are_no_two_gpus_nccl_is_not_tried():
+    found = doctor_lib.try_nccl()
+    assert "needs at least two GPUs" in found.value
 
 
 # Rows with real workers are in `tests/bench/test_real_workers.py`, too.

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.errors import shorten
 from keras_towers.fit import step_errors
 from keras_towers.fit.calls import joint_call
 from keras_towers.fit.hooks import keras_patches
@@ -231,7 +232,7 @@ def test_an_error_of_the_data_is_seen(source):
         model.fit(source(), verbose=0)
     assert_seen(caught, python)
     # So other ranks hear of it.
-    assert "an error of my own" in step_errors.shorten(caught.value)
+    assert "an error of my own" in shorten(caught.value)
 
 
 def lost_root_cause():

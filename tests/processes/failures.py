@@ -1,12 +1,16 @@
 """Checks of a worker: a call that fails on rank 1, whose script goes on."""
 
 import functools
+import re
+import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers import settings, system
+from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.leaving import Boom
 from tests.kit.ranks import check
 from tests.processes import small as s
@@ -140,3 +144,50 @@ def ranks_with_their_own_data_fail_together_too():
         assert_fails(functools.partial(predict, **at("on_predict_batch_end")))
         s.fit(mine)
     s.assert_same_model(mine)
+
+
+def no_link(tensors, key):
+    raise tf.errors.InternalError(None, None, "NCCL: no link")
+
+
+def takes_no_part(tensors, key):
+    time.sleep(4)
+    return tensors
+
+
+def assert_sums_on_host(transport, patches, sum_of_rank_1, why):
+    """A first sum over NCCL goes wrong on rank 1, and then nothing else."""
+    with patches() as patch:
+        patch.setenv(settings.ENV_NCCL_TIMEOUT, "2")
+        patch.setattr(EngineTransport, "_nccl_failure", None)
+        patch.setattr(system, "limit_teardown", lambda: None)
+        if s.RANK == 1 and sum_of_rank_1 is not None:
+            patch.setattr(transport, "_sum", sum_of_rank_1)
+        # Not that of an engine which was built without it.
+        EngineTransport.try_nccl(transport, "/device:CPU:0")
+        assert re.search(why, transport.describe_nccl())
+    transport.sum_on(None)
+    (total,) = transport.all_reduce([tf.ones([2])], "behind")
+    assert total.numpy().tolist() == [2.0, 2.0]
+
+
+@check
+def ranks_that_cannot_sum_over_nccl_sum_on_the_host():
+    transport = s.Strategy()._config.transport
+    exact = transport._sum
+
+    def adds_wrongly(tensors, key):
+        return [total + 1 for total in exact(tensors, key)]
+
+    for sum_of_rank_1, why in (
+        (no_link, "on the host, .*InternalError: NCCL: no link"),
+        (takes_no_part, "on the host, .*has not ended after 2 s"),
+        (
+            adds_wrongly,
+            r"on the host, .*\[4.0, 6.0\]\] instead of \[3.0, 5.0\]",
+        ),
+        (None, "^ranks sum over NCCL"),
+    ):
+        assert_sums_on_host(
+            transport, pytest.MonkeyPatch.context, sum_of_rank_1, why
+        )

@@ -1,13 +1,18 @@
 """Which reduction runs, what is said of it, and what it falls back to."""
 
 import logging
+import re
+import threading
 
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import reduction
+from keras_towers import reduction, settings, system
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.strategies import modes
+from tests.kit.compare import assert_all_close
+from tests.kit.training import fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -79,3 +84,57 @@ def test_a_strategy_says_what_runs_and_why():
     assert strategy.mode == "cpu"
     said = "'nccl' was requested, but /device:CPU:0 is not a GPU"
     assert said in strategy.describe()
+
+
+def fails(parts, devices):
+    with tf.control_dependencies([tf.debugging.Assert(False, ["no link"])]):
+        return [[tf.identity(grad) for grad in row] for row in parts]
+
+
+def adds_wrongly(parts, devices):
+    sums = reduction.sum_on_towers(parts, devices)
+    return [*sums[:-1], [grad + 1 for grad in sums[-1]]]
+
+
+def hangs(parts, devices):
+    never = tf.numpy_function(lambda: END.wait() and 0.0, [], tf.float64)
+    with tf.control_dependencies([never]):
+        return reduction.sum_on_towers(parts, devices)
+
+
+END = threading.Event()
+
+
+@pytest.mark.parametrize(
+    ("reduce", "why"),
+    [
+        (fails, "no link"),
+        (hangs, "has not ended after 1 s"),
+        (adds_wrongly, r"a first sum is .* instead of \[6.0, 14.0\]"),
+        (reduction.sum_on_towers, None),
+    ],
+)
+def test_nccl_is_tried_before_it_is_used(reduce, why, monkeypatch, caplog):
+    monkeypatch.setattr(reduction, "nccl_available", lambda devices: (True, ""))
+    monkeypatch.setitem(modes.MODES, "nccl", lambda devices: reduce)
+    monkeypatch.setattr(system, "limit_teardown", lambda: None)
+    monkeypatch.setenv(
+        settings.ENV_NCCL_TIMEOUT, "1" if reduce is hangs else ""
+    )
+    END.clear()
+    modes._failure.cache_clear()
+    for _ in range(2):
+        strategy = kt.TowerStrategy(3, mode="nccl")
+        assert strategy.mode == ("gpu" if why else "nccl")
+    END.set()
+    modes._failure.cache_clear()
+    if why is None:
+        assert not caplog.records
+        return
+    assert re.search(why, strategy.describe())
+    assert all("using mode 'gpu'" in r.getMessage() for r in caplog.records)
+    mine, alone = linear(), linear()
+    with strategy:
+        fit(mine)
+    fit(alone)
+    assert_all_close(mine.get_weights(), alone.get_weights(), 1e-5)

@@ -70,6 +70,9 @@ class HorovodStrategy(BaseStrategy):
             )
         claimed = claim_devices(self._horovod, towers, checked.layouts)
         towers_here = towers_on(claimed, checked.layouts)
+        first = devices_lib.devices_of(claimed)[0]
+        on_host = devices_lib.all_on_host([first])
+        self._horovod.try_nccl(None if on_host else first)
         super().__init__(towers_here, checked, transport=self._horovod)
         self._compose()
 

@@ -115,6 +115,8 @@ class HorovodTransport(EngineTransport):
         if process_set is self.engine.global_process_set:
             process_set = None
         self._process_set = process_set
+        # Whether what is on a GPU is sent from the host.
+        self._from_host = False
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
         if store.from_environment() is None:
             # Under MPI, and Horovod's own launcher.
@@ -166,11 +168,33 @@ class HorovodTransport(EngineTransport):
         ranks = self._process_set or self.engine.global_process_set
         return {"process_set": ranks, "ignore_name_scope": True}
 
+    def sum_on(self, gpu: str | None) -> None:
+        self._from_host = gpu is None
+
+    def try_nccl(self, gpu: str | None) -> None:
+        # All ranks have the same build.
+        if self.engine.nccl_built() and self.size > 1:
+            super().try_nccl(gpu)
+
     @property
     def sums_float16(self) -> bool:
         # Gloo and MPI add float16 on the CPU, element by element. Ranks have to
         # agree, so this depends on their build, and not on their GPUs.
-        return bool(self.engine.nccl_built())
+        return bool(self.engine.nccl_built()) and not self._from_host
+
+    def _run(
+        self,
+        what: str,
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[tf.Tensor]:
+        def from_host(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            with tf.device("/device:CPU:0"):
+                return collective(tensors)
+
+        send = from_host if self._from_host else collective
+        return super()._run(what, send, *args, **kwargs)
 
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
         # Several eager operations would run in sequence, each in a cycle of

@@ -90,16 +90,11 @@ def _on_host(
 
 
 class CollectiveTransport(EngineTransport):
-    """TensorFlow's collectives as a ``keras_towers.transport.Transport``.
-
-    Args:
-        gpu: the device that sums over NCCL, such as ``"/device:GPU:0"``; None
-            to send everything from the host.
-    """
+    """TensorFlow's collectives as a ``keras_towers.transport.Transport``."""
 
     name = "TensorFlow"
 
-    def __init__(self, task: Task, gpu: str | None = None):
+    def __init__(self, task: Task):
         cluster = task.cluster
         super().__init__(
             SimpleNamespace(
@@ -110,10 +105,13 @@ class CollectiveTransport(EngineTransport):
             )
         )
         self.task: Task = task
-        self._gpu = gpu
+        self._gpu: str | None = None
         self._tokens: dict[str, tf.Tensor] = {}
         self._has_left = False
         watch.start_watch(self.rank, self.size)
+
+    def sum_on(self, gpu: str | None) -> None:
+        self._gpu = gpu
 
     @property
     def sums_float16(self) -> bool:

@@ -144,6 +144,7 @@ def _connect(
     task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.devices_of(towers)[0]
     on_host = devices_lib.all_on_host([first])
-    transport = CollectiveTransport(task, None if on_host else first)
+    transport = CollectiveTransport(task)
     transport.compare_once()
+    transport.try_nccl(None if on_host else first)
     return transport

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_towers.errors import FAILED_ON, TowerError
+from keras_towers.errors import FAILED_ON, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
@@ -45,7 +45,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
             rank_checks.gather(transport, None, f"is at the end of {kind}")
     except Exception as error:
         if joint:
-            first = calls.fail(transport, step_errors.shorten(error))
+            first = calls.fail(transport, shorten(error))
         if not isinstance(error, tf.errors.OpError):
             if first is not None:
                 error.add_note(

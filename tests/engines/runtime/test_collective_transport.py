@@ -38,9 +38,8 @@ def test_what_leaves_from_the_host_is_computed_there():
     """TensorFlow may make operations of a GPU's that no GPU has."""
     host, gpu = "/job:localhost/replica:0/task:0/device:CPU:0", "/device:GPU:0"
     cluster = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=1)
-    transport = CollectiveTransport(
-        SimpleNamespace(host=host, cluster=cluster), gpu
-    )
+    transport = CollectiveTransport(SimpleNamespace(host=host, cluster=cluster))
+    transport.sum_on(gpu)
     rows = tf.TensorSpec([4, 3], tf.bfloat16)
     numbers = tf.TensorSpec([5], tf.int64)
 
