@@ -85,11 +85,8 @@ class EngineTransport(Transport):
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         """Sum this rank's rows; by default, those that the ranks send it."""
-        parts = [
-            messages.with_rows(part, max(counts))
-            for part in tf.split(tensor, counts)
-        ]
-        received = self._exchange(tf.concat(parts, 0), key)
+        padded = messages.with_rows_each(tensor, counts)
+        received = self._exchange(padded, key)
         own = [
             messages.summable(part[: counts[self.rank]])
             for part in tf.split(received, self.size)

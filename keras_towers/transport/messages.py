@@ -68,6 +68,17 @@ def with_rows(tensor: tf.Tensor, number: int) -> tf.Tensor:
     return tf.ensure_shape(padded, [number, *tensor.shape[1:]])
 
 
+def with_rows_each(tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
+    """Return the rows of each rank, padded to the same number.
+
+    Args:
+        tensor: the rows of all ranks.
+        counts: the number of rows of each.
+    """
+    most = max(counts)
+    return tf.concat([with_rows(p, most) for p in tf.split(tensor, counts)], 0)
+
+
 def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
     """Return how many words ``words_of`` returns for a shape [..., rank]."""
     sizes = tf.reduce_prod(tf.cast(shape, tf.int64), -1) * dtype.size

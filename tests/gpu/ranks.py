@@ -9,9 +9,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from keras_towers.devices import canonical
-from keras_towers.engines.runtime.collective_transport import (
-    CollectiveTransport,
-)
 from tests.exactness.cases import CASES
 from tests.gpu.towers import HARD, TOLERANCE
 from tests.kit import gpus
@@ -21,11 +18,11 @@ from tests.processes.exact import assert_one_device
 from tests.processes.small import RANK, Strategy, gather
 
 
-def trains_as_one_gpu(name):
+def trains_as_one_gpu(name, **options):
     case = CASES[name]
     case = dataclasses.replace(case, tolerance=max(case.tolerance, TOLERANCE))
     reference = functools.partial(use_model, case.build, case.fit)
-    assert_one_device(case, reference, Strategy())
+    assert_one_device(case, reference, Strategy(**options))
 
 
 CHECKS.clear()  # What tests.processes.exact has of its own.
@@ -44,11 +41,5 @@ def every_rank_has_a_gpu():
 
 
 if __name__ == "__main__":
-    if gpus.SHARED in os.environ:
-        # NCCL refuses them.
-        connect = CollectiveTransport.__init__
-        CollectiveTransport.__init__ = lambda self, task, gpu: connect(
-            self, task
-        )
     tf.config.experimental.enable_tensor_float_32_execution(False)
     main()

@@ -52,6 +52,12 @@ section() {
   return $code
 }
 
+# Two and four ranks, which share one GPU if there is no other.
+nccl() {
+  "$python" -c "from keras_towers.doctor import nccl_state; print(nccl_state())"
+  "$python" -m pytest "$root/tests/gpu/test_nccl.py" -n 0 -rA --tb=short
+}
+
 {
   echo "# keras_towers on GPUs"
   section Machine "$python" -m keras_towers doctor
@@ -63,8 +69,9 @@ section() {
   # TensorFlow loads CUDA, cuDNN and NCCL from packages.
   section Packages "$python" -m pip list
   code=0
+  section NCCL nccl || code=1
   section Tests "$python" -m pytest "$root/tests/gpu" "${processes[@]}" \
-    -rs --tb=short || code=1
+    --ignore "$root/tests/gpu/test_nccl.py" -rs --tb=short || code=1
   section Benchmark "$python" -m keras_towers bench \
     --device "$KERAS_TOWERS_TESTS_ON" --towers "$number" --models large,cnn \
     --repeats 3 --strategies "$strategies" || code=1

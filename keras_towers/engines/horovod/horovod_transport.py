@@ -216,6 +216,20 @@ class HorovodTransport(EngineTransport):
         options = self._options
         return _send_bits(tensor, self.engine.allgather, name=key, **options)
 
+    def _scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        if self._from_host or not self.engine.nccl_built():
+            return super()._scatter(tensor, counts, key)
+        padded = messages.with_rows_each(messages.summable(tensor), counts)
+        part = self.engine.mpi_ops._reducescatter(
+            compat.unknown(padded),
+            name=key,
+            op=self.engine.Sum,
+            **self._options,
+        )
+        return messages.summed(part[: counts[self.rank]], tensor.dtype)
+
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
         return _send_bits(tensor, self.engine.alltoall, name=key, **options)

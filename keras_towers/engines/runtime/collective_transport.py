@@ -143,10 +143,15 @@ class CollectiveTransport(EngineTransport):
             ],
         )
 
-    def _sum_one(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def _goes_over_nccl(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
+        """Whether a tensor goes over NCCL, which sends no empty ones."""
         floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
-        known = tensor.shape.is_fully_defined()
-        if self._gpu is None or not (floats and known):
+        shape = tensor.shape
+        known = shape.is_fully_defined() and shape.num_elements() > 0
+        return self._gpu is not None and floats and known
+
+    def _sum_one(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        if not self._goes_over_nccl(tensor):
             return self._sum_on_host(tensor, key)
         with tf.device(self._gpu):
             return self._reduce(tensor, key, over_nccl=True)
@@ -205,8 +210,49 @@ class CollectiveTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
-    @_on_host
+    def _scatter(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        sent = messages.summable(tensor)
+        # Only GPUs have the operation.
+        on_gpu = self._gpu is not None and "GPU" in self._gpu
+        if not on_gpu or not self._goes_over_nccl(sent):
+            return super()._scatter(tensor, counts, key)
+        with tf.device(self._gpu):
+            padded = messages.with_rows_each(sent, counts)
+            instance = instance_key(key, "part", _signature(padded))
+            part = tf.raw_ops.CollectiveReduceScatterV2(
+                input=padded,
+                **self._arguments(instance, _FIXED, over_nccl=True),
+                merge_op="Add",
+                final_op="Id",
+            )
+            return messages.summed(part[: counts[self.rank]], tensor.dtype)
+
     def _gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        # Its bits travel as those of another one.
+        is_bfloat16 = tensor.dtype == tf.bfloat16
+        dtype = tf.float16 if is_bfloat16 else tensor.dtype
+        if not self._goes_over_nccl(
+            tf.TensorSpec([max(counts), *tensor.shape[1:]], dtype)
+        ):
+            return self._gather_on_host(tensor, counts, key)
+        with tf.device(self._gpu):
+            sent = tf.bitcast(tensor, dtype) if is_bfloat16 else tensor
+            padded = messages.with_rows(sent, max(counts))
+            instance = instance_key(key, "rows", _signature(padded))
+            rows = tf.raw_ops.CollectiveGatherV2(
+                input=padded,
+                **self._arguments(instance, _FIXED, over_nccl=True),
+            )
+            parts = zip(tf.split(rows, self.size), counts, strict=True)
+            whole = tf.concat([part[:count] for part, count in parts], 0)
+            return tf.bitcast(whole, tensor.dtype) if is_bfloat16 else whole
+
+    @_on_host
+    def _gather_on_host(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         inner = tensor.shape[1:]

@@ -48,7 +48,7 @@ def test_what_leaves_from_the_host_is_computed_there():
         with tf.device(gpu):
             return (
                 transport.all_gather(rows, "any"),
-                transport.all_gather(rows, "known", [4, 2]),
+                transport.all_gather(numbers, "known", [5, 2]),
                 transport.all_to_all(rows, "swap"),
                 transport.all_reduce([numbers], "sum"),
             )
