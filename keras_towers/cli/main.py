@@ -95,8 +95,8 @@ def install(
 
     Args:
         with_mpi: Build with MPI in addition to Gloo (horovod).
-        with_nccl: Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet
-            tested on a GPU.
+        with_nccl: Build with NCCL, for GPUs; needs '.[gpu]', and no CUDA
+            toolkit. Not yet tested on a GPU.
         rebuild: Build even if a cached wheel exists.
     """
     if engine not in _BUILT:
