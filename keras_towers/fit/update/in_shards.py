@@ -121,6 +121,9 @@ class UpdateInShards(WeightUpdate):
         value = copy_on_tower(native(variable))
         if isinstance(value, ShardedVariable):
             return value.layout
+        if type(value) is compat.UninitializedVariable:
+            # The functions of a loaded model have its handle.
+            return None
         if self._choose_layout is not None:
             if not isinstance(variable, keras.Variable):
                 return None

@@ -269,14 +269,29 @@ def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
     return Factors([range(indices.rank), *[None] * len(options)], [output])
 
 
+@rule("Squeeze")
+def _squeeze_nothing(node: Node, value: Value) -> Values:
+    require(not _squeezed(node, value))
+    return [value]
+
+
 @axes("Squeeze")
 def _squeeze(node: Node, value: Value) -> Factors:
-    reduced = {axis % value.rank for axis in node.attr("squeeze_dims")}
-    if not reduced:
-        # It drops all axes of size 1, which may be one of unknown size.
-        require(all(isinstance(size, int) for size in value.sizes))
-        reduced = {axis for axis, size in enumerate(value.sizes) if size == 1}
-    return along_axes(reduced, [value], 1, [[0]], keeps=False)
+    reduced = _squeezed(node, value)
+    factors = along_axes(reduced, [value], 1, [[0]], keeps=False)
+    # A tower may have one row, whose axis it keeps.
+    dims = {"squeeze_dims": sorted(reduced)}
+    return dataclasses.replace(factors, attributes=dims)
+
+
+def _squeezed(node: Node, value: Value) -> set[int]:
+    """Return the axes that an operation drops."""
+    named = {axis % value.rank for axis in node.attr("squeeze_dims")}
+    if named:
+        return named
+    # It drops all axes of size 1, which may be one of unknown size.
+    require(all(isinstance(size, int) for size in value.sizes))
+    return {axis for axis, size in enumerate(value.sizes) if size == 1}
 
 
 @axes("Unpack")

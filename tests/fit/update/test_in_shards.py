@@ -296,6 +296,21 @@ def test_frozen_tied_and_several_optimizers():
 # ---- where variables are -----------------------------------------------------
 
 
+def test_functions_of_a_loaded_model_find_their_weights(tmp_path):
+    """They have the handles of weights that were loaded with them."""
+    saved = keras.Sequential([keras.Input((6,)), keras.layers.Dense(256)])
+    saved.export(tmp_path, verbose=False)
+
+    def layers():
+        loaded = keras.layers.TFSMLayer(tmp_path, call_endpoint="serve")
+        return [loaded, keras.layers.Dense(3)]
+
+    # Keras makes no slots of weights with such names.
+    make = stacked(layers, optimizer=lambda: keras.optimizers.SGD(0.05))
+    strategy = kt.TowerStrategy(2, weights="sharded")
+    assert_exact(make, fit, strategy, in_graph=True)
+
+
 def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
     made = []
     add = in_shards.UpdateInShards._add_slot

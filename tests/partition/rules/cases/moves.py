@@ -32,6 +32,7 @@ _MOVES = [
     *cases_of("ab", **{f"ExpandDims_{k}": {"axis": k} for k in (0, 1, -1, -2)}),
     *cases_of("a1b", Squeeze_named={"axis": [1]}),
     *cases_of("a1b", Squeeze_all={}),
+    *cases_of("ab", Squeeze_none={}),
     *cases_of("abc", ReverseV2={"axis": [1]}, Roll={"shift": 1, "axis": 1}),
     *cases_of(
         "abc, a:whole", "ReverseSequence", {"seq_dim": 1, "batch_dim": 0}
