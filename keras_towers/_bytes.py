@@ -6,6 +6,7 @@ import re
 
 from keras_towers.errors import TowerError
 
+_NUMBER = r"(\d+(?:\.\d+)?)"
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -20,8 +21,7 @@ def parse_bytes(given: str, text: str) -> int:
         TowerError: it has no unit, or is no number of bytes.
     """
     found = re.fullmatch(
-        r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b|([kmgt]))|0",
-        text.strip().lower(),
+        rf"{_NUMBER}\s*(?:([kmgt]?)(i?)b|([kmgt]))|0", text.strip().lower()
     )
     if found is None:
         raise TowerError(
@@ -29,8 +29,37 @@ def parse_bytes(given: str, text: str) -> int:
             "such as 24GiB, 80GB, 500MB or 1000B"
         )
     number, before_b, is_binary, alone = found.groups()
-    factor = (1024 if is_binary else 1000) ** _UNITS[before_b or alone or ""]
-    return round(float(number or 0) * factor)
+    return round(_multiplied(number or "0", before_b or alone, is_binary))
+
+
+def parse_rate(given: str, text: str) -> float:
+    """Return a number of bytes per second, given a rate with its unit.
+
+    Args:
+        given: what errors call it.
+        text: such as "100Gbit", "25 Gbit/s" or "300GB/s".
+
+    Raises:
+        TowerError: it has no unit, or is no rate above 0.
+    """
+    found = re.fullmatch(
+        rf"{_NUMBER}\s*([kmgt]?)(i?)(?:(bit)(?:/?s)?|b/s)",
+        text.strip().lower(),
+    )
+    if found is None or not float(found[1]):
+        raise TowerError(
+            f"{given} is not allowed: give a rate with its unit, such as "
+            "100Gbit or 300GB/s"
+        )
+    number, prefix, is_binary, in_bits = found.groups()
+    return _multiplied(number, prefix, is_binary) / (8 if in_bits else 1)
+
+
+def _multiplied(
+    number: str, prefix: str | None, is_binary: str | None
+) -> float:
+    factor = 1024 if is_binary else 1000
+    return float(number) * factor ** _UNITS[prefix or ""]
 
 
 def format_bytes(number: int) -> str:

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,10 +23,15 @@ from keras_towers import compat
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import ApplyCall
+from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
-from keras_towers.fit.step.step_costs import StepCosts, costs_of
+from keras_towers.fit.step.step_costs import (
+    Exchanged,
+    StepCosts,
+    costs_of,
+    exchanged_in,
+)
 from keras_towers.fit.step.trace import (
     Trace,
     components_of,
@@ -39,7 +44,12 @@ from keras_towers.fit.weights.model_state import (
     runs_eagerly,
 )
 from keras_towers.fit.weights.placement import byte_size
-from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
+from keras_towers.fit.weights.shards import (
+    SMALLEST_BYTES,
+    ShardedVariable,
+    choose_layout,
+    share_counts,
+)
 from keras_towers.fit.weights.tower_variables import (
     bytes_on,
     copy_on_tower,
@@ -49,8 +59,10 @@ from keras_towers.partition import Program, partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
+from keras_towers.step_times import work_of
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.model_parallel import OnMesh
+from keras_towers.transport import SingleProcess
 from keras_towers.user_models import random_examples
 
 _SEEDS = "global_seed_generator"
@@ -68,12 +80,17 @@ class PlanSetting:
         gather_bytes: of choices that gather weights.
         layouts: returns a ``LayoutMap`` or a ``ModelParallel`` of Keras on a
             mesh of the devices, given their names; None: neither is planned.
+        hosts: numbers of hosts that have such devices each, in ascending order.
+            Each host brings as many examples. The examples of a batch are then
+            as many as ``fit`` gets, and not a size that the step knows. None:
+            one host, whose step knows it.
     """
 
     devices: Sequence[str]
     batch_size: int = 32
     gather_bytes: Bytes = StrategyOptions.gather_bytes
     layouts: Callable[[Sequence[str]], Any] | None = None
+    hosts: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +99,30 @@ class Choice:
 
     Attributes:
         name: how a user chooses it.
-        strategy: makes its strategy.
+        strategy: makes its strategy, for the first number of hosts.
     """
 
     name: str
     strategy: Callable[[PlanSetting], BaseStrategy]
 
 
+class _Hosts(SingleProcess):
+    """The last of several ranks, whose towers have the most rows."""
+
+    def __init__(self, size: int):
+        self.rank, self.size = size - 1, size
+
+
 class _Planned(BaseStrategy):
-    """``TowerStrategy`` on devices that need not exist."""
+    """``TowerStrategy`` on devices, and hosts, that need not exist."""
 
     def __init__(self, setting: PlanSetting, **options: Any):
-        super().__init__(setting.devices, StrategyOptions(**options))
+        hosts, *_ = setting.hosts or [1]
+        super().__init__(
+            setting.devices,
+            StrategyOptions(**options),
+            transport=_Hosts(hosts),
+        )
         self._compose()
 
 
@@ -155,6 +184,11 @@ class Plan:
         gradients: the bytes of the gradients that a device updates with.
         costs: what the step exchanges.
         whole: the paths of weights that are never in shards, by the reason.
+        hosts: the number of hosts.
+        examples: the number of examples of the global batch.
+        columns: the number of devices of a tower.
+        exchanged: all that the step exchanges.
+        work: of each level, how much of the step's computing is in it.
     """
 
     choice: str
@@ -166,6 +200,11 @@ class Plan:
     step: int | None
     costs: StepCosts
     whole: dict[str, list[str]]
+    hosts: int
+    examples: int
+    columns: int
+    exchanged: Sequence[Exchanged]
+    work: Mapping[int, float]
 
     @property
     def total(self) -> int | None:
@@ -194,27 +233,38 @@ def check_layouts(setting: PlanSetting) -> None:
 
 
 def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
-    """Plan each choice for a model.
+    """Plan each choice for a model, on each number of hosts.
 
     Args:
         build: returns a compiled model, alone or with data, as for ``fit``. It
-            is called for each choice, and large variables that it creates have
-            no memory: they read as zeros, and keep nothing.
+            is called at least once for each choice, and large variables that it
+            creates have no memory: they read as zeros, and keep nothing.
         setting: the devices and the batch.
 
     Raises:
         TowerError: it returns anything else, or a step cannot be divided.
     """
-    choices = CHOICES if len(setting.devices) > 1 else CHOICES[:1]
+    hosts = setting.hosts or [1]
+    is_alone = len(setting.devices) * max(hosts) == 1
+    choices = CHOICES[:1] if is_alone else CHOICES
     if setting.layouts is not None:
         choices = [*choices, _LAYOUTS]
-    return [_plan(choice, build, setting) for choice in choices]
+    plans: list[Plan] = []
+    for choice in choices:
+        found = _plan(choice, build, setting)
+        while rest := (setting.hosts or ())[len(found) :]:
+            left = dataclasses.replace(setting, hosts=rest)
+            found += _plan(choice, build, left)
+        plans += found
+    return plans
 
 
 def _plan(
     choice: Choice, build: Callable[[], Any], setting: PlanSetting
-) -> Plan:
-    size = setting.batch_size
+) -> list[Plan]:
+    """Plan a choice for the first number of hosts, and others like it."""
+    hosts, *_ = setting.hosts or [1]
+    size = hosts * setting.batch_size
     with contextlib.ExitStack() as stack:
         keep = compat.global_state.set_global_attribute
         # The step may create the one of the graph.
@@ -223,7 +273,10 @@ def _plan(
         names = copy.copy(compat.get_global_attribute(_NAMES))
         stack.callback(keep, _NAMES, names)
         with without_memory():
-            model, batch = _model_and_batch(build(), size)
+            open_size = setting.hosts is not None
+            model, batch = _model_and_batch(
+                build(), None if open_size else size
+            )
         stack.enter_context(_graph_without_memory())
         variables = collect(model).everything()
         stack.enter_context(with_values((v, _like(v)) for v in variables))
@@ -231,49 +284,141 @@ def _plan(
         noted = stack.enter_context(_noting_gradients(strategy._update))
         inputs = tf.nest.map_structure(_placeholder, batch)
         calls: Any = strategy._calls
-        traced, program = calls.plan(model, inputs, size)
-        config = strategy._config
-        towers, columns = config.num_towers, len(config.mesh[0])
-        rows = -(-size // towers)
+        # Other ranks, which do not exist, have the same values.
+        agreed = {"synchronize": lambda *_: None}
+        with patches.shadowed(calls.adoption, agreed):
+            traced, program = calls.plan(model, inputs, size)
+        step = _PlannedStep(
+            choice, setting, model, strategy._config, traced, program, noted
+        )
+        return [step.on(number) for number in step.like_first()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlannedStep:
+    """A step that is laid out for the first number of hosts.
+
+    Attributes:
+        choice: how it is to train.
+        setting: what it is planned for.
+        model: the model, adopted by a strategy.
+        config: the places of the strategy.
+        traced: the trace of its step.
+        program: the program.
+        noted: the updates that are in it.
+    """
+
+    choice: Choice
+    setting: PlanSetting
+    model: keras.Model
+    config: TowerConfig
+    traced: Trace
+    program: Program
+    noted: Sequence[ApplyCall]
+
+    def like_first(self) -> list[int]:
+        """Return the numbers of hosts that have the program of the first.
+
+        A program knows the number of towers by symbols, but for the axes of
+        shards. And rows that are gathered in place of sums are more with more
+        examples.
+        """
+        first, *others = self.setting.hosts or [1]
+        if first == 1 or self.program.replaced_sums:
+            return [first]
+        axes = self._axes_of_shards(first)
+        same = itertools.takewhile(
+            lambda number: self._axes_of_shards(number) == axes, others
+        )
+        return [first, *same]
+
+    def on(self, hosts: int) -> Plan:
+        """Return the plan for a number of hosts."""
+        config, program = self.config, self.program
+        here, columns = config.num_towers, len(config.mesh[0])
+        size, towers = hosts * self.setting.batch_size, hosts * here
         step = gradients = None
+        work: Mapping[int, float] = {}
         # The step may not fit the sizes that the trace leaves open.
         with contextlib.suppress(ValueError):
-            lifetimes = Lifetimes(program, towers, rows)
+            lifetimes = Lifetimes(program, towers, -(-size // towers))
             applied = [t for update in program.updates for t in update.given]
-            applied += _gradients_in_trace(traced, program, noted)
+            applied += _gradients_in_trace(self.traced, program, self.noted)
             gradients = lifetimes.bytes_of(applied)
-            updates = traced.updates.items()
+            updates = self.traced.updates.items()
             step = lifetimes.most_bytes(
                 {name: _update_bytes(call, size) for name, call in updates}
             )
+            work = work_of(program, lifetimes)
         costs = costs_of(program, towers, columns=columns)
         if towers == columns == 1:
             # It has no one to exchange with.
             costs = dataclasses.replace(costs, exchanges=0, rounds=0)
-        state = collect(model)
-
-        def held(variables: Iterable[keras.Variable]) -> list[int]:
-            on = bytes_on(config.mesh, variables)
-            names = [short_name(d) for d in itertools.chain(*config.mesh)]
-            found = [on[name] for name in names]
-            # What towers have once was made on the host of this process.
-            others = sum(on.values()) - sum(found)
-            return [others + found[0], *found[1:]]
-
+        state, model = collect(self.model), self.model
         return Plan(
-            choice=choice.name,
+            choice=self.choice.name,
             model=model.name,
             parameters=model.count_params(),
-            weights=held(state.weights),
-            optimizer=held(state.optimizer_variables),
+            weights=self._held(state.weights, hosts),
+            optimizer=self._held(state.optimizer_variables, hosts),
             gradients=gradients,
             step=step,
             costs=costs,
-            whole=_whole(state.weights, len(setting.devices)),
+            whole=_whole(state.weights, towers * columns),
+            hosts=hosts,
+            examples=size,
+            columns=columns,
+            exchanged=[*exchanged_in(program, towers)],
+            work=work,
         )
 
+    @property
+    def _in_shards_of_all(self) -> list[ShardedVariable]:
+        """The variables in shards, if these are over the towers of all."""
+        if self.config.places("fit").ranks.shards.size == 1:
+            return []
+        state = collect(self.model)
+        values = [
+            v._value for v in (*state.weights, *state.optimizer_variables)
+        ]
+        return [v for v in values if isinstance(v, ShardedVariable)]
 
-def _model_and_batch(built: Any, examples: int) -> tuple[keras.Model, Any]:
+    def _axes_of_shards(self, hosts: int) -> list[Any]:
+        towers, axes = hosts * self.config.num_towers, []
+        for variable in self._in_shards_of_all:
+            item_bytes = variable.dtype.size
+            layout = choose_layout(variable.shape, item_bytes, towers)
+            rows = None if layout is None else layout.towers
+            axes.append(rows and (rows.axis, rows.size % towers == 0))
+        return axes
+
+    def _held(
+        self, variables: Iterable[keras.Variable], hosts: int
+    ) -> list[int]:
+        """Return the bytes of variables on the devices of the last host."""
+        config, variables = self.config, list(variables)
+        mesh, here = config.mesh, config.num_towers
+        on = dict(bytes_on(mesh, variables))
+        of_all = set(map(id, self._in_shards_of_all))
+        for value in (v._value for v in variables if id(v._value) in of_all):
+            rows = value.layout.towers
+            counts = share_counts(rows.size, here * hosts)[-here:]
+            for devices, shards, count in zip(
+                mesh, value.shards, counts, strict=True
+            ):
+                for device, shard in zip(devices, shards, strict=False):
+                    size, planned = byte_size(shard), shard.shape[rows.axis]
+                    on[short_name(device)] += size * count // planned - size
+        names = [short_name(device) for device in itertools.chain(*mesh)]
+        found = [on[name] for name in names]
+        # What towers have once was made on the host of this process.
+        others = sum(on.values()) - sum(found)
+        return [others + found[0], *found[1:]]
+
+
+def _model_and_batch(
+    built: Any, examples: int | None
+) -> tuple[keras.Model, Any]:
     """Return a model, and the specs of a batch of a number of examples."""
     model, *data = built if isinstance(built, tuple) else (built,)
     if not isinstance(model, keras.Model) or len(data) > 3:
@@ -322,7 +467,7 @@ def _spec(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, dtype)
 
 
-def _with_rows(spec: Any, examples: int) -> Any:
+def _with_rows(spec: Any, examples: int | None) -> Any:
     """Return the spec of a part of a batch for a number of examples."""
     if isinstance(spec, tf.TensorSpec) and has_rows(spec):
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
@@ -397,7 +542,9 @@ def _graph_without_memory() -> Iterator[None]:
         return compat.UninitializedVariable(**{**given, "dtype": value.dtype})
 
     creator = (compat.variables_module, "default_variable_creator_v2", create)
-    with tf.Graph().as_default(), patches.replaced(creator):
+    # A rank has no value of what is in shards over all of them.
+    keeper = (ShardedVariable, "_overwrite", lambda *_: None)
+    with tf.Graph().as_default(), patches.replaced(creator, keeper):
         yield
 
 

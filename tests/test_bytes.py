@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers._bytes import format_bytes, parse_bytes
+from keras_towers._bytes import format_bytes, parse_bytes, parse_rate
 from keras_towers.errors import TowerError
 
 
@@ -18,6 +18,26 @@ from keras_towers.errors import TowerError
 )
 def test_numbers_of_bytes_have_units(text, number):
     assert parse_bytes("it", text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("100Gbit", 12.5e9),
+        ("25 Gbit/s", 3.125e9),
+        ("1gbit", 1.25e8),
+        ("300GB/s", 3e11),
+        ("0.5 MiB/s", 2**19),
+    ],
+)
+def test_rates_are_bytes_per_second(text, number):
+    assert parse_rate("it", text) == number
+
+
+@pytest.mark.parametrize("text", ["", "100", "0Gbit", "100GB", "-1Gbit", "G/s"])
+def test_other_rates_are_refused(text):
+    with pytest.raises(TowerError, match="^it is not allowed: give a rate"):
+        parse_rate("it", text)
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "24", "1 XB", "1e9", "3i"])

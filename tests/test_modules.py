@@ -8,6 +8,7 @@ PACKAGE = ROOT / "keras_towers"
 SHOWN_BY = {
     "docs": "errors settings",
     "cli/test_doctor.py": "doctor",
+    "cli/test_plan.py": "cli/plan_hosts",
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy

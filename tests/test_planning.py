@@ -1,5 +1,6 @@
 """``planning``: what a plan says is what a step on devices has, and sends."""
 
+import dataclasses
 import re
 
 import keras
@@ -201,6 +202,26 @@ def test_layouts_are_planned_on_a_mesh(layouts, devices):
     # no gradient. Towers add up gradients, and the loss.
     assert plan.costs.sent == {"": 3 * rows + plan.weights[0] + 4}
     assert plan.step > 0
+
+
+def test_more_hosts_have_the_plan_that_each_number_has_alone():
+    """The program of one number of hosts is used for others."""
+    devices = [f"/device:GPU:{index}" for index in range(2)]
+    setting = planning.PlanSetting(devices, 12, hosts=[2, 4, 64])
+    alone = dataclasses.replace(setting, hosts=[64])
+    together = [
+        p for p in planning.plan(half_precision, setting) if p.hosts > 4
+    ]
+    found = planning.plan(half_precision, alone)
+    for one, other in zip(together, found, strict=True):
+        assert one.choice == other.choice
+        assert one.examples == other.examples == 12 * 64
+        assert one.weights == other.weights
+        assert one.optimizer == other.optimizer
+        assert one.costs == other.costs
+    # Of 128 rows of 128 devices each has one; with 64 KiB or more of weights.
+    shards = together[-1]
+    assert max(shards.weights) < max(together[0].weights) / 10
 
 
 @pytest.mark.parametrize(

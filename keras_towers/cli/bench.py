@@ -206,7 +206,7 @@ def compare(
     if json_path:
         check_writable(json_path, "bench")
     if plot:
-        check_plot(plot)
+        check_plot(plot, "bench")
     sources, rows = _parse_models(models), pkgutil.resolve_name(setting.rows)
     numbers = {
         Runs.ONE: [1],

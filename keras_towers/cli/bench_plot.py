@@ -19,8 +19,8 @@ _INCHES = 7.0
 _BAR_INCHES = 0.28
 
 
-def check_plot(path: Path) -> None:
-    """Raise an error now if a plot cannot be drawn into a file later."""
+def check_plot(path: Path, command: str) -> None:
+    """Raise an error now if a command cannot draw into a file later."""
     if path.suffix.lower() not in FORMATS:
         raise TowerError(
             f"--plot takes a file that ends in {', '.join(FORMATS)}, not "
@@ -30,7 +30,7 @@ def check_plot(path: Path) -> None:
         raise TowerError(
             "--plot needs matplotlib: pip install 'keras-towers[plots]'"
         )
-    check_writable(path, "bench")
+    check_writable(path, command)
 
 
 def draw_plot(

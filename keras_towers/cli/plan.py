@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers._bytes import format_bytes, parse_bytes
+from keras_towers.cli import plan_hosts
+from keras_towers.cli.bench_plot import check_plot
 from keras_towers.errors import TowerError
 from keras_towers.user_models import find_named
 
@@ -33,6 +37,11 @@ def plan(
     layouts: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION")
     ] = None,
+    hosts: Annotated[str | None, typer.Option(metavar="N,N,...")] = None,
+    link_between: Annotated[str | None, typer.Option(metavar="RATE")] = None,
+    link_within: Annotated[str | None, typer.Option(metavar="RATE")] = None,
+    step_ms: Annotated[float | None, typer.Option(metavar="MS")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Print the bytes that a model needs on N devices, untrained.
@@ -42,19 +51,33 @@ def plan(
     shards, too (weights="sharded"). The devices need not exist, and the weights
     take no memory: the step is traced, divided as for training, and added up.
 
+    With --hosts, one row for each way and number of hosts: how long the
+    exchanges of a step take on your links, and what is left of the speed.
+
     Args:
         target: A function without arguments that returns a compiled model,
             alone or with data as for fit: (model, x, y) or (model, dataset). Of
             the data only shapes and dtypes are used.
-        towers: Number of devices.
-        batch_size: Examples in a global batch.
+        towers: Number of devices; with --hosts, of each host.
+        batch_size: Examples in a global batch; with --hosts, that each host
+            adds to it.
         device_memory: Memory of a device, such as 24GiB: says what fits.
         gather_bytes: The option of weights="sharded": how many bytes of
             gathered weights a device has at a time.
         layouts: A function of a list of N devices' names that returns a
             keras.distribution.LayoutMap, or a ModelParallel, whose mesh has
             these devices: one more column, for this model parallelism.
-        as_json: Print JSON, with all numbers in bytes.
+        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64: three dots double
+            the number before them.
+        link_between: What each host can send to others, and receive at the same
+            time, such as 100Gbit. A latency may follow: 100Gbit,30us.
+        link_within: The same for each device and the others of its host, such
+            as 300GB/s or 300GB/s,5us.
+        step_ms: Milliseconds of a step on one device that trains alone, with
+            its share of the batch; without it, only exchanges have a time.
+        plot: Also draw the examples per second into this file (.png, .svg,
+            .pdf), with matplotlib.
+        as_json: Print JSON, with all sizes in bytes.
     """
     memory = None
     if device_memory is not None:
@@ -65,6 +88,29 @@ def plan(
             raise TowerError(
                 f"{option} {number} is not allowed: give 1 or more"
             )
+    with_hosts = {
+        "--link-between": link_between,
+        "--link-within": link_within,
+        "--step-ms": step_ms,
+        "--plot": plot,
+    }
+    numbers = None
+    if hosts is None:
+        for option, value in with_hosts.items():
+            if value is not None:
+                raise TowerError(f"{option} is for several hosts: add --hosts")
+    else:
+        numbers = plan_hosts.parse_hosts(hosts, towers)
+        between = plan_hosts.parse_link("between", link_between, numbers[-1])
+        within = plan_hosts.parse_link("within", link_within, towers)
+        if step_ms is not None and not 0 < step_ms < math.inf:
+            raise TowerError(
+                f"--step-ms {step_ms:g} is not allowed: give a number above 0"
+            )
+        if plot is not None:
+            check_plot(plot, "plan")
+            if step_ms is None:
+                raise TowerError("--plot draws examples/s: add --step-ms")
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from keras_towers import planning
@@ -75,6 +121,7 @@ def plan(
         batch_size,
         gathered,
         find_named(layouts) if layouts else None,
+        numbers,
     )
     if layouts:
         # Before what may take minutes.
@@ -82,27 +129,46 @@ def plan(
             planning.check_layouts(setting)
     with _naming(target):
         plans = planning.plan(find_named(target), setting)
+    rows = []
+    if numbers is not None:
+        rows = plan_hosts.timed(plans, towers, between, within, step_ms, memory)
     if as_json:
-        document = {
+        choices = [
+            _as_json(row.plan, memory) | row.as_json() for row in rows
+        ] or [_as_json(one, memory) for one in plans]
+        document: dict[str, Any] = {
             "model": plans[0].model,
             "parameters": plans[0].parameters,
             "towers": towers,
             "batch_size": batch_size,
             "device_memory": memory,
-            "choices": [_as_json(one, memory) for one in plans],
+            "choices": choices,
         }
-        typer.echo(json.dumps(document, indent=1))
-        return
-    title = (
-        f"{plans[0].model}: {plans[0].parameters:,} parameters on "
-        f"{towers} device{'' if towers == 1 else 's'}, {batch_size} examples "
-        "per step"
-    )
+        if rows:
+            document["take"] = plan_hosts.verdict(rows)
     console = Console(highlight=False)
-    console.print(title, soft_wrap=True)
-    console.print(_table(plans, memory, device_memory))
-    for line in _notes(plans):
-        console.print(line, style="dim", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(document, indent=1))
+    elif rows:
+        on = f"hosts of {towers} device{'' if towers == 1 else 's'}"
+        each = f"{batch_size} examples per step and host"
+        console.print(f"{_named(plans[0])} on {on}, {each}", soft_wrap=True)
+        console.print(plan_hosts.table_of(rows, device_memory))
+    else:
+        on = f"{towers} device{'' if towers == 1 else 's'}"
+        each = f"{batch_size} examples per step"
+        console.print(f"{_named(plans[0])} on {on}, {each}", soft_wrap=True)
+        console.print(_table(plans, memory, device_memory))
+        for line in _notes(plans):
+            console.print(line, style="dim", soft_wrap=True)
+    if plot is not None:
+        plan_hosts.draw_curve(rows, plot)
+    if rows and not as_json:
+        console.print(plan_hosts.verdict(rows), soft_wrap=True)
+
+
+def _named(plan: Plan) -> str:
+    return f"{plan.model}: {plan.parameters:,} parameters"
 
 
 @contextlib.contextmanager

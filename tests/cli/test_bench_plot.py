@@ -18,7 +18,7 @@ def test_each_row_that_was_measured_has_a_bar(tmp_path):
     samples = samples_of({"plain": [1.5, 2.5, 2.0], "tower": ["broke"]})
     results = summarize(ROWS, samples, batch=64, devices=2)
     path, titles = tmp_path / "steps.svg", {samples[0].cell.model: "A model"}
-    check_plot(path)
+    check_plot(path, "bench")
     draw_plot(results, titles, path)
     comments = [
         node.text.strip()
@@ -47,7 +47,7 @@ def test_each_row_that_was_measured_has_a_bar(tmp_path):
 def test_a_file_that_cannot_be_drawn_is_refused_at_once(tmp_path, name, said):
     pytest.importorskip("matplotlib")
     with pytest.raises(TowerError, match=said):
-        check_plot(tmp_path / name)
+        check_plot(tmp_path / name, "bench")
 
 
 def test_it_needs_matplotlib(tmp_path, monkeypatch):
@@ -55,4 +55,4 @@ def test_it_needs_matplotlib(tmp_path, monkeypatch):
     with pytest.raises(
         TowerError, match=r"pip install 'keras-towers\[plots\]'"
     ):
-        check_plot(tmp_path / "steps.png")
+        check_plot(tmp_path / "steps.png", "bench")

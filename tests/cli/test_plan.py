@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
+from keras_towers.cli import plan_hosts
 from keras_towers.cli.main import app
+from keras_towers.errors import TowerError
 
 pytestmark = pytest.mark.alternate
 
@@ -166,9 +168,99 @@ def test_one_device_has_one_choice():
     assert (alone["exchanges"], alone["sent"]) == (0, 0)
 
 
+ON_HOSTS = (
+    *("--towers", "2", "--batch-size", "8", "--hosts", "1,...,4"),
+    *("--link-between", "1Gbit,0us", "--link-within", "1GB/s,0us"),
+)
+
+
+def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
+    pytest.importorskip("matplotlib")
+    curve = tmp_path / "curve.svg"
+    memory = ("--device-memory", "1.1MB", "--step-ms", "2", "--plot", curve)
+    ended = run("model", *ON_HOSTS, *map(str, memory))
+    assert ended.exit_code == 0, ended.output
+    title, *lines, last = ended.stdout.splitlines()
+    assert title == (
+        "planned: 65,793 parameters on hosts of 2 devices, 8 examples per step "
+        "and host"
+    )
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    copies, *_ = (r for r in rows if r[:2] == ["4", "copies"])
+    sent = 4 * (256 * 256 + 257 + 1)
+    within, between = sent / 1e6, 2 * 3 / 4 * sent * 8 / 1e6
+    assert copies[2:4] == [f"{within:.1f}", f"{between:.1f}"]
+    seconds = (within + between) / 1e3
+    assert copies[4:7] == [
+        f"{1e3 * seconds:.1f}",
+        f"{4 * 8 / seconds:,.0f}",
+        f"{0.002 / seconds:.0%}",
+    ]
+    assert copies[-1] == "no"
+    assert last.startswith("Take ")
+    assert " on 1 to 4 hosts: " in last and " examples/s on 4 hosts, " in last
+    assert "copies" not in last
+    assert curve.read_text().startswith("<?xml")
+
+
+def test_hosts_without_a_step_have_times_of_exchanges_only():
+    ended = run("model", *ON_HOSTS, "--json")
+    found = json.loads(ended.stdout)
+    assert [c["hosts"] for c in found["choices"]] == [1] * 3 + [2] * 3 + [4] * 3
+    copies = found["choices"][-3]
+    assert copies["efficiency"] is copies["examples_per_s"] is None
+    assert copies["step_ms"] == pytest.approx(
+        sum(copies["sending_ms"].values())
+    )
+    assert found["take"].startswith("Take copies on 1 to 4 hosts: exchanges ")
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("1", [1]),
+        ("3,5,6", [3, 5, 6]),
+        ("1,2,...,16", [1, 2, 4, 8, 16]),
+        ("3,...,12,13", [3, 6, 12, 13]),
+    ],
+)
+def test_dots_double_numbers_of_hosts(text, hosts):
+    assert plan_hosts.parse_hosts(text, 8) == hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "2,1", "2,2", "1,...", "...,4", "1,...,3", "1,...,...,4"]
+)
+def test_other_numbers_of_hosts_are_refused(text):
+    with pytest.raises(TowerError, match="give numbers of hosts in ascending"):
+        plan_hosts.parse_hosts(text, 8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["model", "--towers", "2", "--step-ms", "1"], "add --hosts"),
+        (
+            ["model", "--towers", "2", "--hosts", "2"],
+            "--hosts needs --link-between: what connects hosts, such as",
+        ),
+        (
+            ["model", *ON_HOSTS[:6], "--link-between", "1Gbit"],
+            "--hosts needs --link-within: what connects the devices of a host",
+        ),
+        (
+            ["model", *ON_HOSTS[:6], "--link-between", "1Gbit,1"],
+            "--link-between 1Gbit,1 is not allowed: give the latency in micro",
+        ),
+        (["model", *ON_HOSTS, "--step-ms", "0"], "--step-ms 0 is not allowed"),
+        (
+            ["model", *ON_HOSTS, "--plot", "curve.svg"],
+            "--plot draws examples/s: add --step-ms",
+        ),
+        (
+            ["model", "--towers", "2048", "--hosts", "4"],
+            "--hosts 4 with --towers 2048 is not allowed: these are 8,192",
+        ),
         (["no_such_module:build"], "No module named 'no_such_module'"),
         (["no_such"], "names no function: give MODULE:FUNCTION"),
         (["missing"], "has no attribute 'missing'"),

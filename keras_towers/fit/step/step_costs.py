@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,7 +25,7 @@ from keras_towers.fit.places import Places
 from keras_towers.fit.step import trace
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
-from keras_towers.partition.program import Program, Tensor
+from keras_towers.partition.program import Axis, Program, Tensor
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
@@ -195,7 +195,7 @@ def describe_steps(config: TowerConfig) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Exchanged:
+class Exchanged:
     """What is exchanged at a time.
 
     Attributes:
@@ -203,18 +203,62 @@ class _Exchanged:
         tensor: the tensor.
         sizes: the shape of what all contribute.
         is_sum: whether all get the sum, which is scattered and then gathered.
-        peers: how many send to one another.
+        over: the axes along which it is exchanged, the inner one first.
         groups: how many groups of them do so side by side, each a part.
-        parts: how many such parts each of them sends, of its columns.
     """
 
     level: int
     tensor: Tensor
     sizes: Sequence[Any]
     is_sum: bool
-    peers: int
+    over: Sequence[Axis] = ("towers", "ranks")
     groups: int = 1
-    parts: int = 1
+
+    @property
+    def size(self) -> Size | int | None:
+        """Its bytes; None: the entries of a batch decide."""
+        size: Any = math.prod(self.sizes, start=self.tensor.dtype.size)
+        is_known = isinstance(size, (Size, int))
+        return size if is_known and not is_data_dependent(size) else None
+
+
+def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
+    """Yield what a program exchanges.
+
+    Args:
+        program: the program.
+        towers: the number of towers, or of their micro-batches.
+    """
+    for exchange in program.exchanges:
+        tensor, sizes, over = exchange.given, exchange.sizes, exchange.over
+        groups = 1
+        if "columns" in over:
+            # Each tower exchanges the rows that it has of the batch.
+            has_rows = not tensor.shape.is_fully_defined()
+            groups = towers if has_rows else 1
+            sizes = list(sizes or [UNKNOWN])
+        elif sizes is None:
+            times = 1 if exchange.kind == "sum" else towers
+            sizes = [times, *_sizes(tensor)]
+        else:
+            rows = exchange.axis if exchange.kind == "gather" else None
+            sizes = [
+                towers if size is None else _length(size, axis == rows)
+                for axis, size in enumerate(sizes)
+            ]
+        if exchange.kind != "first":
+            is_sum = exchange.kind == "sum"
+            yield Exchanged(tensor.level, tensor, sizes, is_sum, over, groups)
+    for update in program.updates:
+        for part in update.given:
+            if part in update.rows:
+                sizes = [update.rows[part], *_sizes(part)[1:]]
+            elif part.on_towers:
+                sizes = _sizes(part)
+            else:
+                continue
+            is_sum = part not in update.rows
+            yield Exchanged(update.level, part, sizes, is_sum)
 
 
 def costs_of(
@@ -233,64 +277,30 @@ def costs_of(
     """
     of_ranks = senders is not None
     senders = senders or towers
-    exchanged: list[_Exchanged] = []
-    for exchange in program.exchanges:
-        tensor, sizes = exchange.given, exchange.sizes
-        peers, groups = senders, 1
-        if "columns" in exchange.over:
-            # Each tower exchanges the rows that it has of the batch.
-            has_rows = not tensor.shape.is_fully_defined()
-            peers, groups = columns, towers if has_rows else 1
-            sizes = list(sizes or [UNKNOWN])
-        elif sizes is None:
-            times = 1 if exchange.kind == "sum" else towers
-            sizes = [times, *_sizes(tensor)]
-        else:
-            rows = exchange.axis if exchange.kind == "gather" else None
-            sizes = [
-                towers if size is None else _length(size, axis == rows)
-                for axis, size in enumerate(sizes)
-            ]
-        parts = 1
-        if of_ranks and "ranks" not in exchange.over:
-            # It stays within each process.
-            peers = 1
-        elif of_ranks and tensor.on_columns:
-            parts = columns
-        if exchange.kind != "first":
-            is_sum = exchange.kind == "sum"
-            exchanged.append(
-                _Exchanged(
-                    tensor.level, tensor, sizes, is_sum, peers, groups, parts
-                )
-            )
-    for update in program.updates:
-        for part in update.given:
-            if part in update.rows:
-                sizes = [update.rows[part], *_sizes(part)[1:]]
-            elif part.on_towers:
-                sizes = _sizes(part)
-            else:
-                continue
-            is_sum = part not in update.rows
-            exchanged.append(
-                _Exchanged(update.level, part, sizes, is_sum, senders)
-            )
+    exchanged = [*exchanged_in(program, towers)]
     has_unknown = False
     per_unit: collections.Counter[str] = collections.Counter()
     sent: collections.Counter[str] = collections.Counter()
     for one in exchanged:
-        size: Any = math.prod(one.sizes, start=one.tensor.dtype.size)
-        if isinstance(size, int):
-            unit, number = "", size
-        elif isinstance(size, Size) and not is_data_dependent(size):
-            unit, number = _unit(size), size.number
-        else:
+        size = one.size
+        if size is None:
             has_unknown = True
             continue
+        if isinstance(size, Size):
+            unit, number = _unit(size), size.number
+        else:
+            unit, number = "", size
         per_unit[unit] += number
-        number *= (2 if one.is_sum else 1) * (one.peers - 1) * one.parts
-        sent[unit] += number // (one.peers * one.groups)
+        peers, parts = senders, 1
+        if "columns" in one.over:
+            peers = columns
+        elif of_ranks and "ranks" not in one.over:
+            # It stays within each process.
+            peers = 1
+        elif of_ranks and one.tensor.on_columns:
+            parts = columns
+        number *= (2 if one.is_sum else 1) * (peers - 1) * parts
+        sent[unit] += number // (peers * one.groups)
     once, growing = _once(program)
     rounds = len({one.level for one in exchanged})
     fixed = per_unit.pop("", 0)

@@ -1,0 +1,179 @@
+"""How long a step takes on links between devices, from what it exchanges.
+
+Exchanges are rings, which move as few bytes as an exchange can: over n members
+they take n - 1 rounds, or twice as many for a sum, which is scattered and then
+gathered, and each round moves an n-th. Along several axes they are made one
+after another: a sum of the towers of all hosts is one of the towers of each
+host, and then one of hosts.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+from keras_towers.fit.step.step_costs import Exchanged
+from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.program import Axis, Program, Tensor
+from keras_towers.partition.sizes import EXAMPLES, Size, multiple_of
+from keras_towers.transport import messages
+
+_PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What connects the members of an axis.
+
+    Attributes:
+        rate: the bytes per second that each member sends, and receives at the
+            same time.
+        latency: the seconds that a message takes, however small.
+    """
+
+    rate: float
+    latency: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Those that exchange along an axis.
+
+    Attributes:
+        number: how many they are.
+        link: what connects them.
+    """
+
+    number: int
+    link: Link
+
+    def seconds(self, size: float, sent: int, is_sum: bool) -> float:
+        """Return how long they exchange.
+
+        Args:
+            size: the bytes of what all have in the end.
+            sent: the number of messages that they make of it.
+            is_sum: whether they add it up, and do not only gather or scatter.
+        """
+        rounds = (2 if is_sum else 1) * (self.number - 1)
+        moved = size / self.number / self.link.rate
+        return rounds * (sent * self.link.latency + moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """How long a step takes.
+
+    Attributes:
+        sending: for each axis the seconds of a step's exchanges.
+        computing: the seconds that it computes; None: not given.
+        seconds: the seconds of the step: in each of its rounds, whichever is
+            longer of computing and sending.
+    """
+
+    sending: Mapping[Axis, float]
+    computing: float | None
+    seconds: float
+
+    @property
+    def efficiency(self) -> float | None:
+        """The part of the step in which it computes; None: not known."""
+        return None if self.computing is None else self.computing / self.seconds
+
+
+def time_step(
+    exchanged: Iterable[Exchanged],
+    axes: Mapping[Axis, Members],
+    examples: int,
+    work: Mapping[int, float],
+    computing: float | None = None,
+) -> StepTime:
+    """Return how long a step takes.
+
+    Args:
+        exchanged: what it exchanges. What depends on the data is left out.
+        axes: the members of each axis along which it does.
+        examples: the number of examples of the global batch.
+        work: of each level, how much of the step's computing is in it.
+        computing: the seconds that a device computes in a step; None: unknown.
+    """
+    together: dict[tuple[int, bool, tuple[Axis, ...], bool], list[Exchanged]]
+    together = collections.defaultdict(list)
+    for one in exchanged:
+        if bytes_for(one.size, examples) is not None:
+            key = one.level, one.is_sum, tuple(one.over), one.tensor.on_columns
+            together[key].append(one)
+    sending: dict[Axis, float] = collections.defaultdict(float)
+    by_level: dict[int, float] = collections.defaultdict(float)
+    for (level, is_sum, over, on_columns), group in together.items():
+        size, sent = _size_and_messages(group, examples)
+        for axis in over:
+            # A host sends what each of its columns has.
+            parts = on_columns and axis == "ranks" and "columns" in axes
+            times = axes["columns"].number if parts else 1
+            seconds = axes[axis].seconds(size * times, sent, is_sum)
+            sending[axis] += seconds
+            by_level[level] += seconds
+    if computing is None:
+        return StepTime(sending, None, sum(by_level.values()))
+    whole = sum(work.values()) or 1
+    steps = (
+        max(computing * work.get(level, 0) / whole, by_level[level])
+        for level in {*work, *by_level}
+    )
+    return StepTime(sending, computing, sum(steps))
+
+
+def _size_and_messages(
+    group: Sequence[Exchanged], examples: int
+) -> tuple[float, int]:
+    """Return the bytes that are exchanged at a time, and their messages."""
+    specs, size = [], 0.0
+    for one in group:
+        own = (bytes_for(one.size, examples) or 0) / one.groups
+        size += own
+        entries = math.ceil(own / one.tensor.dtype.size)
+        specs.append(tf.TensorSpec([entries], one.tensor.dtype))
+    return size, len(messages.buckets(specs))
+
+
+def bytes_for(size: Size | int | None, examples: int) -> int | None:
+    """Return bytes for a number of examples; None: the data decides."""
+    if isinstance(size, Size):
+        number = multiple_of(size, EXAMPLES)
+        return None if number is None else number * examples
+    return size
+
+
+def work_of(program: Program, lifetimes: Lifetimes) -> dict[int, float]:
+    """Return how much a tower computes in each level of a program.
+
+    By the multiplications of products, such as those of matrices, of which
+    each has a factor from either input; and of anything else by what it makes.
+    """
+    work: dict[int, float] = collections.defaultdict(float)
+    for operation in program.operations:
+        if operation.is_repeated:
+            continue
+        made = _entries(operation.outputs, lifetimes)
+        if operation.type.startswith(_PRODUCTS):
+            sizes = [_entries([t], lifetimes) for t in operation.inputs]
+            # Of shapes [m, k], [k, n] and [m, n]: m k n.
+            made = math.sqrt(math.prod(sorted(sizes)[-2:]) * made)
+            shape = operation.outputs[0].shape
+            if operation.type.startswith("Batch") and shape.rank is not None:
+                # The axes of the batch are in all three.
+                batch = _entries(operation.outputs, lifetimes)
+                for length in shape[-2:]:
+                    batch /= length or 1
+                made /= math.sqrt(batch)
+        work[operation.level] += made
+    return dict(work)
+
+
+def _entries(tensors: Iterable[Tensor], lifetimes: Lifetimes) -> float:
+    return sum(lifetimes.bytes_of([t]) / (t.dtype.size or 1) for t in tensors)
