@@ -120,7 +120,9 @@ def time_step(
             by_level[level] += seconds
     if computing is None:
         return StepTime(sending, None, sum(by_level.values()))
-    whole = sum(work.values()) or 1
+    # Of a step that does not fit its sizes none knows where it computes.
+    work = work or {0: 1.0}
+    whole = sum(work.values())
     steps = (
         max(computing * work.get(level, 0) / whole, by_level[level])
         for level in {*work, *by_level}

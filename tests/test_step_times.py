@@ -81,3 +81,4 @@ def test_a_level_takes_what_is_longer_of_computing_and_sending():
 
 def test_what_the_data_decides_is_left_out():
     assert time(exchanged([UNKNOWN, 4])).seconds == 0
+    assert time(exchanged([UNKNOWN, 4]), computing=0.5).seconds == 0.5
