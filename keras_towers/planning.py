@@ -539,7 +539,7 @@ def _graph_without_memory() -> Iterator[None]:
         if not isinstance(value, tf.Tensor):
             value = tf.convert_to_tensor(value, given.get("dtype"))
         given["shape"] = given.get("shape") or value.shape
-        return compat.UninitializedVariable(**{**given, "dtype": value.dtype})
+        return WithoutMemory(**{**given, "dtype": value.dtype})
 
     creator = (compat.variables_module, "default_variable_creator_v2", create)
     # A rank has no value of what is in shards over all of them.
@@ -550,7 +550,7 @@ def _graph_without_memory() -> Iterator[None]:
 
 def _like(variable: keras.Variable) -> Any:
     """Return a variable of the current graph like another one."""
-    return compat.UninitializedVariable(
+    return WithoutMemory(
         trainable=variable.trainable,
         name=variable.name,
         shape=variable.shape,

@@ -94,15 +94,17 @@ def plan(
         "--step-ms": step_ms,
         "--plot": plot,
     }
-    numbers = None
+    numbers, links = None, None
     if hosts is None:
         for option, value in with_hosts.items():
             if value is not None:
                 raise TowerError(f"{option} is for several hosts: add --hosts")
     else:
         numbers = plan_hosts.parse_hosts(hosts, towers)
-        between = plan_hosts.parse_link("between", link_between, numbers[-1])
-        within = plan_hosts.parse_link("within", link_within, towers)
+        links = (
+            plan_hosts.parse_link("between", link_between, numbers[-1]),
+            plan_hosts.parse_link("within", link_within, towers),
+        )
         if step_ms is not None and not 0 < step_ms < math.inf:
             raise TowerError(
                 f"--step-ms {step_ms:g} is not allowed: give a number above 0"
@@ -130,8 +132,10 @@ def plan(
     with _naming(target):
         plans = planning.plan(find_named(target), setting)
     rows = []
-    if numbers is not None:
+    if links is not None:
+        between, within = links
         rows = plan_hosts.timed(plans, towers, between, within, step_ms, memory)
+    console = Console(highlight=False)
     if as_json:
         choices = [
             _as_json(row.plan, memory) | row.as_json() for row in rows
@@ -146,8 +150,6 @@ def plan(
         }
         if rows:
             document["take"] = plan_hosts.verdict(rows)
-    console = Console(highlight=False)
-    if as_json:
         typer.echo(json.dumps(document, indent=1))
     elif rows:
         on = f"hosts of {towers} device{'' if towers == 1 else 's'}"
