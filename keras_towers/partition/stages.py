@@ -8,13 +8,14 @@ results, or they may need its.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.effects import is_draw
+from keras_towers.partition.element_dtypes import ElementDtypes
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import (
     Kernels,
@@ -24,7 +25,7 @@ from keras_towers.partition.kernels import (
 from keras_towers.partition.program import Operation, Program, Tensor
 
 _NOT_NUMBERS = (tf.string, tf.resource)
-_LISTS = "has a list of tensors in two of its functions"
+_LISTS = "has a list of lists of tensors in two of its functions"
 _EFFECTS = "has effects in a function"
 _DRAWS = (
     "draws from TensorFlow's own generator, which gives other numbers than on "
@@ -54,19 +55,20 @@ class Stages:
 
     Attributes:
         kernels: what XLA compiles on the device.
+        elements: the dtypes of the elements of lists.
         not_compiled: for what runs without XLA although XLA has its kernels: by
             reason, the first operation.
     """
 
     def __init__(self, program: Program, device: str):
         self.kernels = Kernels(device, program.graphs)
+        self.elements = ElementDtypes(program.exchanges)
         self.not_compiled: dict[str, Operation] = {}
-        # By list of tensors: the operations that use it.
+        # By list of lists: the operations that use it.
         self._users: dict[Tensor, list[Any]] = {}
         for operation in program.operations:
-            for tensor in operation.inputs:
-                if tensor.dtype == tf.variant:
-                    self._users.setdefault(tensor, []).append(operation)
+            for tensor in self._kept_in(operation.inputs):
+                self._users.setdefault(tensor, []).append(operation)
         ends = [*program.results, *(e.given for e in program.exchanges)]
         for tensor in ends:
             self._users.setdefault(tensor, []).append(None)
@@ -79,13 +81,12 @@ class Stages:
         """
         single = {id(o) for o in operations if self._is_single(o)}
         inside = {id(o) for o in operations}
-        lists = _lists_of(operations)
+        lists = self._lists_of(operations)
         for found in lists:
             ends = {
                 id(end)
                 for o in found
-                for t in (*o.inputs, *o.outputs)
-                if t.dtype == tf.variant
+                for t in self._kept_in((*o.inputs, *o.outputs))
                 for end in (t.operation, *self._users.get(t, ()))
             }
             if not ends <= inside:
@@ -107,6 +108,36 @@ class Stages:
                 least |= {id(o): max(of_list) for o in found}
             if is_done:
                 return stages
+
+    def _kept_in(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return the lists that no function takes from another one.
+
+        Lists of numbers go from one to another as the stacks of these. Of what
+        is repeated each function has its own.
+        """
+        return [
+            tensor
+            for tensor in tensors
+            if tensor.dtype == tf.variant
+            and not (tensor.operation and tensor.operation.is_repeated)
+            and self.elements.of(tensor) is None
+        ]
+
+    def _lists_of(
+        self, operations: Sequence[Operation]
+    ) -> list[list[Operation]]:
+        """Return operations that have to be in the same function, together."""
+        groups: dict[Tensor, list[Operation]] = {}
+        for operation in operations:
+            lists = {*self._kept_in((*operation.inputs, *operation.outputs))}
+            joined = [operation]
+            known = [groups[tensor] for tensor in lists if tensor in groups]
+            for group in {id(group): group for group in known}.values():
+                joined = [*group, *joined]
+            for o in joined if lists else ():
+                ends = self._kept_in((*o.inputs, *o.outputs))
+                groups |= dict.fromkeys(ends, joined)
+        return list({id(group): group for group in groups.values()}.values())
 
     def _leave_out(
         self, operations: Sequence[Operation], single: set[int]
@@ -198,28 +229,6 @@ def _in_stages(
         stage = stages[number]
         (stage.compiled if is_compiled else stage.single).append(operation)
     return stages, numbers
-
-
-def _lists_of(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Return operations that share lists of tensors, together."""
-    groups: dict[Tensor, list[Operation]] = {}
-    for operation in operations:
-        tensors = {
-            tensor
-            for tensor in (*operation.inputs, *operation.outputs)
-            if tensor.dtype == tf.variant
-        }
-        joined = [operation]
-        known = [groups[tensor] for tensor in tensors if tensor in groups]
-        for group in {id(group): group for group in known}.values():
-            joined = [*group, *joined]
-        for o in joined if tensors else ():
-            groups |= {
-                tensor: joined
-                for tensor in (*o.inputs, *o.outputs)
-                if tensor.dtype == tf.variant
-            }
-    return list({id(group): group for group in groups.values()}.values())
 
 
 def _resources(operation: Operation) -> list[Any]:

@@ -15,6 +15,7 @@ from keras_towers.fit.step.graph_function import (
     CallMode,
     GraphFunction,
 )
+from keras_towers.fit.step.stacked_lists import StackedLists
 from keras_towers.fit.step.tower_tensors import (
     TowerTensors,
     value_of,
@@ -55,11 +56,24 @@ class FunctionCall:
         body: what it computes.
         function: the function.
         gate: the tensors for which it waits.
+        lists: the dtypes of the elements of lists that XLA takes and returns
+            as stacks.
     """
 
     body: Function
     function: GraphFunction
     gate: Sequence[Any] = ()
+    lists: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Add a call to the current graph; return what it returns."""
+        return self._called(inputs)
+
+    @functools.cached_property
+    def _called(self) -> GraphFunction | StackedLists:
+        if not self.lists:
+            return self.function
+        return StackedLists(self.function, self.body, self.lists)
 
 
 class TowerFunctions:
@@ -182,7 +196,14 @@ class TowerFunctions:
     def _compiled(self, body: Function) -> FunctionCall:
         """Return a call of a function that XLA compiles."""
         graph = graph_of(body, self._program.graphs)
-        return FunctionCall(body, GraphFunction(graph, "xla"))
+        return self._call_compiled(body, GraphFunction(graph, "xla"))
+
+    def _call_compiled(
+        self, body: Function, function: GraphFunction, gate: Sequence[Any] = ()
+    ) -> FunctionCall:
+        ends = (*body.inputs, *body.outputs)
+        lists = {t: self._xla.elements.of(t) for t in ends if t.dtype == tf.variant}
+        return FunctionCall(body, function, gate, lists)
 
     def _add_stages(
         self,
@@ -228,7 +249,7 @@ class TowerFunctions:
         if not needs_call(operations):
             return self.add_single(operations, known, made)
         call = self._compiled(self._closure(operations, made))
-        values = call.function([value_of(t, known) for t in call.body.inputs])
+        values = call([value_of(t, known) for t in call.body.inputs])
         return [*with_shapes(made, values).values()]
 
     def add_single(
@@ -298,7 +319,7 @@ class TowerFunctions:
             return emit(writes, known, whole.outputs, graphs)
 
         function = GraphFunction(graph_of_inputs(whole.inputs, run), "xla")
-        compiled = FunctionCall(whole, function, self._order.gate)
+        compiled = self._call_compiled(whole, function, self._order.gate)
         return compiled, before, after
 
     def _can_be_compiled(

@@ -258,14 +258,13 @@ class TowerProgram:
         """
         if call is None:
             return
-        function = call.function
         inputs, outputs = call.body.inputs, call.body.outputs
         for owner in owners:
             made: list[Any] = []
             if once:
                 first, *_ = owner.parts
                 with tf.device(owner.device):
-                    values = function([value_of(t, first) for t in inputs])
+                    values = call([value_of(t, first) for t in inputs])
                 owner.shared.update(with_shapes(outputs, values))
                 continue
             for part in owner.parts:
@@ -275,7 +274,7 @@ class TowerProgram:
                     given = [value_of(t, part) for t in inputs]
                     if made:
                         given = [_after_dependencies(value) for value in given]
-                    part.update(with_shapes(outputs, function(given)))
+                    part.update(with_shapes(outputs, call(given)))
                     made = [
                         owner.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs

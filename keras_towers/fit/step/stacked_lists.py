@@ -1,0 +1,118 @@
+"""Lists of tensors that functions take or return which XLA compiles.
+
+XLA's functions have only numbers as inputs and results. Outside of them, lists
+are TensorFlow's own. They take and return the stacks of their elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.fit.step.graph_function import GraphFunction
+from keras_towers.partition.program import Function, Tensor, graph_of_inputs
+
+_OF_TENSOR = "TensorListFromTensor"
+
+
+class StackedLists:
+    """A function that XLA compiles, of which inputs or outputs are lists.
+
+    Args:
+        function: the function, which takes and returns lists.
+        body: what it computes.
+        dtypes: of the elements of lists.
+    """
+
+    def __init__(
+        self,
+        function: GraphFunction,
+        body: Function,
+        dtypes: Mapping[Tensor, Any],
+    ):
+        self._inputs, self._outputs = body.inputs, body.outputs
+        self._dtypes = dtypes
+        stacks = {
+            tensor: Tensor(dtype, tf.TensorShape(None), tensor.on_towers)
+            for tensor, dtype in dtypes.items()
+        }
+
+        def run(known: dict[Tensor, Any]) -> list[Any]:
+            given = [
+                _list_of(known[stacks[t]]) if t in dtypes else known[t]
+                for t in body.inputs
+            ]
+            results: list[Any] = []
+            for tensor, value in zip(body.outputs, function(given), strict=True):
+                if tensor not in dtypes:
+                    results.append(value)
+                    continue
+                stack = _stack_of(value, dtypes[tensor])
+                results += [stack, _length_of(value, stack)]
+            return results
+
+        inputs = [stacks.get(tensor, tensor) for tensor in body.inputs]
+        self._function = GraphFunction(graph_of_inputs(inputs, run), "xla")
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Add a call of the function to the current graph."""
+        given = [
+            _stack_of(value, self._dtypes[tensor])
+            if tensor in self._dtypes
+            else value
+            for tensor, value in zip(self._inputs, inputs, strict=True)
+        ]
+        results = iter(self._function(given))
+        return [
+            _list_of(next(results)[: next(results)])
+            if tensor in self._dtypes
+            else next(results)
+            for tensor in self._outputs
+        ]
+
+
+def _list_of(stack: Any) -> Any:
+    """Return the list of the rows of a tensor."""
+    return tf.raw_ops.TensorListFromTensor(
+        tensor=stack, element_shape=tf.shape(stack)[1:]
+    )
+
+
+def _stack_of(list_: Any, dtype: Any) -> Any:
+    """Return the elements of a list as the rows of a tensor."""
+    if list_.op.type == _OF_TENSOR:
+        return list_.op.inputs[0]
+    return tf.raw_ops.TensorListStack(
+        input_handle=list_, element_shape=-1, element_dtype=dtype
+    )
+
+
+def _length_of(list_: Any, stack: Any) -> Any:
+    """Return the length of a list in XLA, at least 1.
+
+    XLA's lists are as long as they may become, and so are their stacks. Only
+    what pushes and pops elements knows where a list ends.
+
+    Args:
+        list_: the list.
+        stack: its stack.
+    """
+    zeros, last = tf.raw_ops.TensorListPopBack(
+        input_handle=tf.zeros_like(list_),
+        element_shape=-1,
+        element_dtype=stack.dtype,
+    )
+    marked = tf.raw_ops.TensorListPushBack(
+        input_handle=zeros, tensor=tf.ones_like(last)
+    )
+    rows = tf.shape(stack)[0]
+    marks = tf.reshape(
+        tf.cast(_stack_of(marked, stack.dtype), tf.bool),
+        [rows, tf.size(last)],
+    )
+    is_last = tf.reduce_any(marks, 1)
+    found = tf.argmax(tf.cast(is_last, tf.int32), output_type=tf.int32) + 1
+    # Elements without entries cannot be marked, and are all alike.
+    return tf.where(tf.reduce_any(is_last), found, rows)
