@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.effects import is_draw
-from keras_towers.partition.element_dtypes import ElementDtypes
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import (
     Kernels,
@@ -23,6 +22,7 @@ from keras_towers.partition.kernels import (
     functions_of,
 )
 from keras_towers.partition.program import Operation, Program, Tensor
+from keras_towers.partition.stackable import Stackable
 
 _NOT_NUMBERS = (tf.string, tf.resource)
 _LISTS = "has a list of lists of tensors in two of its functions"
@@ -55,14 +55,14 @@ class Stages:
 
     Attributes:
         kernels: what XLA compiles on the device.
-        elements: the dtypes of the elements of lists.
+        stackable: the lists that go from one function to another.
         not_compiled: for what runs without XLA although XLA has its kernels: by
             reason, the first operation.
     """
 
     def __init__(self, program: Program, device: str):
         self.kernels = Kernels(device, program.graphs)
-        self.elements = ElementDtypes(program.exchanges)
+        self.stackable = Stackable(program)
         self.not_compiled: dict[str, Operation] = {}
         # By list of lists: the operations that use it.
         self._users: dict[Tensor, list[Any]] = {}
@@ -120,7 +120,7 @@ class Stages:
             for tensor in tensors
             if tensor.dtype == tf.variant
             and not (tensor.operation and tensor.operation.is_repeated)
-            and self.elements.of(tensor) is None
+            and self.stackable.dtype_of(tensor) is None
         ]
 
     def _lists_of(

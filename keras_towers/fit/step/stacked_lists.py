@@ -90,29 +90,36 @@ def _stack_of(list_: Any, dtype: Any) -> Any:
 
 
 def _length_of(list_: Any, stack: Any) -> Any:
-    """Return the length of a list in XLA, at least 1.
+    """Return the length of a list in XLA.
 
     XLA's lists are as long as they may become, and so are their stacks. Only
-    what pushes and pops elements knows where a list ends.
+    what pushes and pops elements knows where a list ends. Lists of which
+    elements are set end at 0 for it, and have all of them.
 
     Args:
         list_: the list.
         stack: its stack.
     """
-    zeros, last = tf.raw_ops.TensorListPopBack(
-        input_handle=tf.zeros_like(list_),
-        element_shape=-1,
-        element_dtype=stack.dtype,
+    zeros = tf.zeros_like(list_)
+    popped, last = tf.raw_ops.TensorListPopBack(
+        input_handle=zeros, element_shape=-1, element_dtype=stack.dtype
     )
-    marked = tf.raw_ops.TensorListPushBack(
-        input_handle=zeros, tensor=tf.ones_like(last)
+    mark = tf.ones_like(last)
+    # It may be full: the next element takes the place of the last one, then.
+    last_row, next_row = (
+        _marked_row(
+            tf.raw_ops.TensorListPushBack(input_handle=before, tensor=mark),
+            mark,
+        )
+        for before in (popped, zeros)
     )
-    rows = tf.shape(stack)[0]
-    marks = tf.reshape(
-        tf.cast(_stack_of(marked, stack.dtype), tf.bool),
-        [rows, tf.size(last)],
-    )
-    is_last = tf.reduce_any(marks, 1)
-    found = tf.argmax(tf.cast(is_last, tf.int32), output_type=tf.int32) + 1
-    # Elements without entries cannot be marked, and are all alike.
-    return tf.where(tf.reduce_any(is_last), found, rows)
+    return tf.where(next_row > 0, last_row + 1, tf.shape(stack)[0])
+
+
+def _marked_row(list_: Any, mark: Any) -> Any:
+    """Return the number of the element that is a mark, in a list of zeros."""
+    stack = _stack_of(list_, mark.dtype)
+    # Elements without entries are all alike: the first one will do.
+    rows = tf.reshape(stack, [tf.shape(stack)[0], tf.size(mark)])
+    found = tf.reduce_any(tf.cast(rows, tf.bool), 1)
+    return tf.argmax(tf.cast(found, tf.int32), output_type=tf.int32)

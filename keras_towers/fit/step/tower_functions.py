@@ -202,7 +202,11 @@ class TowerFunctions:
         self, body: Function, function: GraphFunction, gate: Sequence[Any] = ()
     ) -> FunctionCall:
         ends = (*body.inputs, *body.outputs)
-        lists = {t: self._xla.elements.of(t) for t in ends if t.dtype == tf.variant}
+        lists = {
+            tensor: self._xla.stackable.dtype_of(tensor)
+            for tensor in ends
+            if tensor.dtype == tf.variant
+        }
         return FunctionCall(body, function, gate, lists)
 
     def _add_stages(
