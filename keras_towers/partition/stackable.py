@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.kernels import called_names, functions_of
 from keras_towers.partition.program import (
     Function,
@@ -23,9 +24,15 @@ from keras_towers.partition.program import (
 
 _NOTHING: Mapping[Tensor, Tensor] = MappingProxyType({})
 _LOOPS = ("While", "StatelessWhile")
-_SETS = ("TensorListPushBack", "TensorListSetItem")
+_PUSH, _SET = "TensorListPushBack", "TensorListSetItem"
 # Their outputs are lists like their inputs.
-_LIKE_INPUTS = ("AddN", "Identity", "IdentityN", "TensorListResize", "ZerosLike")
+_LIKE_INPUTS = (
+    "AddN",
+    "Identity",
+    "IdentityN",
+    "TensorListResize",
+    "ZerosLike",
+)
 
 
 class Stackable:
@@ -37,6 +44,7 @@ class Stackable:
 
     def __init__(self, program: Program):
         self._given = {e.result: e.given for e in program.exchanges}
+        self._graphs = program.graphs
         self._users = _users_of_lists(program.operations)
         self._inside: dict[int, Mapping[Tensor, Any]] = {}
         self._known: dict[Tensor, Any] = {}
@@ -109,43 +117,45 @@ class Stackable:
     ) -> Iterable[Tensor] | None:
         """Return what an operation makes of a list; None: it may grow."""
         is_element = tensor in operation.inputs[1:]
-        if operation.type in _SETS and is_element:
+        if operation.type == _PUSH or (operation.type == _SET and is_element):
             return None
-        # What functions do that were not laid out is not known here.
-        grows = operation.type == "TensorListPushBack"
-        if grows or called_names(operation.attributes):
-            return None
-        functions = functions_of(operation)
+        functions: list[Function | str] = [*functions_of(operation)]
+        functions += called_names(operation.attributes)
         if not functions:
             return [t for t in operation.outputs if t.dtype == tf.variant]
         is_loop = operation.type in _LOOPS
-        inside = [t is tensor for t in operation.inputs]
-        after: set[Tensor] = set()
-        is_settled = False
-        while not is_settled:
-            is_settled = True
+        inputs = [k for k, t in enumerate(operation.inputs) if t is tensor]
+        outputs: set[int] = set(inputs if is_loop else ())
+        for index in inputs:
             for function in functions:
-                first = len(operation.inputs) - len(function.inputs)
-                taken = inside[first:]
-                own = [t for t, is_it in zip(function.inputs, taken) if is_it]
-                for one in own:
-                    made = self._becomes(one, self._users_in(function))
-                    if made is None:
-                        return None
-                    if len(function.outputs) != len(operation.outputs):
-                        # It is the condition of a loop.
-                        continue
-                    for index, result in enumerate(function.outputs):
-                        if result not in made:
-                            continue
-                        after.add(operation.outputs[index])
-                        if is_loop and not inside[index]:
-                            # The next round has it there.
-                            inside[index], is_settled = True, False
-        if is_loop:
-            pairs = zip(operation.outputs, inside, strict=True)
-            after.update(made for made, is_it in pairs if is_it)
-        return after
+                # A branch does not take the first input.
+                own = index if is_loop else index - len(operation.inputs)
+                made = self._outputs_from(function, own)
+                if made is None:
+                    return None
+                outputs |= made
+                # The next round has lists there.
+                inputs += [k for k in made if is_loop and k not in inputs]
+        return [operation.outputs[k] for k in outputs]
+
+    def _outputs_from(self, function: Function | str, index: int) -> Any:
+        """Return the outputs of a function that an input becomes.
+
+        None: the list may grow.
+        """
+        if isinstance(function, Function):
+            users = self._users_in(function)
+            made = self._becomes(function.inputs[index], users)
+            outputs: Sequence[Any] = function.outputs
+        else:
+            found = compat.definition_of_function(self._graphs, function)
+            if found is None:
+                return None
+            made = _becomes_in(found, found.signature.input_arg[index].name)
+            outputs = [found.ret[a.name] for a in found.signature.output_arg]
+        if made is None:
+            return None
+        return {k for k, output in enumerate(outputs) if output in made}
 
     def _users_in(self, function: Function) -> Mapping[Tensor, Any]:
         if id(function) not in self._inside:
@@ -160,6 +170,33 @@ def _passed(
     """Return the inputs of a function, and what an operation gives it."""
     first = len(operation.inputs) - len(function.inputs)
     return function.inputs, operation.inputs[first:]
+
+
+def _becomes_in(definition: Any, name: str) -> set[str] | None:
+    """Return what becomes of a list in a function; None: it may grow.
+
+    Args:
+        definition: the function.
+        name: the name of the list there.
+    """
+    found, before = {name}, 0
+    # In the bodies of some loops nodes are in another order.
+    while before < len(found):
+        before = len(found)
+        for node in definition.node_def:
+            uses = [k for k, source in enumerate(node.input) if source in found]
+            if not uses:
+                continue
+            is_element = node.op == _SET and max(uses) > 0
+            if node.op == _PUSH or is_element or called_names(node.attr):
+                return None
+            for arg in compat.op_definition(node.op).output_arg:
+                if arg.type_list_attr:
+                    return None
+                dtype = arg.type or node.attr[arg.type_attr].type
+                if dtype == tf.variant.as_datatype_enum:
+                    found.add(f"{node.name}:{arg.name}:0")
+    return found
 
 
 def _users_of_lists(

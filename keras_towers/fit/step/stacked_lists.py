@@ -45,7 +45,9 @@ class StackedLists:
                 for t in body.inputs
             ]
             results: list[Any] = []
-            for tensor, value in zip(body.outputs, function(given), strict=True):
+            for tensor, value in zip(
+                body.outputs, function(given), strict=True
+            ):
                 if tensor not in dtypes:
                     results.append(value)
                     continue
