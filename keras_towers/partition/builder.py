@@ -24,6 +24,9 @@ AttrValue = tf.compat.v1.AttrValue
 SIZE_DTYPE = tf.int64
 Output = tuple[Any, tf.TensorShape]
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
+# What makes lists, of which every function has its own: XLA returns no list
+# that has no elements yet.
+NEW_LISTS = ("EmptyTensorList", "TensorListReserve")
 # These attributes are valid in the traced graph only.
 _OF_TRACE = ("_class", "_output_shapes")
 
@@ -263,6 +266,8 @@ class Builder:
             source: the traced operation that it stands for.
             **options: further attributes of ``Operation``.
         """
+        if type_ in NEW_LISTS:
+            options["is_repeated"] = True
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
         on_columns = any(tensor.on_columns for tensor in inputs)

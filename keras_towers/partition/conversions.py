@@ -591,7 +591,6 @@ class Converter(Builder):
                     "EmptyTensorList",
                     [declared, most],
                     (),
-                    is_repeated=True,
                     element_dtype=elements.dtype,
                 )
             if is_row_per_element(element):
@@ -602,7 +601,6 @@ class Converter(Builder):
                 "TensorListReserve",
                 [declared, length],
                 (),
-                is_repeated=True,
                 element_dtype=elements.dtype,
             )
         require(elements.is_full and not isinstance(element, ListOf))

@@ -25,7 +25,9 @@ from keras_towers.partition.program import Operation, Program, Tensor
 from keras_towers.partition.stackable import Stackable
 
 _NOT_NUMBERS = (tf.string, tf.resource)
-_LISTS = "has a list of lists of tensors in two of its functions"
+_LISTS = (
+    "has a list of tensors that grows, or holds lists, in two of its functions"
+)
 _EFFECTS = "has effects in a function"
 _DRAWS = (
     "draws from TensorFlow's own generator, which gives other numbers than on "
@@ -64,7 +66,7 @@ class Stages:
         self.kernels = Kernels(device, program.graphs)
         self.stackable = Stackable(program)
         self.not_compiled: dict[str, Operation] = {}
-        # By list of lists: the operations that use it.
+        # By list that stays in a function: the operations that use it.
         self._users: dict[Tensor, list[Any]] = {}
         for operation in program.operations:
             for tensor in self._kept_in(operation.inputs):
