@@ -147,6 +147,7 @@ class Stackable:
 
         None: the list may grow.
         """
+        made: Any
         if isinstance(function, Function):
             users = self._users_in(function)
             made = self._becomes(function.inputs[index], users)
