@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import NEW_LISTS
 from keras_towers.partition.kernels import called_names, functions_of
 from keras_towers.partition.program import (
     Function,
@@ -76,9 +75,6 @@ class Stackable:
         if operation is None:
             source = inputs.get(tensor, self._given.get(tensor))
             return source and self._element_dtype(source, inputs)
-        if operation.type in NEW_LISTS:
-            # XLA may not know yet what its elements are.
-            return None
         if "element_dtype" in operation.attributes:
             dtype = tf.as_dtype(operation.attributes["element_dtype"].type)
             return None if dtype == tf.variant else dtype
