@@ -219,8 +219,8 @@ class StrategyOptions:
             )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
-                'weights="sharded" contradicts updates="sharded", which keeps '
-                "whole weights on every tower: leave one of them out. The "
+                'weights="sharded" contradicts updates="sharded": that keeps '
+                "whole weights on every tower. Leave one of them out. The "
                 "optimizer's state is in shards with either."
             )
         if not given:
@@ -259,9 +259,9 @@ class StrategyOptions:
             )
         if not self.average:
             raise TowerError(
-                f"sync_every={steps} contradicts average=False, which sums the "
-                "gradients of all ranks, while each rank would have only its "
-                "own: leave one of them out."
+                f"sync_every={steps} contradicts average=False: that sums the "
+                "gradients of all ranks, while each rank has only its own. "
+                "Leave one of them out."
             )
 
 

@@ -15,6 +15,8 @@ from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.partition.program import Function, Tensor, graph_of_inputs
 
 _OF_TENSOR = "TensorListFromTensor"
+# Any rank; what describes TensorFlow's types has no such shape.
+_ANY: Any = None
 
 
 class StackedLists:
@@ -35,7 +37,7 @@ class StackedLists:
         self._inputs, self._outputs = body.inputs, body.outputs
         self._dtypes = dtypes
         stacks = {
-            tensor: Tensor(dtype, tf.TensorShape(None), tensor.on_towers)
+            tensor: Tensor(dtype, tf.TensorShape(_ANY), tensor.on_towers)
             for tensor, dtype in dtypes.items()
         }
 

@@ -1,0 +1,82 @@
+"""Which options of strategies go together, as the code itself says.
+
+``python -m tests.docs.pairs`` prints the table of ``docs/strategies.md``.
+"""
+
+import itertools
+
+import keras
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.options import StrategyOptions
+from keras_towers.transport import SingleProcess
+
+RANKS = "several processes"
+
+
+def _layouts():
+    mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+    return keras.distribution.LayoutMap(mesh)
+
+
+def _options():
+    """What the table has a row for, and the options that ask for it."""
+    return {
+        RANKS: {},
+        "`layouts`": {"layouts": _layouts()},
+        '`weights="sharded"`': {"weights": "sharded"},
+        '`updates="sharded"`': {"updates": "sharded"},
+        "`micro_batches=2`": {"micro_batches": 2},
+        '`micro_batches="auto"`': {"micro_batches": "auto"},
+        '`batches="each"`': {"batches": "each"},
+        '`batch_norm="tower"`': {"batch_norm": "tower"},
+        "`average=False`": {"average": False},
+        "`mode`": {"mode": "cpu"},
+        "`packer`": {"packer": True},
+        "`compression`": {"compression": "fp16"},
+        "`sync_every`": {"sync_every": 4},
+    }
+
+
+class _Two(SingleProcess):
+    size = 2
+
+
+def _refusal(names, options):
+    """Why a pair is refused; None: it works."""
+    job = _Two() if RANKS in names else SingleProcess()
+    try:
+        checked = StrategyOptions(**options)
+        TowerConfig(
+            strategy=None,
+            devices=["cpu:0"],
+            job=job,
+            transport=job,
+            options=checked,
+        )
+    except TowerError as error:
+        _, _, reason = str(error).partition(": ")
+        return reason.partition(". ")[0]
+    return None
+
+
+def table():
+    """The lines of the table."""
+    options = _options()
+    refused = {name: {} for name in options}
+    for pair in itertools.combinations(options, 2):
+        first, second = pair
+        reason = _refusal(pair, options[first] | options[second])
+        if reason is not None:
+            refused[first].setdefault(reason, []).append(second)
+            refused[second].setdefault(reason, []).append(first)
+    lines = ["| | is refused with |", "|---|---|"]
+    for name, reasons in refused.items():
+        cells = [f"{', '.join(of)}: {why}" for why, of in reasons.items()]
+        lines.append(f"| {name} | {'; '.join(cells) or 'nothing below'} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
