@@ -85,7 +85,8 @@ PACKAGE = pathlib.Path(kt.__file__).parent
 OTHERS = {
     "_never_stops",
     *("_allreduce", "_class", "_exit", "_getframe", "_host_manager"),
-    *("_noinline", "_replace", "_s", "_self_", "_storage", "_XlaMustCompile"),
+    *("_noinline", "_reducescatter", "_replace", "_s", "_self_", "_storage"),
+    "_XlaMustCompile",
     *("_batch_begin", "_batch_end", "_on_batch", "_use_cached_eval_dataset"),
 }
 
