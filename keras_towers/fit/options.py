@@ -194,7 +194,7 @@ class StrategyOptions:
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
         given = [
-            name if name == "layouts" else f'{name}="sharded"'
+            "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
             if getattr(self, name) not in (None, "once", "each")
         ]

@@ -72,7 +72,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Options, {"layouts": {}}, "a LayoutMap or None"),
         (Options, {"layouts": MAP, **SHARDS}, "contradict weights='sharded'"),
         (Options, {"layouts": MAP, "updates": "once"}, "updates='once'"),
-        (Options, {"layouts": MAP, "sync_every": 2}, "layouts contradicts"),
+        (Options, {"layouts": MAP, "sync_every": 2}, "layout map contradicts"),
         (Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
         (Options, {"sync_every": 2, "outer_momentum": 1}, "=1 .* less"),
         (Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),
