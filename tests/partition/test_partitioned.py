@@ -384,3 +384,13 @@ def test_a_size_that_is_one_in_some_batches_is_repeated(times):
 
     given = [sharded(-1, time, 3, hidden=(1,)) for time in times]
     check_on_towers(function, *given)
+
+
+def test_the_gradient_of_a_diagonal_has_a_known_size():
+    """TensorFlow makes no matrix of a diagonal of unknown size."""
+
+    def joined(x):
+        matrix = tf.einsum("bi,bj->bij", x, x)
+        return tf.concat([tf.linalg.diag_part(matrix), x], 1)
+
+    check_on_towers(with_gradients(joined), sharded(-1, 4))

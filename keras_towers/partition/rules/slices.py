@@ -55,8 +55,16 @@ def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
     whole, left = _labels(taken, value.rank)
     entries = {}
     if node.type == "Slice":
-        # The entry may be the global number of rows.
-        entries[2] = [-1 if span.is_whole else None for span in taken]
+        # The entry may be the global number of rows. Those that are known tell
+        # TensorFlow the shape, which some operations have to know.
+        entries[2] = [
+            -1
+            if span.is_whole
+            else span.size
+            if isinstance(span.size, int)
+            else None
+            for span in taken
+        ]
     return Factors(
         [whole, *[None] * len(ends)], [left], linear=[[0]], entries=entries
     )
