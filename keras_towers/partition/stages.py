@@ -21,12 +21,17 @@ from keras_towers.partition.kernels import (
     called_names,
     functions_of,
 )
+from keras_towers.partition.left_out import is_left_out
 from keras_towers.partition.program import Operation, Program, Tensor
 from keras_towers.partition.stackable import Stackable
 
 _NOT_NUMBERS = (tf.string, tf.resource)
 _LISTS = (
     "has a list of tensors that grows, or holds lists, in two of its functions"
+)
+_LEFT_OUT = (
+    "gets what a branch keeps for its gradient from another function, and XLA "
+    "has to know its size"
 )
 _EFFECTS = "has effects in a function"
 _DRAWS = (
@@ -65,8 +70,11 @@ class Stages:
     def __init__(self, program: Program, device: str):
         self.kernels = Kernels(device, program.graphs)
         self.stackable = Stackable(program)
+        self._graphs = program.graphs
+        # By tensor: whether it may be a placeholder of a branch.
+        self._left_out: dict[Tensor, bool] = {}
         self.not_compiled: dict[str, Operation] = {}
-        # By list that stays in a function: the operations that use it.
+        # By what stays in a function: the operations that use it.
         self._users: dict[Tensor, list[Any]] = {}
         for operation in program.operations:
             for tensor in self._kept_in(operation.inputs):
@@ -83,8 +91,8 @@ class Stages:
         """
         single = {id(o) for o in operations if self._is_single(o)}
         inside = {id(o) for o in operations}
-        lists = self._lists_of(operations)
-        for found in lists:
+        groups = self._groups_of(operations)
+        for found in groups:
             ends = {
                 id(end)
                 for o in found
@@ -97,35 +105,44 @@ class Stages:
         while True:
             stages, numbers = _in_stages(operations, single, least)
             is_done = True
-            for found in lists:
+            for found in groups:
                 of_list = {numbers[id(o)] for o in found}
-                has_compiled = any(id(o) not in single for o in found)
-                if len(of_list) == 1 or not has_compiled:
+                takes = [o for o in found if self._reason_to_leave_out(o)]
+                is_alone = all(id(o) in single for o in takes)
+                if len(of_list) == 1 or is_alone:
                     continue
                 is_done = False
                 if max(of_list) > len(operations):
                     # What runs without XLA is between its users.
                     self._leave_out(found, single)
-                # No function takes a list from another one.
+                # No function takes it from another one.
                 least |= {id(o): max(of_list) for o in found}
             if is_done:
                 return stages
 
     def _kept_in(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the lists that no function takes from another one.
+        """Return what no function takes from another one.
 
-        Lists of numbers go from one to another as the stacks of these. Of what
-        is repeated each function has its own.
+        Of what is repeated each function has its own.
         """
         return [
             tensor
             for tensor in tensors
-            if tensor.dtype == tf.variant
-            and not (tensor.operation and tensor.operation.is_repeated)
-            and self.stackable.dtype_of(tensor) is None
+            if not (tensor.operation and tensor.operation.is_repeated)
+            and (self._is_kept_list(tensor) or self._is_left_out(tensor))
         ]
 
-    def _lists_of(
+    def _is_kept_list(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a list that is no stack between functions."""
+        is_list = tensor.dtype == tf.variant
+        return is_list and self.stackable.dtype_of(tensor) is None
+
+    def _is_left_out(self, tensor: Tensor) -> bool:
+        if tensor not in self._left_out:
+            self._left_out[tensor] = is_left_out(tensor, self._graphs)
+        return self._left_out[tensor]
+
+    def _groups_of(
         self, operations: Sequence[Operation]
     ) -> list[list[Operation]]:
         """Return operations that have to be in the same function, together."""
@@ -144,11 +161,22 @@ class Stages:
     def _leave_out(
         self, operations: Sequence[Operation], single: set[int]
     ) -> None:
-        """Compute what uses a list of tensors without XLA."""
+        """Compute what takes something that is kept, without XLA."""
         for operation in operations:
-            if id(operation) not in single:
+            reason = self._reason_to_leave_out(operation)
+            if reason and id(operation) not in single:
                 single.add(id(operation))
-                self.not_compiled.setdefault(_LISTS, operation)
+                self.not_compiled.setdefault(reason, operation)
+
+    def _reason_to_leave_out(self, operation: Operation) -> str | None:
+        """Return why an operation may not be compiled where others are not.
+
+        XLA makes what branches leave out, and takes it from itself only.
+        """
+        if any(map(self._is_left_out, operation.inputs)):
+            return _LEFT_OUT
+        ends = (*operation.inputs, *operation.outputs)
+        return _LISTS if any(map(self._is_kept_list, ends)) else None
 
     def _is_single(self, operation: Operation) -> bool:
         """Whether an operation is no part of a function of numbers."""

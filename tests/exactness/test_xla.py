@@ -175,3 +175,34 @@ def test_branches_that_write_and_loops_that_read_are_compiled(functions):
     strategy = kt.TowerStrategy(3, updates="each")
     assert_exact(make, act, strategy, tolerance=ROUNDING)
     assert functions["not"] == []
+
+
+def _drawn_in_branches(x, seed):
+    """What one branch keeps for its gradient, the other one leaves out."""
+    number = keras.random.uniform((), seed=seed)
+    pair = seed.next()
+    found = tf.cond(
+        number > 0.5,
+        lambda: x + 0.1,
+        lambda: x * tf.random.stateless_uniform(tf.shape(x), pair),
+    )
+    found += keras.random.shuffle(x, seed=seed)
+    # On towers: the gradients of the rows are gathered for the branches.
+    return keras.random.dropout(tf.tanh(found), 0.3, seed=seed)
+
+
+def test_branches_that_draw_for_their_gradients(functions):
+    def build():
+        keras.utils.set_random_seed(1)
+        return Drawing(_drawn_in_branches)
+
+    make = compiled(build, jit_compile=True)
+
+    def act(model):
+        data = tf.data.Dataset.from_tensor_slices((X[:15], Y[:15])).batch(5)
+        return model.fit(data, epochs=3, verbose=0).history
+
+    strategy = kt.TowerStrategy(3, updates="each")
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
+    (reason,) = {*functions["not"]}
+    assert reason.startswith("gets what a branch keeps")
