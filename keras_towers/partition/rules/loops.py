@@ -1,9 +1,32 @@
-"""Loops that towers run.
+"""Loops that towers run, in one of two ways.
 
-Either every tower runs all rounds, with its rows of the loop variables, or it
-runs the rounds of its own rows, as in ``tf.map_fn``. The latter is possible if
-all that a round passes on to later rounds are lists, in which it accesses only
-the element of its row, and sums, to which it only adds.
+*All rounds*: a recurrent layer has a round for each time step. Every tower runs
+all of them, each time with its rows of the loop variables::
+
+    round     one device   tower 0     tower 1
+    0, 1, 2   rows 0-3     rows 0, 1   rows 2, 3
+
+Any round may follow from the one before, so a variable is laid out as it is
+before and after a round, which takes a few passes over the body to settle.
+
+*The rounds of its rows*: ``tf.map_fn`` has a round for each example. A tower
+runs those of its own examples, with a list that is as long as they are many::
+
+    round     one device             tower 0      tower 1
+    0         reads, sets item 0     item 0
+    1         reads, sets item 1     item 1
+    2         reads, sets item 2                  item 0
+    3         reads, sets item 3                  item 1
+
+So a round must need no other one. What it may pass on is a list of which it
+only uses the item of its row, and a sum to which it only adds. ``_State`` says
+what a round has done to either so far: it is an automaton that a loop variable
+goes through, from the first operation of the round to the last. Where it ends
+says what the variable is after the loop (the rows of all towers, an empty list,
+or a partial sum); where it has no transition, towers run all rounds.
+
+Which way it is, nobody declares: the second is tried first. A loop that fits
+neither is computed once.
 """
 
 from __future__ import annotations
