@@ -265,8 +265,8 @@ def try_nccl() -> Finding:
         return Finding(name, "adds up over all GPUs")
     advice = (
         f"NCCL does not add up over the GPUs ({state['failure']}), and "
-        'strategies sum in mode "gpu" instead. NCCL_DEBUG=INFO makes NCCL say '
-        "what it does."
+        'strategies sum in mode "towers" instead. NCCL_DEBUG=INFO makes NCCL '
+        "say what it does."
     )
     return Finding(name, "does not add up", Status.WARNING, advice)
 

@@ -33,7 +33,7 @@ Extent: TypeAlias = Literal["tower", "global"]
 MicroBatches: TypeAlias = int | Literal["auto"]
 """The number of micro-batches of a tower; "auto": as its memory requires."""
 ModeName: TypeAlias = Literal[
-    "nccl", "collective", "hierarchical", "gpu", "cpu"
+    "nccl", "collective", "hierarchical", "towers", "host"
 ]
 """How gradients are summed over the towers of a process."""
 ShardOver: TypeAlias = Literal["job", "process"]
@@ -42,8 +42,11 @@ Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each tower its copy, or a share."""
 Weights: TypeAlias = Literal["sharded"]
 """Whether each large weight is divided into shards, one on each tower."""
-Where: TypeAlias = Literal["cpu", "gpu"]
+Where: TypeAlias = Literal["host", "towers"]
 """Whether weights are held on the host, or spread over the towers."""
+
+# What tensorpack calls them; its towers are GPUs.
+_OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
 
 # Of NumPy, too; and what messages call them.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
@@ -85,7 +88,7 @@ class StrategyOptions:
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
-            towers), ``"gpu"`` (on the towers in turn), ``"cpu"`` (on the host),
+            towers), ``"towers"`` (on each in turn), ``"host"``,
             or None to choose automatically. A mode that cannot run falls back
             to another, and the reason is logged.
         updates: ``"once"``: tower 0 updates the weights and distributes them;
@@ -335,7 +338,15 @@ def options_of(
             advice = did_you_mean(name, known)
             advice = advice or f". Its options are {', '.join(known)}."
             raise TowerError(f"{kind.__name__} has no option {name!r}{advice}")
+    if "mode" in options:
+        options = {**options, "mode": current_name(options["mode"])}
     return StrategyOptions(**options, **fixed)
+
+
+def current_name(name: Any) -> Any:
+    """Return the name here of what tensorpack calls ``"cpu"`` or ``"gpu"``."""
+    is_text = isinstance(name, str)
+    return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
 def check_arguments(strategy: type, **arguments: Any) -> None:

@@ -6,8 +6,8 @@ device, or raises a ``TowerError`` where the towers' gradients do not match.
 Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 
 =============================  ==============================================
-``sum_on_host``                all sums on the host's CPU (mode "cpu")
-``sum_on_towers``              gradient i on tower i mod K (mode "gpu")
+``sum_on_host``                all sums on the host's CPU (mode "host")
+``sum_on_towers``              gradient i on tower i mod K (mode "towers")
 ``hierarchical_all_reduce``    two groups, then across (mode "hierarchical")
 ``CollectiveAllReduce(...)``   TensorFlow's collective ops (mode "collective")
 ``nccl_all_reduce``            NVIDIA's NCCL (mode "nccl")

@@ -22,8 +22,8 @@ MODES: dict[ModeName, Callable[[Sequence[str]], reduction.Reduction]] = {
     "nccl": lambda devices: reduction.nccl_all_reduce,
     "collective": reduction.CollectiveAllReduce,
     "hierarchical": lambda devices: reduction.hierarchical_all_reduce,
-    "gpu": lambda devices: reduction.sum_on_towers,
-    "cpu": lambda devices: reduction.sum_on_host,
+    "towers": lambda devices: reduction.sum_on_towers,
+    "host": lambda devices: reduction.sum_on_host,
 }
 """The reduction of each mode, for given devices."""
 
@@ -54,7 +54,7 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     """Choose the reduction for devices; warn if it is not the wanted one."""
     wanted = options.mode
     on_host = devices_lib.all_on_host(devices)
-    name: ModeName = "cpu" if on_host else "gpu"
+    name: ModeName = "host" if on_host else "towers"
     obstacle = _obstacle(wanted or "nccl", devices)
     if wanted and obstacle:
         reason = f"{wanted!r} was requested, but {obstacle}"
@@ -97,7 +97,9 @@ def _mode(
 
 
 def tried(mode: Mode, config: TowerConfig) -> Mode:
-    """Return a mode if a first sum over NCCL works, or needs none; else "gpu".
+    """Return a mode if a first sum over NCCL works, or needs none.
+
+    Else the mode "towers".
 
     A process tries the same devices only once.
     """
@@ -111,8 +113,8 @@ def tried(mode: Mode, config: TowerConfig) -> Mode:
     if not failure:
         return mode
     reason = f"NCCL does not work here: {failure}"
-    logger.warning("using mode 'gpu': %s", reason)
-    return _mode("gpu", reason, devices, options)
+    logger.warning("using mode 'towers': %s", reason)
+    return _mode("towers", reason, devices, options)
 
 
 @functools.cache

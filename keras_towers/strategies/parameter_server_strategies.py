@@ -18,6 +18,7 @@ from keras_towers.fit.options import (
     StrategyOptions,
     Where,
     check_arguments,
+    current_name,
     options_of,
 )
 from keras_towers.fit.update.weight_update import UpdateAtVariable
@@ -50,8 +51,8 @@ def choose_places(
     """Choose the devices that hold weights: the towers, or their host."""
     if where is None:
         # As tensorpack chooses.
-        where = "gpu" if len(devices) <= 2 else "cpu"
-    places = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
+        where = "towers" if len(devices) <= 2 else "host"
+    places = devices if where == "towers" else [devices_lib.host_of(devices[0])]
     return where, [devices_lib.short_name(place) for place in places]
 
 
@@ -77,9 +78,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     Args:
         towers: as for ``TowerStrategy``.
-        ps_device: ``"cpu"``: all weights are on the host. ``"gpu"``: they are
-            spread over the towers, each going to the tower that holds the
-            fewest bytes. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
+        ps_device: ``"host"``: all weights are on the host. ``"towers"``: each
+            goes to the tower that holds the fewest bytes. None: ``"towers"``
+            for one or two towers, else ``"host"``.
         average: True: gradients are the same as on one device. False: they are
             multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
@@ -92,7 +93,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         **options: described in more detail by ``StrategyOptions``.
 
     Attributes:
-        ps_device: where the weights are: ``"cpu"`` or ``"gpu"``.
+        ps_device: where the weights are: ``"host"`` or ``"towers"``.
         placement: which device holds which weight.
 
     Raises:
@@ -112,6 +113,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ps_device: Where | None = None,
         **options: Unpack[StepKeywords],
     ):
+        ps_device = current_name(ps_device)
         check_arguments(ParameterServerTowerStrategy, ps_device=ps_device)
         checked = options_of(self, StepKeywords, options)
         devices = devices_lib.devices_of(towers)
@@ -128,8 +130,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     def _description_lines(self) -> list[str]:
         where = {
-            "cpu": "on the host",
-            "gpu": "spread over the towers",
+            "host": "on the host",
+            "towers": "spread over the towers",
         }[self.ps_device]
         lines = super()._description_lines()[1:]
         return [f"trained weights are {where}", *lines]
@@ -245,9 +247,9 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
             its own gradients without waiting; the weights then differ from
             those on one device, and a step that reads a weight after it has
             updated it gets the old value.
-        caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
-            ``"gpu"``: small weights on the first tower, large ones spread over
-            all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
+        caching_device: where a worker keeps its copy: ``"host"``;
+            ``"towers"``: small weights on the first one, large ones spread over
+            all. None: ``"towers"`` for one or two towers, else ``"host"``.
         cluster: the job; None: the one that ``TF_CONFIG`` describes.
         scale_gradient: divide gradients by the number of workers.
         batches: ``"split"``: the workers share every batch. ``"each"``: every
@@ -258,7 +260,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     Attributes:
         sync: as given.
-        caching_device: where a worker keeps its copy: ``"cpu"`` or ``"gpu"``.
+        caching_device: where a worker keeps its copy, as above.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.
@@ -280,6 +282,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
+        caching_device = current_name(caching_device)
         check_arguments(
             DistributedParameterServerStrategy,
             sync=sync,

@@ -42,7 +42,7 @@ class TowerStrategy(BaseStrategy):
         micro_batches: into how many parts each tower divides its rows, to save
             memory; ``"auto"``: as few as memory allows.
         mode: how gradients are summed: ``"nccl"``, ``"collective"``,
-            ``"hierarchical"``, ``"gpu"``, ``"cpu"``, or None to choose.
+            ``"hierarchical"``, ``"towers"``, ``"host"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every
             tower its copy; ``"sharded"``: every tower its share; None to
             choose.

@@ -11,7 +11,7 @@ from keras_towers.reduction import GradientPacker
 
 
 def train(model: keras.Model, x: Any, y: Any) -> None:
-    with kt.TowerStrategy(2, mode="cpu", updates="once") as towers:
+    with kt.TowerStrategy(2, mode="host", updates="once") as towers:
         assert_type(towers, kt.TowerStrategy)
         model.fit(x, y)
     assert_type(towers.describe(), str)
@@ -19,7 +19,7 @@ def train(model: keras.Model, x: Any, y: Any) -> None:
     kt.TowerStrategy(["/gpu:0", "/gpu:1"], packer=GradientPacker())
     kt.TowerStrategy([0, 1], batches="each", batch_norm="global")
     kt.TowerStrategy((0, "gpu:1"), batch_norm="tower")
-    with kt.ParameterServerTowerStrategy(ps_device="cpu") as servers:
+    with kt.ParameterServerTowerStrategy(ps_device="host") as servers:
         assert_type(servers, kt.ParameterServerTowerStrategy)
         assert_type(servers.placement, LeastLoadedPlacement)
         servers.adopt(model)

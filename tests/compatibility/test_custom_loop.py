@@ -122,7 +122,7 @@ def assert_same(losses, model, wanted):
 
 EACH, SHARDED = {"updates": "each"}, {"updates": "sharded"}
 COLLECTIVE, IN_GROUPS = {"mode": "collective"}, {"mode": "hierarchical"}
-ON_TOWERS = {"mode": "gpu"}
+ON_TOWERS = {"mode": "towers"}
 
 
 # The scale of a loss is read before the optimizer is first used, and clipping

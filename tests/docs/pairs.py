@@ -32,7 +32,7 @@ def _options():
         '`batches="each"`': {"batches": "each"},
         '`batch_norm="tower"`': {"batch_norm": "tower"},
         "`average=False`": {"average": False},
-        "`mode`": {"mode": "cpu"},
+        "`mode`": {"mode": "host"},
         "`packer`": {"packer": True},
         "`compression`": {"compression": "fp16"},
         "`sync_every`": {"sync_every": 4},

@@ -33,7 +33,7 @@ def _on_a_mesh(name, towers):
     return on_a_mesh(weights, towers)
 
 
-MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
+MODES = ("nccl", "collective", "hierarchical", "towers", "host")
 WAYS = {
     "towers": kt.TowerStrategy,
     **{
@@ -50,7 +50,7 @@ WAYS = {
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
     "served by all": lambda towers: kt.ParameterServerTowerStrategy(
-        towers, ps_device="gpu"
+        towers, ps_device="towers"
     ),
     # Each update is of the gradients of two batches.
     "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),

@@ -45,7 +45,7 @@ def cases():
         (CASES, TOWERS, {}),
         *((HARD, TOWERS, {"mode": mode}) for mode in MODES),
         ([*HARDEST, "loss-scale-overflow"], TOWERS, {"updates": "once"}),
-        *((SHARED, SERVED, {"ps_device": on}) for on in ("cpu", "gpu")),
+        *((SHARED, SERVED, {"ps_device": on}) for on in ("host", "towers")),
         (["uneven"], TOWERS, {"number": 1}),
         # Packing changes no weight.
         *(

@@ -51,7 +51,7 @@ def test_every_tower_has_a_replica(updates):
 def test_shared_weights_are_spread_with_their_slots():
     model = m.mlp(keras.layers.Dense(9), keras.layers.Dense(9))
     model.compile("adam", m.cross_entropy())
-    with strategy(kt.ParameterServerTowerStrategy, ps_device="gpu"):
+    with strategy(kt.ParameterServerTowerStrategy, ps_device="towers"):
         fit(model)
         adam, weights = model.optimizer, model.trainable_variables
         held = places(weight._value for weight in weights)
@@ -104,7 +104,7 @@ def test_memory_of_weights(shared):
     model = keras.Sequential([keras.Input((4096,)), large])
     model.compile("sgd", "mse")
     servers = kt.ParameterServerTowerStrategy
-    on = strategy(servers, ps_device="gpu") if shared else strategy()
+    on = strategy(servers, ps_device="towers") if shared else strategy()
     before = used()
     with on:
         on.adopt(model)

@@ -19,7 +19,7 @@ TOLERANCE = 5e-5
 HARD = (*HARDEST, "uneven", "loss-scale-overflow", "mixed-float16")
 
 # What strategies choose on GPUs.
-_ON_GPUS = {"mode": "gpu", "updates": "each", "packer": True}
+_ON_GPUS = {"mode": "towers", "updates": "each", "packer": True}
 
 
 @functools.cache

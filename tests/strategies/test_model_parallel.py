@@ -380,7 +380,7 @@ def test_meshes_that_are_refused():
     with pytest.raises(kt.TowerError, match=r"LayoutMap"):
         kt.ModelParallelStrategy(mesh_of(1, 2))
     with pytest.raises(kt.TowerError, match="has no option"):
-        kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), mode="cpu")
+        kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), mode="host")
 
 
 class _Block(keras.layers.Layer):

@@ -34,13 +34,15 @@ def nccl(request, monkeypatch):
 
 
 def test_the_default_is_the_host_for_cpus_and_nccl_for_gpus(nccl):
-    on_gpus = ("nccl", "several GPUs") if nccl else ("gpu", "the test says so")
+    on_gpus = (
+        ("nccl", "several GPUs") if nccl else ("towers", "the test says so")
+    )
     for devices, name, reason in (
-        (CPUS[:1], "cpu", "one tower"),
-        *((CPUS[:number], "cpu", "on the host") for number in range(2, 9)),
-        (GPUS[:1], "gpu", "one tower"),
+        (CPUS[:1], "host", "one tower"),
+        *((CPUS[:number], "host", "on the host") for number in range(2, 9)),
+        (GPUS[:1], "towers", "one tower"),
         *((GPUS[:number], *on_gpus) for number in range(2, 9)),
-        ([CPUS[0], GPUS[0]], "gpu", "CPU:0 is not a GPU"),
+        ([CPUS[0], GPUS[0]], "towers", "CPU:0 is not a GPU"),
     ):
         mode = modes.choose(devices, StrategyOptions())
         assert mode.name == name, devices
@@ -51,8 +53,8 @@ def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
     caplog.set_level(logging.INFO, "keras_towers")
     no_nccl = None if nccl else "the test says so"
     for name, devices, obstacle in (
-        *((name, CPUS[:3], None) for name in ("cpu", "gpu", "collective")),
-        *((name, GPUS[:3], None) for name in ("cpu", "gpu", "collective")),
+        *((name, CPUS[:3], None) for name in ("host", "towers", "collective")),
+        *((name, GPUS[:3], None) for name in ("host", "towers", "collective")),
         ("nccl", CPUS[:2], "/device:CPU:0 is not a GPU"),
         ("nccl", GPUS[:2], no_nccl),
         ("nccl", GPUS[:3], no_nccl),
@@ -69,7 +71,7 @@ def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
             wider = name in ("collective", "nccl") and devices[0] in GPUS
             assert ("bfloat16 is sent as float32" in mode.reason) == wider
             continue
-        assert mode.name == ("cpu" if devices[0] in CPUS else "gpu")
+        assert mode.name == ("host" if devices[0] in CPUS else "towers")
         assert f"{name!r} was requested, but" in mode.reason
         assert obstacle in mode.reason
         [record] = caplog.records
@@ -81,9 +83,16 @@ def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
 
 def test_a_strategy_says_what_runs_and_why():
     strategy = kt.TowerStrategy(3, mode="nccl")
-    assert strategy.mode == "cpu"
+    assert strategy.mode == "host"
     said = "'nccl' was requested, but /device:CPU:0 is not a GPU"
     assert said in strategy.describe()
+
+
+def test_names_of_tensorpack_are_accepted():
+    assert kt.TowerStrategy(3, mode="gpu").mode == "towers"
+    assert kt.TowerStrategy(3, mode="cpu").mode == "host"
+    strategy = kt.ParameterServerTowerStrategy(3, ps_device="gpu")
+    assert strategy.ps_device == "towers"
 
 
 def fails(parts, devices):
@@ -125,14 +134,14 @@ def test_nccl_is_tried_before_it_is_used(reduce, why, monkeypatch, caplog):
     modes._failure.cache_clear()
     for _ in range(2):
         strategy = kt.TowerStrategy(3, mode="nccl")
-        assert strategy.mode == ("gpu" if why else "nccl")
+        assert strategy.mode == ("towers" if why else "nccl")
     END.set()
     modes._failure.cache_clear()
     if why is None:
         assert not caplog.records
         return
     assert re.search(why, strategy.describe())
-    assert all("using mode 'gpu'" in r.getMessage() for r in caplog.records)
+    assert all("using mode 'towers'" in r.getMessage() for r in caplog.records)
     mine, alone = linear(), linear()
     with strategy:
         fit(mine)

@@ -28,8 +28,8 @@ def with_slots(model):
 
 def test_default_by_the_number_of_towers():
     for towers, expected, said in (
-        (2, "gpu", "weights are spread over the towers"),
-        (3, "cpu", "weights are on the host"),
+        (2, "towers", "weights are spread over the towers"),
+        (3, "host", "weights are on the host"),
     ):
         strategy = kt.ParameterServerTowerStrategy(towers)
         assert strategy.ps_device == expected
@@ -38,7 +38,7 @@ def test_default_by_the_number_of_towers():
 
 def test_weights_are_spread_by_bytes_and_exist_once():
     model = build(keras.layers.BatchNormalization())
-    with kt.ParameterServerTowerStrategy(3, ps_device="gpu") as strategy:
+    with kt.ParameterServerTowerStrategy(3, ps_device="towers") as strategy:
         assert "bytes" not in strategy.describe()
         fit(model)
         loads = [0, 0, 0]
@@ -70,7 +70,7 @@ def test_weights_are_spread_by_bytes_and_exist_once():
             assert {place(slot) for slot in slots} == {place(weight)}
 
 
-@pytest.mark.parametrize("ps_device", ["cpu", "gpu"])
+@pytest.mark.parametrize("ps_device", ["host", "towers"])
 def test_update_is_computed_beside_its_weight(ps_device):
     seen = set()
 
@@ -85,10 +85,10 @@ def test_update_is_computed_beside_its_weight(ps_device):
     with kt.ParameterServerTowerStrategy(towers, ps_device=ps_device):
         model.train_on_batch(m.FEATURES, m.LABELS)
         state = [*model.trainable_variables, *model.optimizer.variables]
-        if ps_device == "cpu":
+        if ps_device == "host":
             assert {place(variable) for variable in state} == {0}
     places = {place for place, *_ in seen}
     assert seen == {(place, place, place) for place in places}
     assert sorted(int(place[-1]) for place in places) == (
-        [0] if ps_device == "cpu" else [1, 2]
+        [0] if ps_device == "host" else [1, 2]
     )

@@ -44,7 +44,7 @@ def third_party(tmp_path, monkeypatch):
 
 def test_strategies_are_made_by_name_with_options():
     # A name of our own cannot be taken.
-    strategy = kt.strategy("tower", towers=2, mode="cpu")
+    strategy = kt.strategy("tower", towers=2, mode="host")
     assert isinstance(strategy, kt.TowerStrategy)
     assert strategy.num_replicas_in_sync == 2
     assert kt.strategy("lone", towers=3).towers == 3

@@ -148,7 +148,7 @@ def with_copies(**options):
 
 
 def held_once():
-    return kt.ParameterServerTowerStrategy(2, ps_device="gpu")
+    return kt.ParameterServerTowerStrategy(2, ps_device="towers")
 
 
 CASES = {

@@ -372,7 +372,7 @@ def test_what_contradicts_is_refused():
     with pytest.raises(TowerError, match='contradicts updates="sharded"'):
         sharded(updates="sharded")
     with pytest.raises(TowerError, match="weights=.*contradicts mode='cpu'"):
-        sharded(mode="cpu")
+        sharded(mode="host")
     with pytest.raises(TowerError, match="only applies with weights="):
         kt.TowerStrategy(2, gather_bytes=10)
     with pytest.raises(TowerError, match="gather_bytes=-1"):
