@@ -28,6 +28,8 @@ print(json.dumps({"NCCL": cuda, "stand-ins for CUDA": not cuda}))
 # BytePS reads numbers through pointers of other types, and uses a header that
 # NVIDIA's headers used to include.
 _FLAGS = "-fno-strict-aliasing -w -include memory"
+# Of CUDA's C++ library, in TensorFlow's folder: CUDA's own headers need it.
+_CUDA_CXX = "include/third_party/gpus/cuda/libcudacxx/include"
 # For libraries that it links to, of which only headers are needed.
 _EMPTY_ARCHIVE = b"!<arch>\n"
 
@@ -96,6 +98,7 @@ class BytePS(Recipe):
             )
             flags += [nccl_flags, cuda_flags or f"-Wl,-rpath,{cuda}/lib64"]
             variables["BYTEPS_NCCL_LINK"] = "SHARED"
+            includes.append(str(recipe.tensorflow_folder() / _CUDA_CXX))
             if compiler := toolchain.of_pip("cuda_nvcc"):
                 # Its package has headers of the runtime.
                 includes.append(f"{compiler}/include")
