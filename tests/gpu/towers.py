@@ -1,5 +1,6 @@
 """The towers of tests for GPUs, and strategies on them."""
 
+import contextlib
 import functools
 
 import pytest
@@ -10,6 +11,7 @@ from keras_towers import reduction
 from tests.exactness.cases import CASES, HARDEST
 from tests.kit import gpus, sampling
 from tests.kit.compare import assert_same, use_model
+from tests.kit.training import prefetching
 
 # Sums over blocks of threads, and what XLA fuses, are rounded in another order
 # than on one device; a wrong share of one example is a hundred times more.
@@ -59,9 +61,9 @@ def strategy(make=kt.TowerStrategy, number=None, **options):
     skip_unless_possible(mode or "")
     if gpus.KIND == "cpu" and make is kt.TowerStrategy:
         options = {**_ON_GPUS, **options}
-    made = make(list(towers()[:number]), **options)
-    if gpus.KIND == "cpu":
-        object.__setattr__(made._config, "prefetches_to_towers", True)
+    as_on_gpus = prefetching if gpus.KIND == "cpu" else contextlib.nullcontext
+    with as_on_gpus():
+        made = make(list(towers()[:number]), **options)
     assert mode in (None, made.mode)
     return made
 

@@ -1,8 +1,12 @@
 """Small training runs: their data, their models and their ``fit``."""
 
+import contextlib
+from unittest import mock
+
 import keras
 
 import keras_towers as kt
+from keras_towers.strategies import base
 from tests.exactness import models as m
 
 EXAMPLES = 53
@@ -67,8 +71,19 @@ def fit(model, epochs=1, x=X, y=Y, batch_size=BATCH, **kwargs):
     return model.fit(x, y, epochs=epochs, **options, **kwargs).history
 
 
+@contextlib.contextmanager
+def prefetching(to_towers=True):
+    """Strategies that are made in the block read ahead as on accelerators."""
+
+    def configure(prefetches_to_towers, **options):
+        return real(prefetches_to_towers=to_towers, **options)
+
+    real = base.TowerConfig
+    with mock.patch.object(base, "TowerConfig", configure):
+        yield
+
+
 def strategy_of(towers, prefetch=False, **options):
     """A strategy that may read ahead as it does to accelerators."""
-    strategy = kt.TowerStrategy(towers, **options)
-    object.__setattr__(strategy._config, "prefetches_to_towers", prefetch)
-    return strategy
+    with prefetching(prefetch):
+        return kt.TowerStrategy(towers, **options)

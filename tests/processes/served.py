@@ -61,6 +61,7 @@ def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
 @check
 def the_chief_stops_all_after_the_same_step():
     """Another worker stops nobody: its rows of each batch would be lost."""
+    mine, alone, strategy = s.model(), s.eager(), s.Strategy()
     for stops, event, epochs in (
         (1, "on_epoch_end", 3),
         (0, "on_epoch_end", 1),
@@ -76,8 +77,9 @@ def the_chief_stops_all_after_the_same_step():
             history = train(model, epochs=3, callbacks=callbacks)
             assert len(history.epoch) == epochs
 
-        mine = s.model()
-        s.assert_as_one_process(mine, act, tolerance=None)
+        s.assert_as_one_process(
+            mine, act, alone, strategy=strategy, tolerance=None
+        )
         assert_ordinary(mine)
 
 

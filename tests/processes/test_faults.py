@@ -28,7 +28,7 @@ def run(folder, fault, how, number, *options):
     return done
 
 
-@pytest.mark.alternate(turn=1)
+@pytest.mark.alternate(turn=2)
 @pytest.mark.parametrize(
     "fault, how, reason",
     sample_of(

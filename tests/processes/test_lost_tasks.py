@@ -77,7 +77,7 @@ def assert_values_of_one_device(task, *fits, backup=None, **options):
         assert_close(one, other, 2e-5)
 
 
-@pytest.mark.alternate(days=4, turn=1)
+@pytest.mark.alternate(turn=0)
 @pytest.mark.parametrize(
     "strategy, dies",
     sample_of(
@@ -134,7 +134,7 @@ NO_CHIEF = "the chief can no longer be reached"
 NO_SERVER = "can no longer be reached. Start all tasks"
 
 
-@pytest.mark.alternate(days=4, turn=2)
+@pytest.mark.alternate(turn=1)
 @pytest.mark.parametrize(
     "strategy, dies, witnesses, said",
     sample_of(
@@ -195,7 +195,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
     assert "the parameter servers have freed its weights" in again.output
 
 
-@pytest.mark.alternate(days=4, turn=3)
+@pytest.mark.alternate(turn=2)
 @pytest.mark.parametrize(
     "number, victim, size",
     sample_of([(signal.SIGKILL, 0, 2), (signal.SIGSTOP, 1, 3)]),
