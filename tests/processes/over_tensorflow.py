@@ -1,5 +1,7 @@
 """Checks of a worker: TensorFlow's collectives themselves, on two ranks."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -54,24 +56,32 @@ def rows_that_all_ranks_know_are_scattered_and_gathered():
     ranks = range(over.size)
     shares = [2] * over.size, [2 * r for r in ranks], [*ranks][::-1]
 
-    def both(counts, mine, own):
-        key = "-".join(map(str, counts))
+    def numbers(counts):
+        return tf.reshape(tf.range(2 * sum(counts)) % 2, [-1, 2])
+
+    def both(dtype, counts):
+        given = tf.cast(numbers(counts), dtype)
+        mine = given if RANK else tf.zeros_like(given)
+        own = tf.split(given, counts)[RANK]
+        key = "-".join(map(str, [dtype.name, *counts]))
         part = over.reduce_scatter(mine, counts, f"part.{key}")
         return part, over.all_gather(own, f"whole.{key}", counts)
 
-    for dtype in SENT:
-        for counts in shares:
-            numbers = tf.range(2 * sum(counts)) % 2
-            given = tf.cast(tf.reshape(numbers, [-1, 2]), dtype)
-            mine = given if RANK else tf.zeros_like(given)
-            own = tf.split(given, counts)[RANK]
-            wanted = tf.split(
-                numbers * (over.size - 1), [2 * n for n in counts]
-            )[RANK]
-            for run in (both, tf.function(both)):
-                part, whole = run(counts, mine, own)
-                assert_is(part, tf.reshape(wanted, [-1, 2]), dtype)
-                assert_is(whole, given, dtype)
+    cases = [*itertools.product(SENT, shares)]
+
+    def every():
+        found = [()]
+        for case in cases:
+            # In the same order on all ranks.
+            with tf.control_dependencies(found[-1]):
+                found.append(both(*case))
+        return found[1:]
+
+    for run in (every, tf.function(every)):
+        for (dtype, counts), (part, whole) in zip(cases, run(), strict=True):
+            wanted = tf.split(numbers(counts) * (over.size - 1), counts)[RANK]
+            assert_is(part, wanted, dtype)
+            assert_is(whole, numbers(counts), dtype)
     nothing = over.reduce_scatter(tf.zeros([0, 3]), [0] * over.size, "nothing")
     assert nothing.shape == (0, 3)
 

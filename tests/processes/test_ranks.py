@@ -14,10 +14,12 @@ MODULES = [
         *("steps", "rounds", "shares", "mesh"),
     )
 ]
+# Each over one of the engines.
 ON_MESHES = [
     "shards_within_each_process",
     "a_mesh_whose_towers_share_weights_within_each_process",
 ]
+OVER_HOROVOD, OVER_TENSORFLOW = draw(ON_MESHES)
 KNOWN_ROWS = "rows_that_all_ranks_know_are_scattered_and_gathered"
 # One of each kind of reduction: of values that are infinite on one rank, that
 # depend on the whole batch, that are sparse, and of rows instead of gradients.
@@ -80,7 +82,7 @@ TENSORFLOW_REST = [
 ]
 # Each process has devices for a mesh of two towers with two columns.
 ON_FOUR_DEVICES = {"VIRTUAL_TOWERS": "4"}
-OVER_TENSORFLOW = {
+ON_TENSORFLOW = {
     "number": "--workers",
     "TESTED_STRATEGY": "MultiWorkerTowerStrategy",
     **ON_FOUR_DEVICES,
@@ -96,15 +98,16 @@ def job(wanted, **options):
 # Each engine ends the collectives of other ranks in its own way.
 FAILS, *FAILURES = names("tests.processes.failures")
 DRAWN, OTHERS = draw(
-    [n for n in (*names(*MODULES), *FAILURES) if n not in ON_MESHES], 8
+    [n for n in (*names(*MODULES), *FAILURES) if n not in ON_MESHES], 12
 )
-OVER_COLLECTIVES, NOT_DRAWN = draw([*TENSORFLOW, *FAILURES], 4)
+OVER_COLLECTIVES, NOT_DRAWN = draw([*TENSORFLOW, *FAILURES], 6)
 JOBS = {
     "Horovod": job(
-        (FAILS, *DRAWN, *EXACT, *ON_MESHES, KNOWN_ROWS, LAST), **ON_FOUR_DEVICES
+        (FAILS, *DRAWN, *EXACT, *OVER_HOROVOD, KNOWN_ROWS, LAST),
+        **ON_FOUR_DEVICES,
     ),
     "TensorFlow": job(
-        (FAILS, *OVER_COLLECTIVES, *ON_MESHES, LAST), **OVER_TENSORFLOW
+        (FAILS, *OVER_COLLECTIVES, *OVER_TENSORFLOW, LAST), **ON_TENSORFLOW
     ),
 }
 # Over TensorFlow, besides those above.
@@ -119,10 +122,10 @@ LONG = {
     "Horovod, rarer": job(
         names(*MODULES, mark="rare_check"), **ON_FOUR_DEVICES
     ),
-    "Horovod, the rest": job(REST, **ON_FOUR_DEVICES),
+    "Horovod, the rest": job((*REST, *OVER_TENSORFLOW), **ON_FOUR_DEVICES),
     "Horovod, three ranks": job(THREE, ranks=3),
     "TensorFlow, the rest": job(
-        (*NOT_DRAWN, *TENSORFLOW_REST, *MESHES), **OVER_TENSORFLOW
+        (*NOT_DRAWN, *TENSORFLOW_REST, *MESHES, *OVER_HOROVOD), **ON_TENSORFLOW
     ),
 }
 test_ranks = each_check_of(JOBS, LONG)

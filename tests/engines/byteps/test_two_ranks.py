@@ -19,7 +19,7 @@ DRAWN, OTHERS = draw(
         "strings_are_gathered_only",
         "rows_that_all_ranks_know_are_scattered_and_gathered",
     ],
-    4,
+    6,
 )
 # It can only be the last of a job.
 (LAST,) = names("tests.processes.ended")

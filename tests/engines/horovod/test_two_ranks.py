@@ -17,7 +17,7 @@ def job(wanted):
     return Job(MODULES[0], wanted, limit_s=240, **sets)
 
 
-DRAWN, OTHERS = draw(names(*MODULES), 4)
+DRAWN, OTHERS = draw(names(*MODULES), 5)
 test_ranks = each_check_of(
     {"two ranks": job(DRAWN)}, {"two ranks, not drawn": job(OTHERS)}
 )
