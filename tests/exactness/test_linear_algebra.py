@@ -15,6 +15,8 @@ import keras_towers as kt
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import long_unless, sample_of
 
+pytestmark = pytest.mark.alternate
+
 _TOWERS = 3
 _SHARDED = {"weights": "sharded"}
 _X = np.random.default_rng(0).normal(size=(14, 64)).astype("float32")
@@ -55,12 +57,10 @@ def _svd(x, full):
 COMPILED = {
     "svd without vectors": lambda x: linalg.svd(x, compute_uv=False),
     "svd": functools.partial(_svd, full=False),
-    "keras svd without vectors": lambda x: ops.svd(x, compute_uv=False),
     "nuclear norm": lambda x: ops.norm(x, "nuc", (-2, -1))[:, None],
     "spectral norm": lambda x: ops.norm(x, 2, (-2, -1))[:, None],
     "eigh without vectors": lambda x: linalg.eigvalsh(_symmetric(x)),
     "eigh": lambda x: _of_values(*linalg.eigh(_symmetric(x))),
-    "keras eigh": lambda x: _of_values(*ops.eigh(_symmetric(x))),
     "qr": lambda x: linalg.qr(_tall(x))[1],
     "inverse": lambda x: linalg.inv(_invertible(x)),
     "adjoint inverse": lambda x: linalg.inv(_invertible(x), adjoint=True),
@@ -75,6 +75,8 @@ COMPILED = {
 }
 ALL = {
     **COMPILED,
+    "keras svd without vectors": lambda x: ops.svd(x, compute_uv=False),
+    "keras eigh": lambda x: _of_values(*ops.eigh(_symmetric(x))),
     "svd of full matrices": functools.partial(_svd, full=True),
     "eig without vectors": lambda x: tf.abs(linalg.eigvals(x)),
     "eig": lambda x: tf.abs(linalg.eig(x)[0]),
