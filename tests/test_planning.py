@@ -12,6 +12,7 @@ import keras_towers as kt
 from keras_towers import planning
 from keras_towers._bytes import format_bytes
 from keras_towers.errors import TowerError
+from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate
@@ -163,12 +164,14 @@ def feed_forward():
 
 
 def layouts_of_pairs(devices, shape=(2, 2)):
-    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), devices)
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[r"up_\d/kernel"] = (None, "model")
-    layouts[r"up_\d/bias"] = ("model",)
-    layouts[r"down_\d/kernel"] = ("model", None)
-    return layouts
+    return layout_map(
+        mesh_of(*shape, devices=devices),
+        {
+            r"up_\d/kernel": (None, "model"),
+            r"up_\d/bias": ("model",),
+            r"down_\d/kernel": ("model", None),
+        },
+    )
 
 
 def model_parallel(devices):

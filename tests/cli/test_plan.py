@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from keras_towers.cli import plan_hosts
 from keras_towers.cli.main import app
 from keras_towers.errors import TowerError
+from tests.kit.meshes import layout_map, mesh_of
 
 pytestmark = pytest.mark.alternate
 
@@ -47,12 +48,8 @@ def larger_than_memory():
 
 
 def columns(devices):
-    mesh = keras.distribution.DeviceMesh(
-        (1, len(devices)), ("batch", "model"), devices
-    )
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[".*kernel"] = (None, None)
-    return layouts
+    mesh = mesh_of(1, len(devices), devices=devices)
+    return layout_map(mesh, {".*kernel": (None, None)})
 
 
 def no_layouts(devices):

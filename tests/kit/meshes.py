@@ -5,11 +5,23 @@ import keras
 import keras_towers as kt
 
 
+def mesh_of(rows, columns, axes=("batch", "model"), devices=None):
+    """A mesh; of logical CPUs, where it is told no devices."""
+    devices = devices or [f"cpu:{k}" for k in range(rows * columns)]
+    return keras.distribution.DeviceMesh((rows, columns), axes, devices)
+
+
+def layout_map(mesh, layouts):
+    """The layouts of a dict."""
+    made = keras.distribution.LayoutMap(mesh)
+    for key, axes in layouts.items():
+        made[key] = axes
+    return made
+
+
 def on_a_mesh(weights, towers):
     """Towers of two devices, which divide all weights that they can."""
-    devices = [f"cpu:{k}" for k in range(2 * towers)]
-    mesh = keras.distribution.DeviceMesh((towers, 2), ("a", "b"), devices)
-    layouts = keras.distribution.LayoutMap(mesh)
+    layouts = {}
     for weight in weights:
         # The first axis that two can share, and the next for towers.
         axes = [None] * len(weight.shape)
@@ -23,4 +35,5 @@ def on_a_mesh(weights, towers):
                 axes[even[0]] = axis
         if any(axes):
             layouts[weight.path] = tuple(axes)
-    return kt.ModelParallelStrategy(layouts)
+    mesh = mesh_of(towers, 2, ("a", "b"))
+    return kt.ModelParallelStrategy(layout_map(mesh, layouts))

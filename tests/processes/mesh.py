@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_towers.fit.weights import shards
+from tests.kit import meshes
 from tests.kit.compare import assert_close, use_model
 from tests.kit.ranks import check, rare_check
 from tests.processes import exact
@@ -26,13 +27,8 @@ WITH_BATCH = {
 
 
 def layout_map(layouts=LAYOUTS, rows=2, columns=2, names=None):
-    names = names or [f"cpu:{index}" for index in range(rows * columns)]
-    axes = ("batch", "model")
-    mesh = keras.distribution.DeviceMesh((rows, columns), axes, names)
-    made = keras.distribution.LayoutMap(mesh)
-    for key, of_axes in layouts.items():
-        made[key] = of_axes
-    return made
+    mesh = meshes.mesh_of(rows, columns, devices=names)
+    return meshes.layout_map(mesh, layouts)
 
 
 def build():

@@ -10,29 +10,6 @@ from tests.kit.sampling import sample_of
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.slow
-# An error of the script's own that sounds like a lost connection.
-OWN_ERROR = """
-import keras, numpy as np, tensorflow as tf
-import keras_towers as kt
-from keras_towers import elastic
-
-class Fails(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
-            print("training", flush=True)
-            raise tf.errors.UnknownError(None, None, "Horovod: Read error [a]")
-
-model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-model.compile("sgd", "mse")
-x = np.ones((400, 4), "float32")
-
-@elastic.run
-def train(state):
-    with kt.HorovodStrategy():
-        model.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[Fails()])
-
-train(elastic.State(model))
-"""
 
 
 def steps(folder):
@@ -128,15 +105,3 @@ def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(
     again = batches.index((1, 0, 2), batches.index((1, 0, 2)) + 1)
     assert batches[again - 1] in [(1, 12, 2), (1, 13, 2)]
     assert [b for e, b, _ in batches[again:] if e == 1] == [*range(8)]
-
-
-# Whose fault an error is, `tests/launching/test_supervision.py` shows.
-@pytest.mark.long
-def test_an_error_of_the_script_is_not_taken_for_a_lost_worker(tmp_path):
-    (tmp_path / "script.py").write_text(OWN_ERROR)
-    arguments = "--min-np", "2", "script.py"
-    done = Launched(tmp_path, *arguments).finish()
-    assert done.code == 1, done.out + done.err
-    assert "UnknownError: Horovod: Read error [a]" in done.err
-    # Nobody has tried it again.
-    assert done.out.count("training") == 2

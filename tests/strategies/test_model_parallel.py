@@ -14,6 +14,7 @@ from keras_towers import _notices
 from keras_towers.fit.update import in_shards
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable
+from tests.kit import meshes
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -23,6 +24,7 @@ from tests.kit.compare import (
     assert_same_model,
     use_model,
 )
+from tests.kit.meshes import mesh_of
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.partition.steps import noting
@@ -43,16 +45,8 @@ LAYOUTS = {
 }
 
 
-def mesh_of(rows, columns, names=("batch", "model")):
-    devices = [f"cpu:{index}" for index in range(rows * columns)]
-    return keras.distribution.DeviceMesh((rows, columns), names, devices)
-
-
 def layout_map(mesh, layouts=LAYOUTS):
-    made = keras.distribution.LayoutMap(mesh)
-    for key, axes in layouts.items():
-        made[key] = axes
-    return made
+    return meshes.layout_map(mesh, layouts)
 
 
 def transformer():
@@ -365,18 +359,15 @@ def test_a_layout_that_does_not_fit_is_refused(axes, said):
 def test_meshes_that_are_refused():
     devices = [f"cpu:{index}" for index in range(8)]
     cube = keras.distribution.DeviceMesh((2, 2, 2), ("a", "b", "c"), devices)
-    with pytest.raises(kt.TowerError, match="one or two axes"):
-        kt.ModelParallelStrategy(keras.distribution.LayoutMap(cube))
-    missing = keras.distribution.DeviceMesh(
-        (1, 2), ("a", "b"), ["cpu:0", "gpu:7"]
-    )
-    with pytest.raises(kt.TowerError, match="gpu:7"):
-        kt.ModelParallelStrategy(keras.distribution.LayoutMap(missing))
-    twice = keras.distribution.DeviceMesh(
-        (1, 2), ("a", "b"), ["cpu:0", "cpu:0"]
-    )
-    with pytest.raises(kt.TowerError, match="more than once"):
-        kt.ModelParallelStrategy(keras.distribution.LayoutMap(twice))
+    missing = mesh_of(1, 2, devices=["cpu:0", "gpu:7"])
+    twice = mesh_of(1, 2, devices=["cpu:0", "cpu:0"])
+    for mesh, said in (
+        (cube, "one or two axes"),
+        (missing, "gpu:7"),
+        (twice, "more than once"),
+    ):
+        with pytest.raises(kt.TowerError, match=said):
+            kt.ModelParallelStrategy(layout_map(mesh, {}))
     with pytest.raises(kt.TowerError, match=r"LayoutMap"):
         kt.ModelParallelStrategy(mesh_of(1, 2))
     with pytest.raises(kt.TowerError, match="has no option"):

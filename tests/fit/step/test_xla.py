@@ -13,9 +13,9 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, use_model
+from tests.kit.meshes import mesh_of
 from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
-from tests.strategies.test_model_parallel import mesh_of
 
 pytestmark = pytest.mark.alternate
 
