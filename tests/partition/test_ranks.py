@@ -7,13 +7,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
-from tests.partition.kit import (
-    computed_once,
-    exchange_counts,
-    on_towers,
-    sharded,
-    trace,
-)
+from tests.partition import kit
 
 BATCH = tf.constant([1.0, 2.0, 3.0])
 PARTS = [BATCH[:2], BATCH[2:2], BATCH[2:]]
@@ -46,7 +40,7 @@ def run_on_ranks(function, given, ranks=2):
             else [outer]
             for outer, _ in graph.captures
         ]
-        return on_towers(program, [parts, *every], (2, 0, 1), ranks)
+        return kit.on_towers(program, [parts, *every], (2, 0, 1), ranks)
 
     return program, run, variables
 
@@ -63,7 +57,7 @@ def test_the_first_rank_draws_and_prints_for_all(capfd):
         variable.assign(tf.reduce_sum(noise))
         return [tf.reduce_sum(x * noise)]
 
-    program, run, variables = run_on_ranks(function, sharded(-1))
+    program, run, variables = run_on_ranks(function, kit.sharded(-1))
     run(*PARTS)
     assert sorted(at_root(program)) == ["PrintV2", "RandomStandardNormal"]
     assert capfd.readouterr().err.count("here 3") == 1
@@ -79,7 +73,7 @@ def test_variables_are_read_after_what_was_written_before():
         variable.assign(tf.reduce_sum(between))
         return before, variable.read_value()
 
-    _, run, variables = run_on_ranks(function, sharded(-1))
+    _, run, variables = run_on_ranks(function, kit.sharded(-1))
     before, after = run(*PARTS)
     assert before.numpy() == 1
     assert [after.numpy(), *(v.numpy() for v in variables)] == [42, 42, 42]
@@ -93,10 +87,10 @@ def test_each_rank_has_its_own_variables_and_generators():
         variable.assign_add(tf.reduce_sum(x))
         return [generator.uniform([]) + variable]
 
-    program, run, variables = run_on_ranks(function, sharded(-1))
+    program, run, variables = run_on_ranks(function, kit.sharded(-1))
     run(*PARTS)
     assert not at_root(program)
-    assert not exchange_counts(program)["root"]
+    assert not kit.exchange_counts(program)["root"]
     assert [variable.numpy() for variable in variables] == [7, 7]
 
 
@@ -108,7 +102,7 @@ def test_tables_live_on_the_first_rank():
         table.insert(keys, x * 2)
         return table.lookup(keys), table.size()
 
-    program, run, _ = run_on_ranks(function, sharded(-1))
+    program, run, _ = run_on_ranks(function, kit.sharded(-1))
     found, size = run(*PARTS)
     np.testing.assert_array_equal(found, BATCH * 2)
     assert size.numpy() == 3
@@ -127,10 +121,10 @@ def test_what_follows_a_lookup_in_a_table_is_divided():
         found = table.lookup(tf.cast(x, tf.int64))
         return [tf.concat([found[:, None], x[:, None]], 1)]
 
-    program, run, _ = run_on_ranks(function, sharded(-1))
+    program, run, _ = run_on_ranks(function, kit.sharded(-1))
     (both,) = run(*PARTS)
     np.testing.assert_array_equal(both, [[5, 1], [7, 2], [5, 3]])
-    assert list(computed_once(program)) == ["LookupTableFindV2"]
+    assert list(kit.computed_once(program)) == ["LookupTableFindV2"]
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -154,7 +148,7 @@ def test_a_branch_or_loop_that_writes_a_variable(draws, loops):
             )
         return found - variable, variable.read_value()
 
-    program, run, variables = run_on_ranks(function, sharded(-1))
+    program, run, variables = run_on_ranks(function, kit.sharded(-1))
     off, value = run(*PARTS)
     first, second = (variable.numpy() for variable in variables)
     assert off.numpy() == 0
@@ -168,7 +162,7 @@ def test_a_branch_that_only_reads_has_no_effect():
         tf.cond(positive, lambda: variable * 2, lambda: variable * 3)
         return [tf.reduce_sum(x)]
 
-    program, run, _ = run_on_ranks(function, sharded(-1))
+    program, run, _ = run_on_ranks(function, kit.sharded(-1))
     assert run(*PARTS)[0].numpy() == 6
     assert "If" not in {operation.type for operation in program.operations}
 
@@ -178,13 +172,15 @@ def test_a_list_of_what_was_drawn():
         drawn = tf.map_fn(lambda _: tf.random.uniform([]), tf.zeros([4]))
         return tf.reduce_sum(x), drawn
 
-    program, run, _ = run_on_ranks(function, sharded(-1))
+    program, run, _ = run_on_ranks(function, kit.sharded(-1))
     _, drawn = run(*PARTS)
     assert at_root(program) == ["While", "SerializeTensor"]
     assert len(set(drawn.numpy())) == 4
 
 
 def test_one_process_has_no_root():
-    graph = trace(lambda x: x + tf.random.normal(tf.shape(x)), sharded(-1))
-    program = partition_graph(graph, [sharded(-1).layout], graph.outputs)
+    graph = kit.trace(
+        lambda x: x + tf.random.normal(tf.shape(x)), kit.sharded(-1)
+    )
+    program = partition_graph(graph, [kit.sharded(-1).layout], graph.outputs)
     assert not at_root(program)

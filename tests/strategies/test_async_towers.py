@@ -13,12 +13,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import (
-    assert_all_close,
-    assert_close,
-    assert_finite,
-    assert_same_history,
-)
+from tests.kit import compare
 from tests.kit.leaving import Boom, interrupt
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
@@ -57,16 +52,18 @@ def test_other_methods_are_exact():
     reference.run_eagerly = True
     wanted = [reference.train_on_batch(X[:9], Y[:9]) for _ in range(2)]
     with kt.AsyncTowerStrategy(2):
-        assert_close(
+        compare.assert_close(
             [model.train_on_batch(X[:9], Y[:9]) for _ in range(2)], wanted
         )
-        assert_all_close(model.weights, reference.weights)
+        compare.assert_all_close(model.weights, reference.weights)
         fit(model)
         inside = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         outputs = model.predict(X, batch_size=BATCH, verbose=0)
     model.run_eagerly = True
-    assert_close(model.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
-    assert_close(model(X), outputs)
+    compare.assert_close(
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0), inside
+    )
+    compare.assert_close(model(X), outputs)
     assert int(model.optimizer.iterations) == 2 + STEPS
 
 
@@ -91,9 +88,9 @@ def test_a_model_built_inside_and_a_custom_loop():
 
     with strategy.scope():
         losses = strategy.experimental_local_results(on_replicas(X, Y))
-    assert_close(losses, [step(reference, X, Y) / 2] * 2)
+    compare.assert_close(losses, [step(reference, X, Y) / 2] * 2)
     # Here the towers wait for each other.
-    assert_all_close(model.weights, reference.weights)
+    compare.assert_all_close(model.weights, reference.weights)
     assert int(model.optimizer.iterations) == STEPS + 1
 
 
@@ -162,7 +159,7 @@ def test_a_step_that_changes_within_a_fit():
         fit(model, 3, callbacks=[cases.callback(on_epoch_begin=freeze)])
     assert int(model.optimizer.iterations) == 3 * STEPS
     assert not np.array_equal(before[0][0], before[1][0])
-    assert_all_close(before[1], layer.get_weights(), 0)
+    compare.assert_all_close(before[1], layer.get_weights(), 0)
 
 
 class Draws(cases.Traced):
@@ -245,7 +242,7 @@ def test_optimizers_that_read_and_write_lose_nothing(options, constraint):
     with kt.AsyncTowerStrategy(2, scale_gradient=False):
         model = train(run_eagerly=False)
     assert model.optimizer.iterations == reference.optimizer.iterations
-    assert_all_close(model.weights, reference.weights, 1e-4)
+    compare.assert_all_close(model.weights, reference.weights, 1e-4)
 
 
 @tf.custom_gradient
@@ -275,7 +272,7 @@ def test_gradients_are_unscaled_as_their_own_loss_was_scaled():
     with kt.AsyncTowerStrategy(2, scale_gradient=False):
         fit(model, y=cases.TARGETS, epochs=2)
     assert int(optimizer.dynamic_scale) == 8 << 2 * STEPS
-    assert_close(kernel, wanted, 1e-5)
+    compare.assert_close(kernel, wanted, 1e-5)
 
 
 def test_a_backup_within_an_epoch_has_every_batch_that_was_handed_out(tmp_path):
@@ -294,7 +291,7 @@ def test_a_backup_within_an_epoch_has_every_batch_that_was_handed_out(tmp_path):
 
     with pytest.raises(SystemExit):
         train(cases.callback(on_train_batch_end=end))
-    assert_close(train(), -0.5 * 2 * EPOCH, 1e-5)
+    compare.assert_close(train(), -0.5 * 2 * EPOCH, 1e-5)
 
 
 def test_training_in_a_callback():
@@ -318,7 +315,7 @@ def test_training_in_a_callback():
         fit(model, y=cases.TARGETS, epochs=2, callbacks=[watch])
     originals.assert_back()
     assert steps == [STEPS, STEPS]
-    assert_close(kernel, wanted, 1e-5)
+    compare.assert_close(kernel, wanted, 1e-5)
 
 
 def still(*first):
@@ -341,7 +338,7 @@ def test_metrics_are_exact_sums():
     reference.run_eagerly = True
     wanted = weighted(reference)
     with kt.AsyncTowerStrategy(2):
-        assert_same_history(weighted(model), wanted)
+        compare.assert_same_history(weighted(model), wanted)
 
 
 class Slow(keras.metrics.Metric):
@@ -397,7 +394,7 @@ def test_callbacks_see_every_step_and_the_last_exactly():
     assert steps == [*range(14)] * 2
     # One batch in each tower, and one that waits for it.
     assert max(ahead) <= 4
-    assert_same_history(
+    compare.assert_same_history(
         last, {name: values[-1] for name, values in history.items()}
     )
 
@@ -415,7 +412,7 @@ def test_logs_that_are_no_metrics(eagerly):
     assert history.keys() == {"loss", "this_batch", "double"}
     own = np.array(history["this_batch"])
     assert (own > 0).all()
-    assert_close(2 * own, history["double"])
+    compare.assert_close(2 * own, history["double"])
 
 
 def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
@@ -446,7 +443,7 @@ def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
     for epoch in (0, 1):
         for name in ("mean", "max"):
             value = there[f"epoch_staleness_{name}", epoch]
-            assert_close(value, getattr(seen[epoch], name))
+            compare.assert_close(value, getattr(seen[epoch], name))
         assert ("staleness", epoch) in there
 
 
@@ -507,7 +504,7 @@ def test_ctrl_c_at_any_moment():
         fit(model)
     assert int(model.optimizer.iterations) == before + STEPS
     originals.assert_back()
-    assert_finite(model)
+    compare.assert_finite(model)
 
 
 @pytest.mark.parametrize(
@@ -541,4 +538,4 @@ def test_an_error_on_a_tower_is_raised_by_fit(strategy, updates):
             fit(model)
             assert int(model.optimizer.iterations) == before + updates
     originals.assert_back()
-    assert_finite(model)
+    compare.assert_finite(model)

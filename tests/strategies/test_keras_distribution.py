@@ -14,12 +14,7 @@ from keras_towers.fit import contract
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib
 from tests.exactness import models as m
-from tests.kit.compare import (
-    assert_exact,
-    assert_same_history,
-    assert_same_model,
-    assert_towers_equal,
-)
+from tests.kit import compare
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
@@ -92,7 +87,7 @@ def test_every_call_gives_what_one_device_gives():
         assert len(towers_of(model)) == 3
         return found
 
-    assert_exact(linear, act, distribution.scope(), reference)
+    compare.assert_exact(linear, act, distribution.scope(), reference)
     assert seen[0] is distribution
     assert [name[-5:] for name in seen[1:]] == ["CPU:5", "CPU:2", "CPU:1"]
 
@@ -114,16 +109,16 @@ def test_a_model_stays_on_towers_until_the_distribution_ends():
     once = len(traces)
     found.append(fit(model))
     assert len(traces) == once
-    assert_towers_equal(model)
+    compare.assert_towers_equal(model)
     assert towers_of(model) == ["CPU:0", "CPU:1", "CPU:2"]
     assert not tf.distribute.has_strategy()
     set_distribution(None)
     originals.assert_back()
     for mine, wanted in zip(found, history, strict=True):
-        assert_same_history(mine, wanted)
-    assert_same_model(model, reference)
+        compare.assert_same_history(mine, wanted)
+    compare.assert_same_model(model, reference)
     # Each goes on as an ordinary model.
-    assert_same_history(fit(model), fit(reference))
+    compare.assert_same_history(fit(model), fit(reference))
 
 
 def _in_thread(act):
@@ -169,7 +164,7 @@ def test_another_thread_is_told_of_the_distribution(caplog, monkeypatch):
     said, _ = [r for r in caplog.messages if "runs on one device" in r]
     assert "the distribution DataParallel was set in thread 'Main" in said
     assert "this is thread 'other'. Set it in the thread that calls fit" in said
-    assert_same_model(model, reference)
+    compare.assert_same_model(model, reference)
 
 
 def test_a_model_follows_the_distribution():
@@ -195,7 +190,7 @@ def test_a_model_follows_the_distribution():
     keras.utils.clear_session()
     step(model)
     assert_ordinary(model)
-    assert_same_model(model, reference)
+    compare.assert_same_model(model, reference)
 
 
 def test_a_distribution_inside_a_strategy_is_refused():
@@ -265,7 +260,7 @@ def test_keras_does_not_divide_the_data_of_a_job_itself(kind):
     distribution = first(2)
     # As Keras sees it in a job of two ranks.
     vars(distribution).update(_is_multi_process=True, _num_processes=2)
-    assert_exact(eager, reference, distribution.scope())
+    compare.assert_exact(eager, reference, distribution.scope())
     assert vars(distribution)["_is_multi_process"]
 
 

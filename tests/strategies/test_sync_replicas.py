@@ -12,13 +12,7 @@ import keras_towers as kt
 from keras_towers.errors import TowerError
 from tests.exactness import models as m
 from tests.fit.step.acts import Twice
-from tests.kit.compare import (
-    assert_all_close,
-    assert_close,
-    assert_finite,
-    assert_same_history,
-    assert_same_model,
-)
+from tests.kit import compare
 from tests.kit.leaving import Boom
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
@@ -60,7 +54,7 @@ def test_a_late_gradient_is_dropped_and_told_of(tmp_path, caplog):
         history = cases.endless(model, 40, epochs=2, callbacks=[board])
         counts = strategy.counts
     assert layer.held_nobody
-    assert_finite(model)
+    compare.assert_finite(model)
     used, dropped = np.array(counts.used), np.array(counts.dropped)
     assert dropped[layer.late] > 0
     np.testing.assert_array_equal(used + dropped, np.bincount(layer.begun))
@@ -94,7 +88,7 @@ def test_a_step_does_not_change_within_a_fit():
         fit(model, epochs=2, callbacks=[watch])
         model.make_train_function(force=True)
         fit(model)
-    assert_same_model(model, reference)
+    compare.assert_same_model(model, reference)
 
 
 def test_shared_tokens():
@@ -147,7 +141,7 @@ def test_moving_averages(towers):
 
     def check():
         for weight, value in zip(model.weights, wanted, strict=True):
-            assert_close(strategy.average_of(weight), value)
+            compare.assert_close(strategy.average_of(weight), value)
 
     averages = tf.train.ExponentialMovingAverage(0.9)
     strategy = kt.SyncReplicasStrategy(
@@ -185,14 +179,16 @@ def test_fits_of_several_models():
             fit(first, callbacks=[cases.callback(on_train_batch_end=leave)])
         # One of two gradients has come.
         assert int(first.optimizer.iterations) == 0
-        assert_all_close(first.get_weights(), weights, 0)
+        compare.assert_all_close(first.get_weights(), weights, 0)
         first.fit(**small)
-        assert_same_history(second.fit(**small, epochs=2).history, wanted)
+        compare.assert_same_history(
+            second.fit(**small, epochs=2).history, wanted
+        )
         assert strategy.counts.updates == 2 * STEPS
         first.fit(**small)
         assert strategy.counts.updates == STEPS
         for model in (first, second):
-            assert_same_model(model, reference)
+            compare.assert_same_model(model, reference)
     assert strategy.counts.updates == STEPS
     originals.assert_back()
 
@@ -225,7 +221,7 @@ def test_callbacks_that_evaluate_and_train():
     for _ in range(2):
         fit(reference, x=x, y=y)
         reference.train_on_batch(X[:8], Y[:8])
-    assert_all_close(model.weights, reference.weights)
+    compare.assert_all_close(model.weights, reference.weights)
 
 
 def test_blocks_leave_nothing_behind(monkeypatch):

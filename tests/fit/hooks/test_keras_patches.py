@@ -16,14 +16,7 @@ from keras_towers.fit.context import patches
 from keras_towers.strategies import keras_distribution
 from tests.exactness import models as m
 from tests.fit.one_device import trained
-from tests.kit.compare import (
-    assert_close,
-    assert_exact,
-    assert_same,
-    assert_same_history,
-    assert_same_model,
-    use_model,
-)
+from tests.kit import compare
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit, linear
@@ -158,12 +151,12 @@ def test_another_thread_trains_as_plain_keras():
     left.set()
     thread.join(60)
     ((history, has_strategy),) = results
-    assert_same_history(history, wanted, 1e-5)
+    compare.assert_same_history(history, wanted, 1e-5)
     assert not has_strategy
     assert model.distribute_strategy is tf.distribute.get_strategy()
     for each in (model, on_towers):
         assert_ordinary(each)
-        assert_same_model(each, reference, 1e-5)
+        compare.assert_same_model(each, reference, 1e-5)
 
 
 def test_another_thread_makes_an_optimizer_under_a_stock_strategy():
@@ -226,7 +219,7 @@ def test_own_optimizer_defined_inside():
         )
         return fit(model)
 
-    assert_exact(linear, act, kt.TowerStrategy(2))
+    compare.assert_exact(linear, act, kt.TowerStrategy(2))
     # It is an ordinary class again.
     assert defined[-1].apply.__code__.co_name == "apply"
 
@@ -258,7 +251,9 @@ def all_methods(model):
 
 @functools.cache
 def on_one_device():
-    return use_model(functools.partial(linear, run_eagerly=True), all_methods)
+    return compare.use_model(
+        functools.partial(linear, run_eagerly=True), all_methods
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +276,9 @@ def test_a_library_that_wraps_all_models(when, monkeypatch):
     wanted = on_one_device()
     if when != "inside":
         wrapped()
-    assert_same(use_model(linear, act, kt.TowerStrategy(2)), wanted)
+    compare.assert_same(
+        compare.use_model(linear, act, kt.TowerStrategy(2)), wanted
+    )
 
 
 def test_methods_that_were_read_before_the_block():
@@ -298,7 +295,7 @@ def test_methods_that_were_read_before_the_block():
         taken.fit, taken.evaluate, taken.predict, train_on_batch = model.taken
         return all_methods(taken), train_on_batch(X[:7], Y[:7])
 
-    assert_exact(make, act, kt.TowerStrategy(2))
+    compare.assert_exact(make, act, kt.TowerStrategy(2))
 
 
 @pytest.fixture
@@ -355,22 +352,22 @@ def test_models_from_before_and_after_clear_session_train_exactly(
     with kt.TowerStrategy(2) as towers:
         inside = linear()
         for model in (outside, inside):
-            assert_close(fit(model)["loss"], losses[0])
+            compare.assert_close(fit(model)["loss"], losses[0])
         for _ in range(2):
             keras.utils.clear_session()
             assert tf.distribute.get_strategy() is towers
             assert tf.distribute.in_cross_replica_context()
         after = linear()
         for model in (outside, inside):
-            assert_close(fit(model)["loss"], losses[1])
+            compare.assert_close(fit(model)["loss"], losses[1])
         for wanted in losses:
-            assert_close(fit(after)["loss"], wanted)
-        assert_close(
+            compare.assert_close(fit(after)["loss"], wanted)
+        compare.assert_close(
             after.predict(X, verbose=0), reference.predict(X, verbose=0)
         )
     assert not variables_on_towers()
     for model in (outside, inside, after):
-        assert_same_model(model, reference)
+        compare.assert_same_model(model, reference)
         assert_ordinary(model, trains_on_towers=model is not outside)
 
 
@@ -384,5 +381,5 @@ def test_clear_session_between_blocks(nothing_left):
             keras.utils.clear_session()
             raise KeyError("mine")
         keras.utils.clear_session()
-    assert_same_model(model, trained(3))
+    compare.assert_same_model(model, trained(3))
     assert_ordinary(model)

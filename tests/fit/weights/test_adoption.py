@@ -10,14 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import (
-    assert_close,
-    assert_exact,
-    assert_same,
-    assert_same_history,
-    assert_same_model,
-    use_model,
-)
+from tests.kit import compare
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, fit, linear
@@ -68,8 +61,8 @@ def test_state_is_carried_over_both_ways(variables_on_towers):
             assert bool(on_towers) == has_copies
             originals.assert_back()
         assert_ordinary(model)
-        assert_same_history(found, wanted, 1e-5)
-    assert_same_model(model, reference, 2e-5)
+        compare.assert_same_history(found, wanted, 1e-5)
+    compare.assert_same_model(model, reference, 2e-5)
 
 
 def test_references_that_the_user_held_stay_alive():
@@ -82,7 +75,7 @@ def test_references_that_the_user_held_stay_alive():
             fit(model)
             seen.append(float(through_reference()))
             kernel = model.layers[0].kernel.numpy()
-            assert_close(seen[-1], (kernel**2).sum(), 1e-5)
+            compare.assert_close(seen[-1], (kernel**2).sum(), 1e-5)
     assert len(set(seen)) == 3
 
 
@@ -107,11 +100,11 @@ def test_each_method_may_be_the_first(name):
             assert not model.optimizer.built
         return result, fit(model)
 
-    wanted = use_model(lambda: linear(run_eagerly=True), act)
-    found = use_model(linear, act, kt.TowerStrategy(2))
-    assert_same(found, wanted)
+    wanted = compare.use_model(lambda: linear(run_eagerly=True), act)
+    found = compare.use_model(linear, act, kt.TowerStrategy(2))
+    compare.assert_same(found, wanted)
     # Functions that were traced on towers are not used outside.
-    assert_close(method(found.model), method(wanted.model), 1e-5)
+    compare.assert_close(method(found.model), method(wanted.model), 1e-5)
 
 
 def test_frozen_model_evaluates_and_trains_nothing():
@@ -125,7 +118,7 @@ def test_frozen_model_evaluates_and_trains_nothing():
         # Keras lets it fit.
         return model.evaluate(X, Y, verbose=0), fit(model)
 
-    assert_exact(make, act, kt.TowerStrategy(2))
+    compare.assert_exact(make, act, kt.TowerStrategy(2))
 
 
 def test_models_that_share_layers_in_turn():
@@ -154,7 +147,7 @@ def test_models_that_share_layers_in_turn():
             logs.append(both.train_on_batch(X[:9], np.ones((9, 1))))
         return logs
 
-    both = assert_exact(make, act, kt.TowerStrategy(2)).model
+    both = compare.assert_exact(make, act, kt.TowerStrategy(2)).model
     for part in both.parts:
         assert_ordinary(part)
 

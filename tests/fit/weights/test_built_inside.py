@@ -9,12 +9,7 @@ import keras_towers as kt
 from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.fit.one_device import trained, two_layers
-from tests.kit.compare import (
-    assert_all_close,
-    assert_close,
-    assert_exact,
-    assert_same_model,
-)
+from tests.kit import compare
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import X, Y, adam, fit, linear
@@ -50,7 +45,7 @@ def test_a_model_built_in_a_block_trains_on_its_towers_after_it(
         "fit of model 'mine' runs on the strategy under which it was created "
         f"or compiled: {strategy!r}"
     ]
-    assert_same_model(model, trained(1 if make is _built else 2))
+    compare.assert_same_model(model, trained(1 if make is _built else 2))
 
 
 def test_a_model_compiled_in_a_block_trains_on_its_towers_after_it():
@@ -59,7 +54,7 @@ def test_a_model_compiled_in_a_block_trains_on_its_towers_after_it():
         model.compile(m.momentum(), m.cross_entropy())
     fit(model)
     assert model._distribute_strategy is strategy
-    assert_same_model(model, trained(1))
+    compare.assert_same_model(model, trained(1))
 
 
 def test_a_model_of_parts_that_were_made_in_a_block_is_ordinary():
@@ -88,7 +83,7 @@ def test_another_block_may_train_what_was_built_inside():
     assert_ordinary(model, trains_on_towers=True)
     fit(model)
     assert contract.tower_strategy_of(model) is first
-    assert_same_model(model, trained(4))
+    compare.assert_same_model(model, trained(4))
     assert kt.verify(model, X, Y).difference < 1e-4
     assert_ordinary(model, trains_on_towers=True)
 
@@ -114,12 +109,14 @@ def test_built_inside_the_scope_stays_on_the_towers(tmp_path):
     with strategy.scope():
         model = linear()
     assert not tf.distribute.has_strategy()
-    tf.nest.map_structure(assert_close, act(model), wanted)
+    tf.nest.map_structure(compare.assert_close, act(model), wanted)
     assert model.distribute_strategy is strategy
-    assert_same_model(model, reference)
+    compare.assert_same_model(model, reference)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert_close(loaded.predict(X, verbose=0), reference.predict(X, verbose=0))
+    compare.assert_close(
+        loaded.predict(X, verbose=0), reference.predict(X, verbose=0)
+    )
 
 
 def test_models_of_two_scopes():
@@ -138,7 +135,7 @@ def test_models_of_two_scopes():
     assert outside.distribute_strategy is strategies[1]
     for model in (made, outside):
         fit(model)
-        assert_same_model(model, trained(2))
+        compare.assert_same_model(model, trained(2))
 
 
 def test_a_block_takes_a_model_of_a_scope():
@@ -146,7 +143,7 @@ def test_a_block_takes_a_model_of_a_scope():
         model = linear()
     with kt.TowerStrategy(2):
         fit(model)
-    assert_same_model(model, trained(1))
+    compare.assert_same_model(model, trained(1))
 
 
 def test_compiled_again_inside(variables_on_towers):
@@ -169,9 +166,9 @@ def test_compiled_again_inside(variables_on_towers):
     def make():
         return linear(optimizer=adam, metrics=["accuracy"])
 
-    assert_exact(make, act, kt.TowerStrategy(2))
+    compare.assert_exact(make, act, kt.TowerStrategy(2))
     assert not variables_on_towers()
-    assert_all_close(olds[0].variables, olds[1].variables)
+    compare.assert_all_close(olds[0].variables, olds[1].variables)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +195,7 @@ def test_layers_frozen_and_added_between_fits(updates):
         return losses
 
     strategy = kt.TowerStrategy(2, updates=updates)
-    assert_exact(two_layers, act, strategy)
+    compare.assert_exact(two_layers, act, strategy)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +226,7 @@ def test_values_written_inside_reach_every_tower(updates, tmp_path):
         return logs
 
     strategy = kt.TowerStrategy(2, updates=updates)
-    assert_exact(make, act, strategy, tolerance=1e-5)
+    compare.assert_exact(make, act, strategy, tolerance=1e-5)
 
 
 class Centered(keras.layers.Layer):
@@ -269,4 +266,4 @@ def test_a_variable_of_tensorflow_made_inside_has_one_value(updates):
     wanted = _fit_with_a_variable_of_tensorflow()
     with kt.TowerStrategy(3, updates=updates):
         found = _fit_with_a_variable_of_tensorflow()
-    tf.nest.map_structure(assert_close, found, wanted)
+    tf.nest.map_structure(compare.assert_close, found, wanted)

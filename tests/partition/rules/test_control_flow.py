@@ -5,22 +5,12 @@ import functools
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import (
-    FEW,
-    check_divided,
-    check_on_towers,
-    computed_once,
-    exchange_counts,
-    partial_sum,
-    replicated,
-    sharded,
-    with_gradients,
-)
+from tests.partition import kit
 
 pytestmark = pytest.mark.alternate
 
-_check = functools.partial(check_divided, towers=FEW)
-_WAY = replicated(1, dtype="bool")
+_check = functools.partial(kit.check_divided, towers=kit.FEW)
+_WAY = kit.replicated(1, dtype="bool")
 
 
 # ---- branches ----------------------------------------------------------------
@@ -38,25 +28,27 @@ def _rows_or_zeros(x):
 # A function, its inputs besides the predicate, and its exchanges.
 _BRANCHES = {
     "gradients": (
-        with_gradients(lambda way, *given: tf.cond(way[0], *_branches(*given))),
-        (sharded(-1, 3), replicated(3, 2)),
+        kit.with_gradients(
+            lambda way, *given: tf.cond(way[0], *_branches(*given))
+        ),
+        (kit.sharded(-1, 3), kit.replicated(3, 2)),
         {"gather": 2, "sum": 1},
     ),
     "rows, or what all have": (
         lambda way, x: tf.cond(way[0], *_rows_or_zeros(x)),
-        (sharded(-1, 3),),
+        (kit.sharded(-1, 3),),
         {"gather": 1},
     ),
     "a part of a sum, or what all have": (
         lambda way, x, y: tf.cond(
             way[0], lambda: tf.reduce_sum(x, 0), lambda: y
         ),
-        (sharded(-1, 3), replicated(3)),
+        (kit.sharded(-1, 3), kit.replicated(3)),
         {"sum": 1},
     ),
     "a sum of which the whole is needed": (
         lambda way, x, y: tf.cond(way[0], lambda: x * tf.exp(y), lambda: x),
-        (sharded(-1, 3), partial_sum(3)),
+        (kit.sharded(-1, 3), kit.partial_sum(3)),
         {"sum": 1, "gather": 1},
     ),
 }
@@ -65,8 +57,8 @@ _BRANCHES = {
 @pytest.mark.parametrize("name", _BRANCHES)
 def test_each_branch_is_divided(name):
     function, given, exchanges = _BRANCHES[name]
-    program = _check(function, _WAY, *given, towers=3 * FEW)
-    assert exchange_counts(program) == exchanges
+    program = _check(function, _WAY, *given, towers=3 * kit.FEW)
+    assert kit.exchange_counts(program) == exchanges
 
 
 def test_switch_case_chooses_one_of_several():
@@ -76,29 +68,31 @@ def test_switch_case_chooses_one_of_several():
         )
 
     given = (
-        replicated(1, dtype="int32", low=-1, high=3),
-        sharded(-1, 3),
-        sharded(-1, 3),
+        kit.replicated(1, dtype="int32", low=-1, high=3),
+        kit.sharded(-1, 3),
+        kit.sharded(-1, 3),
     )
-    _check(with_gradients(choose), *given, towers=4 * FEW)
+    _check(kit.with_gradients(choose), *given, towers=4 * kit.FEW)
 
 
 def test_a_choice_by_the_batch_is_the_same_for_all_towers():
     def choose(x):
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
 
-    program = check_on_towers(choose, sharded(-1, 3), towers=2 * FEW)
-    assert set(computed_once(program)) <= {"Greater"}
-    assert exchange_counts(program) == {"sum": 1, "gather": 1}
+    program = kit.check_on_towers(
+        choose, kit.sharded(-1, 3), towers=2 * kit.FEW
+    )
+    assert set(kit.computed_once(program)) <= {"Greater"}
+    assert kit.exchange_counts(program) == {"sum": 1, "gather": 1}
 
 
 def test_a_branch_of_rows_and_partial_sums_is_computed_once():
     def choose(way, x, y):
         return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
 
-    given = _WAY, sharded(-1, 3), partial_sum(1, 3)
-    program = check_on_towers(choose, *given, towers=2 * ((2, 0, 0),))
-    assert "StatelessIf" in computed_once(program)
+    given = _WAY, kit.sharded(-1, 3), kit.partial_sum(1, 3)
+    program = kit.check_on_towers(choose, *given, towers=2 * ((2, 0, 0),))
+    assert "StatelessIf" in kit.computed_once(program)
 
 
 def test_a_branch_that_is_known_takes_the_place_of_the_choice():
@@ -107,14 +101,14 @@ def test_a_branch_that_is_known_takes_the_place_of_the_choice():
             tf.constant(True) & (tf.rank(x) > 1), lambda: x, lambda: -x
         )
 
-    program = _check(choose, sharded(-1, 3))
+    program = _check(choose, kit.sharded(-1, 3))
     assert not any("If" in o.type for o in program.operations)
 
 
 # ---- functions that XLA compiles ---------------------------------------------
 
 _compiled = tf.function(jit_compile=True)
-_IMAGES = sharded(-1, 4, 4, 4)
+_IMAGES = kit.sharded(-1, 4, 4, 4)
 
 
 @_compiled
@@ -145,39 +139,39 @@ def _branch(x, w):
 # A function, its inputs, and its exchanges.
 _FUNCTIONS = {
     "forward and backward": (
-        with_gradients(_grouped),
-        (_IMAGES, replicated(3, 3, 1, 4)),
+        kit.with_gradients(_grouped),
+        (_IMAGES, kit.replicated(3, 3, 1, 4)),
         {"gather": 2, "sum": 1},
     ),
     "in another function": (
-        with_gradients(tf.function(lambda x, w: 2 * _grouped(x, w))),
-        (_IMAGES, replicated(3, 3, 1, 4)),
+        kit.with_gradients(tf.function(lambda x, w: 2 * _grouped(x, w))),
+        (_IMAGES, kit.replicated(3, 3, 1, 4)),
         {"gather": 2, "sum": 1},
     ),
     "around another one": (
-        with_gradients(_compiled(lambda x, w: _grouped(tf.exp(x), w))),
-        (_IMAGES, replicated(3, 3, 1, 4)),
+        kit.with_gradients(_compiled(lambda x, w: _grouped(tf.exp(x), w))),
+        (_IMAGES, kit.replicated(3, 3, 1, 4)),
         {"gather": 2, "sum": 1},
     ),
     "in a loop": (
-        with_gradients(_loop),
-        (_IMAGES, replicated(3, 3, 1, 4)),
+        kit.with_gradients(_loop),
+        (_IMAGES, kit.replicated(3, 3, 1, 4)),
         {"gather": 2, "sum": 1},
     ),
     "in a branch": (
-        with_gradients(_branch),
-        (_IMAGES, replicated(3, 3, 1, 4)),
+        kit.with_gradients(_branch),
+        (_IMAGES, kit.replicated(3, 3, 1, 4)),
         {"gather": 2, "sum": 1},
     ),
-    "draws": (_drawn, (sharded(-1, 3),), {"gather": 1}),
+    "draws": (_drawn, (kit.sharded(-1, 3),), {"gather": 1}),
     "a sum": (
         _compiled(lambda x: tf.reduce_sum(tf.exp(x), 0)),
-        (sharded(-1, 3),),
+        (kit.sharded(-1, 3),),
         {"sum": 1},
     ),
     "a sum of which the whole is needed": (
         _compiled(lambda x, y: x * tf.exp(y)),
-        (sharded(-1, 3), partial_sum(3)),
+        (kit.sharded(-1, 3), kit.partial_sum(3)),
         {"sum": 1, "gather": 1},
     ),
 }
@@ -187,7 +181,7 @@ _FUNCTIONS = {
 def test_a_compiled_function_is_divided_and_compiled(name):
     function, given, exchanges = _FUNCTIONS[name]
     program = _check(function, *given)
-    assert exchange_counts(program) == exchanges
+    assert kit.exchange_counts(program) == exchanges
 
 
 def test_a_compiled_function_with_an_exchange_is_computed_once():
@@ -195,8 +189,8 @@ def test_a_compiled_function_with_an_exchange_is_computed_once():
     def centered(x):
         return x - tf.reduce_mean(x, 0)
 
-    program = check_on_towers(centered, sharded(-1, 3), towers=FEW)
-    assert computed_once(program) == {"PartitionedCall": 1}
+    program = kit.check_on_towers(centered, kit.sharded(-1, 3), towers=kit.FEW)
+    assert kit.computed_once(program) == {"PartitionedCall": 1}
 
 
 def test_what_xla_compiles_with_the_rest_is_inlined():
@@ -204,8 +198,8 @@ def test_what_xla_compiles_with_the_rest_is_inlined():
     def centered(x):
         return x - tf.reduce_mean(x, 0)
 
-    program = _check(centered, sharded(-1, 3), xla=True)
-    assert exchange_counts(program) == {"sum": 1, "gather": 1}
+    program = _check(centered, kit.sharded(-1, 3), xla=True)
+    assert kit.exchange_counts(program) == {"sum": 1, "gather": 1}
 
 
 # ---- effects -----------------------------------------------------------------
@@ -235,10 +229,10 @@ def test_side_effects_in_branches_and_loops_happen_once(function):
         calls.append(x.shape)
         return x
 
-    check_on_towers(
+    kit.check_on_towers(
         lambda way, x: function(way, x, note),
         _WAY,
-        sharded(-1, 3),
+        kit.sharded(-1, 3),
         towers=((3, 0, 2),),
     )
     # One device, which is looked at as well, and all towers together.

@@ -6,13 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kit.sampling import sample_of
-from tests.partition.kit import (
-    OneDeviceFails,
-    check_on_towers,
-    partial_sum,
-    replicated,
-    sharded,
-)
+from tests.partition import kit
 
 _ROUNDS = 3
 
@@ -153,19 +147,19 @@ def _alike(a, b):
 @pytest.mark.parametrize("seed", sample_of(range(12), 4))
 def test_random_programs(seed):
     given = (
-        replicated(1, dtype="bool"),
-        sharded(-1, 2),
-        sharded(-1, 2),
-        replicated(2),
-        partial_sum(2),
+        kit.replicated(1, dtype="bool"),
+        kit.sharded(-1, 2),
+        kit.sharded(-1, 2),
+        kit.replicated(2),
+        kit.partial_sum(2),
     )
     try:
-        check_on_towers(
+        kit.check_on_towers(
             _Program(seed),
             *given,
             towers=((3, 0, 2), (0, 1, 0)),
             seed=seed,
             tolerance=2e-3,
         )
-    except OneDeviceFails as error:
+    except kit.OneDeviceFails as error:
         pytest.skip(str(error))

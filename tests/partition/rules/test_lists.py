@@ -3,14 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import (
-    check_divided,
-    check_on_towers,
-    exchange_counts,
-    partial_sum,
-    replicated,
-    sharded,
-)
+from tests.partition import kit
 from tests.partition.rules.cases.case import raw_op
 
 _FLOATS = {"element_dtype": tf.float32}
@@ -103,22 +96,25 @@ def _measured(x):
     )
 
 
-_STEPS = sharded(2, -1, 2)
-_PLACES = replicated(2, dtype="int32", low=0, high=1)
+_STEPS = kit.sharded(2, -1, 2)
+_PLACES = kit.replicated(2, dtype="int32", low=0, high=1)
 _DIVIDED = {
     "pop all": (_taken_apart, _STEPS),
-    "set again": (_set_again, _STEPS, sharded(-1, 2)),
-    "filled": (_filled, sharded(-1, 2), sharded(-1, 2)),
-    "unset": (_unset, sharded(-1, 2)),
-    "never set": (_never_set, sharded(-1, 2)),
-    "rows among zeros": (_rows_among_zeros, sharded(-1, 2)),
-    "added": (_added, sharded(-1, 2), _STEPS),
+    "set again": (_set_again, _STEPS, kit.sharded(-1, 2)),
+    "filled": (_filled, kit.sharded(-1, 2), kit.sharded(-1, 2)),
+    "unset": (_unset, kit.sharded(-1, 2)),
+    "never set": (_never_set, kit.sharded(-1, 2)),
+    "rows among zeros": (_rows_among_zeros, kit.sharded(-1, 2)),
+    "added": (_added, kit.sharded(-1, 2), _STEPS),
     "picked": (lambda x, at: _picked(_list(x), at, [-1, 2]), _STEPS, _PLACES),
     "resized": (
         lambda x: _stack(_resized(_list(x), 4), [_size(x[0]), 2]),
         _STEPS,
     ),
-    "joined": (lambda x: _joined(_list(x), [-1, -1, 2]), sharded(2, 3, -1, 2)),
+    "joined": (
+        lambda x: _joined(_list(x), [-1, -1, 2]),
+        kit.sharded(2, 3, -1, 2),
+    ),
     "scattered": (lambda x: _scattered(x, tf.constant([3, 1])), _STEPS),
     "length and shape": (_measured, _STEPS),
 }
@@ -127,16 +123,16 @@ _DIVIDED = {
 @pytest.mark.parametrize("name", _DIVIDED)
 def test_lists_of_rows_are_divided(name):
     function, *given = _DIVIDED[name]
-    check_divided(function, *given)
+    kit.check_divided(function, *given)
 
 
 def test_other_axes_and_blocks_of_rows():
-    check_divided(
+    kit.check_divided(
         lambda x: _stack(_push(_list(x), x[0] * 2), -1),
-        sharded(2, 3, -1),
+        kit.sharded(2, 3, -1),
     )
     for place in ({"blocks": 2}, {"rows": 3}, {"blocks": 2, "rows": 2}):
-        check_divided(_taken_apart, sharded(2, -1, 2, **place))
+        kit.check_divided(_taken_apart, kit.sharded(2, -1, 2, **place))
 
 
 def test_lists_of_partial_sums_stay_partial():
@@ -147,10 +143,10 @@ def test_lists_of_partial_sums_stay_partial():
         items, last = _pop(items, -1)
         return _stack(items, -1), last, _get(items, 1, -1), _length(items)
 
-    program = check_on_towers(
-        parts, sharded(-1), partial_sum(2, 2), replicated(2)
+    program = kit.check_on_towers(
+        parts, kit.sharded(-1), kit.partial_sum(2, 2), kit.replicated(2)
     )
-    assert set(exchange_counts(program)) <= {"sum", "first"}
+    assert set(kit.exchange_counts(program)) <= {"sum", "first"}
 
 
 def test_sums_over_elements_are_partial():
@@ -159,8 +155,8 @@ def test_sums_over_elements_are_partial():
         items = _push(items, tf.reduce_sum(x, 0))
         return tf.reduce_sum(_stack(items, -1), 0)
 
-    program = check_divided(total, sharded(-1, 2), replicated(2))
-    assert exchange_counts(program) == {"sum": 1}
+    program = kit.check_divided(total, kit.sharded(-1, 2), kit.replicated(2))
+    assert kit.exchange_counts(program) == {"sum": 1}
 
 
 def test_each_tower_has_its_own_elements():
@@ -168,8 +164,8 @@ def test_each_tower_has_its_own_elements():
         items = _list(x, [2])
         return _stack(items, [2]), _length(items), _shape(items)
 
-    program = check_divided(back, sharded(-1, 2))
-    assert exchange_counts(program) == {"gather": 1}
+    program = kit.check_divided(back, kit.sharded(-1, 2))
+    assert kit.exchange_counts(program) == {"gather": 1}
 
 
 def test_lists_of_lists():
@@ -181,10 +177,10 @@ def test_lists_of_lists():
         inner = raw_op("TensorListGetItem", **lists)(outer, 0, shape)
         return _stack(inner, -1)
 
-    check_divided(nested, _STEPS)
+    kit.check_divided(nested, _STEPS)
 
 
-@pytest.mark.parametrize("given", [replicated(2, 3), partial_sum(2, 3)])
+@pytest.mark.parametrize("given", [kit.replicated(2, 3), kit.partial_sum(2, 3)])
 def test_lists_as_long_as_the_batch(given):
     def lists(x, y):
         n = _size(y)
@@ -197,7 +193,7 @@ def test_lists_as_long_as_the_batch(given):
             _length(_reserved([2, 3], n)),
         )
 
-    check_on_towers(lists, given, sharded(-1))
+    kit.check_on_towers(lists, given, kit.sharded(-1))
 
 
 # ---- computed once -----------------------------------------------------------
@@ -219,7 +215,7 @@ def _sorted(x):
     )
 
 
-_EXAMPLES = sharded(-1, 2)
+_EXAMPLES = kit.sharded(-1, 2)
 _ONCE = {
     "a place by the batch": (
         lambda x: _get(_list(x), tf.cast(tf.reduce_sum(x) > 0, tf.int32), -1),
@@ -246,4 +242,4 @@ _ONCE = {
 
 @pytest.mark.parametrize("name", _ONCE)
 def test_lists_without_a_rule_are_those_of_one_device(name):
-    check_on_towers(*_ONCE[name])
+    kit.check_on_towers(*_ONCE[name])

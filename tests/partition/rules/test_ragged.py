@@ -9,22 +9,16 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
 from tests.kit.sampling import sample_of
-from tests.partition.kit import (
-    Input,
-    check_divided,
-    check_on_towers,
-    sharded,
-    with_gradients,
-)
+from tests.partition import kit
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
-_Y = sharded(-1, 3)
-_LENGTHS = sharded(-1, dtype="int32", low=0, high=3)
+_Y = kit.sharded(-1, 3)
+_LENGTHS = kit.sharded(-1, dtype="int32", low=0, high=3)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Piece(Input):
+class _Piece(kit.Input):
     """The values or the splits of ragged rows; both draw the same rows."""
 
     def draw(self, count, generator):
@@ -107,19 +101,19 @@ def _on_ragged(function):
 
 @pytest.mark.parametrize("name", sample_of(_STEPS, 3))
 def test_ragged_rows(name):
-    step = with_gradients(_on_ragged(_STEPS[name]))
-    check_divided(step, *_RAGGED, _Y, towers=TOWERS)
+    step = kit.with_gradients(_on_ragged(_STEPS[name]))
+    kit.check_divided(step, *_RAGGED, _Y, towers=TOWERS)
 
 
 @pytest.mark.parametrize("name", _FORWARD)
 def test_ragged_rows_that_are_filled_up(name):
     step = _on_ragged(_FORWARD[name])
-    check_divided(step, *_RAGGED, _Y, towers=TOWERS)
+    kit.check_divided(step, *_RAGGED, _Y, towers=TOWERS)
 
 
 @pytest.mark.parametrize("name", _ONCE)
 def test_ragged_rows_without_a_rule(name):
-    check_on_towers(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
+    kit.check_on_towers(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
 
 
 _REPEATS = {
@@ -134,7 +128,7 @@ _REPEATS = {
 
 @pytest.mark.parametrize("name", _REPEATS)
 def test_entries_that_are_repeated(name):
-    check_divided(_REPEATS[name], _LENGTHS, _Y, towers=TOWERS)
+    kit.check_divided(_REPEATS[name], _LENGTHS, _Y, towers=TOWERS)
 
 
 def test_a_mask_that_only_looks_like_a_repeat():
@@ -151,4 +145,4 @@ def test_a_mask_that_only_looks_like_a_repeat():
         )
         return found, others
 
-    check_on_towers(step, _LENGTHS, _Y, towers=TOWERS)
+    kit.check_on_towers(step, _LENGTHS, _Y, towers=TOWERS)

@@ -4,21 +4,12 @@ import pytest
 import tensorflow as tf
 
 from tests.kit.sampling import sample_of
-from tests.partition.kit import (
-    check_divided,
-    check_on_towers,
-    computed_once,
-    exchange_counts,
-    partial_sum,
-    replicated,
-    sharded,
-    with_gradients,
-)
+from tests.partition import kit
 
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
-_Y = sharded(-1, 3)
-_CLASS = sharded(-1, dtype="int32", low=-1, high=4)
-_PAIRS = sharded(-1, 2, dtype="int32", low=0, high=3)
+_Y = kit.sharded(-1, 3)
+_CLASS = kit.sharded(-1, dtype="int32", low=-1, high=4)
+_PAIRS = kit.sharded(-1, 2, dtype="int32", low=0, high=3)
 
 
 def _centroids(y, c, p):
@@ -56,18 +47,20 @@ _EXTREMES = {
 @pytest.mark.parametrize("name", sample_of(_SUMS, 3))
 def test_sums_of_segments_are_divided(name):
     given = _Y, _CLASS, _PAIRS
-    step = with_gradients(_SUMS[name])
-    program = check_on_towers(step, *given, towers=TOWERS)
-    assert set(computed_once(program)) <= _CHECKS, computed_once(program)
+    step = kit.with_gradients(_SUMS[name])
+    program = kit.check_on_towers(step, *given, towers=TOWERS)
+    assert set(kit.computed_once(program)) <= _CHECKS, kit.computed_once(
+        program
+    )
 
 
 @pytest.mark.parametrize("name", _EXTREMES)
 def test_extremes_of_segments_are_those_of_all_towers(name):
     given = _Y, _CLASS, _PAIRS
-    program = check_divided(_EXTREMES[name], *given, towers=TOWERS)
-    assert exchange_counts(program) == {"gather": 1}
-    step = with_gradients(_EXTREMES[name])
-    check_on_towers(step, *given, towers=TOWERS)
+    program = kit.check_divided(_EXTREMES[name], *given, towers=TOWERS)
+    assert kit.exchange_counts(program) == {"gather": 1}
+    step = kit.with_gradients(_EXTREMES[name])
+    kit.check_on_towers(step, *given, towers=TOWERS)
 
 
 def test_segments_of_partial_sums():
@@ -77,10 +70,10 @@ def test_segments_of_partial_sums():
             tf.scatter_nd([[1], [0], [1], [3]], v, [4, 3]),
         )
 
-    program = check_on_towers(
-        step, sharded(-1), partial_sum(4, 3), towers=TOWERS
+    program = kit.check_on_towers(
+        step, kit.sharded(-1), kit.partial_sum(4, 3), towers=TOWERS
     )
-    assert exchange_counts(program)["sum"] == 2
+    assert kit.exchange_counts(program)["sum"] == 2
 
 
 def test_gradients_of_embeddings_are_summed_by_words():
@@ -89,6 +82,9 @@ def test_gradients_of_embeddings_are_summed_by_words():
         (slices,) = tf.gradients(loss, [table])
         return loss, tf.convert_to_tensor(slices)
 
-    given = sharded(-1, 5, dtype="int32", low=0, high=8), replicated(9, 4)
-    program = check_divided(step, *given, towers=TOWERS)
-    assert exchange_counts(program) == {"sum": 2}
+    given = (
+        kit.sharded(-1, 5, dtype="int32", low=0, high=8),
+        kit.replicated(9, 4),
+    )
+    program = kit.check_divided(step, *given, towers=TOWERS)
+    assert kit.exchange_counts(program) == {"sum": 2}

@@ -7,25 +7,17 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import Sharded, SparseIndices, SparseShape
-from tests.partition.kit import (
-    Input,
-    check_divided,
-    check_on_towers,
-    computed_once,
-    replicated,
-    sharded,
-    with_gradients,
-)
+from tests.partition import kit
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
-_Y = sharded(-1, 4)
-_TABLE = replicated(6, 4)
+_Y = kit.sharded(-1, 4)
+_TABLE = kit.replicated(6, 4)
 _WIDTH = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class _Piece(Input):
+class _Piece(kit.Input):
     """One of the three tensors of sparse rows; all draw the same rows."""
 
     which: int = 0
@@ -81,7 +73,7 @@ def test_sparse_rows(name):
         return _STEPS[name](tf.SparseTensor(at, entries, shape), y, w), shape
 
     given = *_sparse(), _Y, _TABLE
-    check_divided(with_gradients(step), *given, towers=TOWERS)
+    kit.check_divided(kit.with_gradients(step), *given, towers=TOWERS)
 
 
 def test_sparse_rows_that_are_put_in_order():
@@ -93,9 +85,9 @@ def test_sparse_rows_that_are_put_in_order():
         grads = tf.gradients(loss, entries)
         return found.indices, grads, tf.sparse.reduce_sum(found, 1)
 
-    program = check_on_towers(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
-    assert "SparseReorder" not in computed_once(program)
-    assert computed_once(program)["SparseReduceSum"] == 1
+    program = kit.check_on_towers(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
+    assert "SparseReorder" not in kit.computed_once(program)
+    assert kit.computed_once(program)["SparseReduceSum"] == 1
 
 
 def test_two_sparse_inputs_that_have_other_entries():
@@ -112,7 +104,7 @@ def test_two_sparse_inputs_that_have_other_entries():
             entries * others,
         )
 
-    check_on_towers(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
+    kit.check_on_towers(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
 
 
 def test_sparse_indices_of_another_number_of_rows():
@@ -129,7 +121,7 @@ def test_sparse_indices_of_another_number_of_rows():
             tf.sparse.to_dense(tf.sparse.transpose(more)),
         )
 
-    check_on_towers(step, *_sparse(), _Y, towers=TOWERS)
+    kit.check_on_towers(step, *_sparse(), _Y, towers=TOWERS)
 
 
 def test_the_same_value_for_all_entries():
@@ -141,4 +133,4 @@ def test_the_same_value_for_all_entries():
             default_value=1.0,
         )
 
-    check_divided(step, *_sparse(), _Y, towers=TOWERS)
+    kit.check_divided(step, *_sparse(), _Y, towers=TOWERS)

@@ -6,21 +6,13 @@ import pytest
 import tensorflow as tf
 
 from tests.kit.sampling import sample_of
-from tests.partition.kit import (
-    Input,
-    check_divided,
-    check_on_towers,
-    computed_once,
-    exchange_counts,
-    sharded,
-    with_gradients,
-)
+from tests.partition import kit
 
 TOWERS = ((5, 2), (2, 0, 3), (0, 1, 0), (1, 1, 4))
 _GIVEN = (
-    sharded(-1, 4, 3),
-    sharded(-1, 3),
-    sharded(-1, dtype="int32", low=0, high=2),
+    kit.sharded(-1, 4, 3),
+    kit.sharded(-1, 3),
+    kit.sharded(-1, dtype="int32", low=0, high=2),
 )
 
 
@@ -80,17 +72,17 @@ def _statistics(x, y, c):
 
 
 _STEPS = {
-    "masked": with_gradients(_masked_loss),
-    "masks of masks": with_gradients(_masks_of_masks),
-    "best two": with_gradients(_best_two),
-    "parts of pairs": with_gradients(_parts_of_pairs),
+    "masked": kit.with_gradients(_masked_loss),
+    "masks of masks": kit.with_gradients(_masks_of_masks),
+    "best two": kit.with_gradients(_best_two),
+    "parts of pairs": kit.with_gradients(_parts_of_pairs),
     "statistics": _statistics,
 }
 
 
 @pytest.mark.parametrize("name", sample_of(_STEPS, 4))
 def test_steps_by_the_data(name):
-    check_divided(_STEPS[name], *_GIVEN, towers=TOWERS)
+    kit.check_divided(_STEPS[name], *_GIVEN, towers=TOWERS)
 
 
 def test_a_masked_mean_exchanges_sums_only():
@@ -99,13 +91,13 @@ def test_a_masked_mean_exchanges_sums_only():
         (gradient,) = tf.gradients(loss, y)
         return loss, tf.reduce_sum(gradient, 0)
 
-    program = check_on_towers(step, *_GIVEN, towers=TOWERS)
-    assert exchange_counts(program) == {"sum": 3}
-    assert not computed_once(program)
+    program = kit.check_on_towers(step, *_GIVEN, towers=TOWERS)
+    assert kit.exchange_counts(program) == {"sum": 3}
+    assert not kit.computed_once(program)
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfSix(Input):
+class _OfSix(kit.Input):
     """Rows of a batch of which the trace knows the number of examples."""
 
     @property
@@ -118,11 +110,11 @@ class _OfSix(Input):
 def test_batches_of_a_known_size(name):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
-    check_divided(_STEPS[name], *given, towers=towers)
+    kit.check_divided(_STEPS[name], *given, towers=towers)
 
 
 def test_a_band_has_as_many_diagonals_as_there_are_examples():
-    given = _OfSix(sharded(-1, 7).layout, (-1, 7))
-    check_on_towers(
+    given = _OfSix(kit.sharded(-1, 7).layout, (-1, 7))
+    kit.check_on_towers(
         lambda x: tf.linalg.diag(x, k=(0, 5)), given, towers=((3, 3),)
     )
