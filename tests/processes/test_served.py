@@ -7,7 +7,7 @@ from tests.kit.sampling import draw
 
 pytestmark = [pytest.mark.slow, pytest.mark.alternate(turn=1)]
 MODULE = "tests.processes.served"
-DRAWN, OTHERS = draw(names(MODULE), 4)
+DRAWN, OTHERS = draw(names(MODULE), 6)
 # What depends on how often the workers meet at the servers, not on how many.
 RARER = names(MODULE, mark="rare_check")
 # Every weight by itself, as large ones are.
