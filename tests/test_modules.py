@@ -37,7 +37,7 @@ SHOWN_BY = {
     "fit/step/test_xla.py": "fit/step/compiled_step",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
-    "exactness/test_xla.py": "fit/step/compiled_update",
+    "exactness/test_xla.py": "fit/step/compiled_update partition/left_out",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",
