@@ -1,4 +1,4 @@
-"""The field: other frameworks, and loops by hand.
+"""The field: TensorFlow's strategies, other frameworks, and loops by hand.
 
 ``python -m benchmarks.field`` measures them beside this package's strategies.
 A row counts only if its losses are those of one device, after MLPerf's rule
@@ -29,12 +29,26 @@ from keras_towers.bench.rows import (
     Runs,
     Times,
     Train,
+    find_row,
     fit,
     keras_alone,
 )
-from keras_towers.bench.runner import Setting
-from keras_towers.cli.bench import compare
+from keras_towers.bench.runner import Sample, Setting
+from keras_towers.bench.worker import wait_for_all
+from keras_towers.cli.bench import (
+    COLUMNS,
+    Column,
+    OfRow,
+    compare,
+    ratio,
+    split,
+)
 from keras_towers.cli.main import Command
+from keras_towers.rendezvous import tf_config
+from keras_towers.system import usable_cores
+
+# How many more steps at once, while other processes are still measured.
+_MORE_STEPS = 4
 
 
 def wide() -> Any:
@@ -48,23 +62,60 @@ def wide() -> Any:
     return classifier([keras.Input((1024,)), *body])
 
 
+def cnn() -> Any:
+    """Build a 6-layer convolutional net with 0.6 million parameters."""
+    import keras
+    from keras import layers
+
+    convolutions = [
+        layers.Conv2D(
+            filters, 3, strides=strides, padding="same", activation="relu"
+        )
+        for filters, strides in ((32, 1), (32, 2), (64, 1), (64, 2))
+    ]
+    dense = [layers.Flatten(), layers.Dense(128, activation="relu")]
+    return classifier([keras.Input((32, 32, 3)), *convolutions, *dense])
+
+
 def loop(
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
 ) -> Train:
     """Train with a custom loop, without metrics and callbacks."""
 
-    def train(steps: int, epochs: int, waits: bool) -> Times:
+    def train(steps: int, waits: bool) -> Times:
         times = Times()
-        for _ in range(epochs):
-            for x, y in batches(steps):
-                times.batches.append(time.perf_counter())
-                loss = step(x, y)
-                if waits:
-                    times.add_loss(float(loss))
+        for x, y in batches(steps):
+            times.batches.append(time.perf_counter())
+            loss = step(x, y)
+            if waits:
+                times.add_loss(float(loss))
         return times
 
     return train
+
+
+@contextlib.contextmanager
+def alone(work: Workload) -> Iterator[Train]:
+    """Use plain Keras in all processes at the same time, without exchange."""
+    # No strategy connects the processes that TF_CONFIG describes.
+    os.environ.pop(tf_config.VARIABLE, None)
+    train = fit(work, work.model.build())
+    yield train
+    # If a rank stopped early, the other ranks would run faster.
+    wait_for_all(work, "done", lambda: train(_MORE_STEPS, True))
+
+
+@contextlib.contextmanager
+def mirrored(work: Workload, reduction: str = "") -> Iterator[Train]:
+    """Use ``MirroredStrategy``, with one of its cross-device operations."""
+    import tensorflow as tf
+
+    operations = getattr(tf.distribute, reduction)() if reduction else None
+    strategy = tf.distribute.MirroredStrategy(work.devices, operations)
+    with strategy.scope():
+        model = work.model.build()
+    yield fit(work, model)
 
 
 @contextlib.contextmanager
@@ -196,18 +247,30 @@ def _jax_devices(device: str, count: int) -> list[str]:
 
 def _of(backend: str, devices: Callable[[str, int], list[str]]) -> Any:
     """Rows of another backend of Keras."""
-    return partial(
-        Row,
-        backend=backend,
-        devices=devices,
-        plain=f"plain-{backend}",
-        compute=f"compute-{backend}",
-    )
+    return partial(Row, backend=backend, devices=devices)
+
+
+def _alone(name: str, row: Any = Row) -> Row:
+    """The row of processes that exchange nothing."""
+    note = "plain Keras in all processes at the same time, without exchange"
+    launch = ("--no-strategy",)
+    return row(name, alone, note, Runs.RANKS, launch=launch, exact=False)
+
+
+def _mirrored(name: str, reduction: str) -> Row:
+    train = partial(mirrored, reduction=reduction)
+    return Row(name, train, f"MirroredStrategy, {reduction}")
 
 
 _torch = _of("torch", lambda device, count: ["cpu"])
 _jax = _of("jax", _jax_devices)
+_STOCK = [
+    Row("stock-default", mirrored, "MirroredStrategy"),
+    _mirrored("stock-one-device", "ReductionToOneDevice"),
+    _mirrored("stock-hierarchical", "HierarchicalCopyAllReduce"),
+]
 _FIELD = [
+    *_STOCK,
     _torch("plain-torch", keras_alone, "Keras on PyTorch", Runs.ONE),
     _jax("plain-jax", keras_alone, "Keras on JAX", Runs.ONE),
     Row(
@@ -235,69 +298,140 @@ _FIELD = [
         Runs.RANKS,
         engine="horovod",
     ),
-    *(
-        row(
-            f"compute-{backend}",
-            keras_alone,
-            "processes that exchange nothing",
-            Runs.RANKS,
-            alone=True,
-            default=False,
-        )
-        for backend, row in (("torch", _torch), ("jax", _jax))
-    ),
+    _alone("compute"),
+    _alone("compute-torch", _torch),
+    _alone("compute-jax", _jax),
 ]
-# Their losses are not those of one device.
-_OTHERS = ("async", "noop", "distributed-parameter-server")
-FIELD: dict[str, Row] = {
-    row.name: row
-    for row in (*ROWS.values(), *_FIELD)
-    if row.name not in _OTHERS
-}
+FIELD: dict[str, Row] = {row.name: row for row in (*ROWS.values(), *_FIELD)}
+_DEFAULT = [
+    row.name
+    for row in FIELD.values()
+    if row.exact and row.name != "distributed-replicated"
+]
 
-_COLUMNS = (
-    "examples_per_s",
-    "efficiency",
-    "step_ms",
-    "cost_ms",
-    "first_step_s",
-    "memory_mb",
-)
+
+def _of_backend(name: str, row: Row) -> str:
+    """The name of a row, of the backend of another one."""
+    return name if row.backend == "tensorflow" else f"{name}-{row.backend}"
+
+
+def _row(sample: Sample) -> Row:
+    return find_row(FIELD, sample.cell.row)
+
+
+def _plain_ms(sample: Sample, of_row: OfRow) -> float | None:
+    return of_row(_of_backend("plain", _row(sample)), 1)
+
+
+def _efficiency(sample: Sample, of_row: OfRow) -> float | None:
+    plain, replicas = _plain_ms(sample, of_row), sample.cell.replicas
+    # It is meaningless if devices share cores.
+    if plain is None or not 1 < replicas <= usable_cores():
+        return None
+    return plain / sample.result["step_ms"] / replicas
+
+
+def _above_compute(sample: Sample, of_row: OfRow) -> float | None:
+    row, replicas = _row(sample), sample.cell.replicas
+    compute = of_row(_of_backend("compute", row), replicas)
+    if compute is None or row.train is alone:
+        return None
+    return float(sample.result["step_ms"]) - compute
+
+
+def columns_of(batch: int) -> dict[str, Column]:
+    """The columns of the table, for a number of examples in each step."""
+    best = [row.name for row in _STOCK]
+    return {
+        "examples_per_s": Column(
+            "examples\n/s",
+            "of the global batch, by the median step.",
+            lambda sample, of_row: 1e3 * batch / sample.result["step_ms"],
+            "{:.0f}",
+        ),
+        "efficiency": Column(
+            "effi-\nciency",
+            "throughput relative to n times one device of the same backend; "
+            "empty if devices share cores.",
+            _efficiency,
+            "{:.0%}",
+        ),
+        "step_ms": COLUMNS["step_ms"],
+        "to_stock": Column(
+            "÷ best\nstock",
+            "time relative to the fastest form of MirroredStrategy in the same "
+            "repeat.",
+            lambda sample, of_row: ratio(
+                sample, [of_row(n, sample.cell.replicas) for n in best]
+            ),
+            ranges=True,
+        ),
+        "cost_ms": Column(
+            "above\ncompute",
+            "milliseconds above the compute row of the same repeat, whose "
+            "processes train at the same time without exchanging anything.",
+            _above_compute,
+            ranges=True,
+        ),
+        "first_step_s": COLUMNS["first_step_s"],
+        "memory_mb": COLUMNS["memory_mb"],
+    }
+
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command(cls=Command)
 def main(
-    models: str = "small,large,cnn",
+    models: str = "small,large,benchmarks.field:cnn",
     towers: str = "auto",
     strategies: str = "default",
     steps: int = 60,
     batch_size: int = 64,
     repeats: int = 1,
+    device: str = "cpu",
     timeout: float = 300,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
+    plot: Path | None = None,
 ) -> None:
     """Compare frameworks on the same model, weights and data.
 
-    The options are those of `keras-towers bench`. A row counts only if its
-    losses are those of one device. A device is a core of the CPU, and all steps
-    wait for their losses.
+    The options are those of `keras-towers bench`. On the CPU a device is a
+    core, all steps wait for their losses, and a row counts only if these are
+    those of one device.
     """
+    names = []
+    for name in split(strategies):
+        there = [n for n in _DEFAULT if not FIELD[n].missing]
+        names += there if name == "default" else [name]
+    rows = [find_row(FIELD, name) for name in names]
+    if device == "gpu":
+        rows = [
+            row
+            for row in rows
+            if row.backend == "tensorflow" and row.runs is not Runs.RANKS
+        ]
+    # Rows that others are relative to come first.
+    first = [_of_backend("plain", row) for row in rows]
+    first += [
+        _of_backend("compute", row) for row in rows if row.runs is Runs.RANKS
+    ]
     compare(
         Setting(
-            "cpu",
+            device,
             batch_size,
             steps,
             timeout,
-            exact=True,
+            exact=device == "cpu",
             rows="benchmarks.field:FIELD",
         ),
-        _COLUMNS,
+        ["plain", *sorted(first), *(row.name for row in rows)],
+        columns_of(batch_size),
         json_path,
+        plot,
         models=models,
         towers=towers,
-        processes=towers,
-        strategies=f"plain,{strategies}",
+        processes=towers if device == "cpu" else None,
         repeats=repeats,
     )
 

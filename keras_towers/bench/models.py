@@ -38,21 +38,6 @@ def _perceptron(features: int, width: int, hidden: int) -> Any:
     return classifier([keras.Input((features,)), *body])
 
 
-def cnn() -> Any:
-    """Build a 6-layer convolutional net with 0.6 million parameters."""
-    import keras
-    from keras import layers
-
-    convolutions = [
-        layers.Conv2D(
-            filters, 3, strides=strides, padding="same", activation="relu"
-        )
-        for filters, strides in ((32, 1), (32, 2), (64, 1), (64, 2))
-    ]
-    dense = [layers.Flatten(), layers.Dense(128, activation="relu")]
-    return classifier([keras.Input((32, 32, 3)), *convolutions, *dense])
-
-
 def classifier(layers: list[Any]) -> Any:
     """Compile layers and ten logits, to be trained by SGD with momentum."""
     import keras
@@ -66,7 +51,7 @@ def classifier(layers: list[Any]) -> Any:
     return model
 
 
-MODELS = {"small": small, "large": large, "cnn": cnn}
+MODELS = {"small": small, "large": large}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from itertools import starmap
 from typing import Any, TypeAlias
 
 from keras_towers.bench.models import Workload
@@ -33,15 +32,12 @@ class Times:
     Attributes:
         began: when it began.
         batches: when each step began.
-        epochs: when each epoch began, and the end of training; none in custom
-            loops, where epochs do nothing.
         losses: the loss of each step, if steps wait for it.
         first_step_s: seconds until the first loss was available.
     """
 
     began: float = field(default_factory=time.perf_counter)
     batches: list[float] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     first_step_s: float | None = None
 
@@ -52,8 +48,8 @@ class Times:
             self.first_step_s = time.perf_counter() - self.began
 
 
-Train: TypeAlias = Callable[[int, int, bool], Times]
-"""Trains for a number of steps per epoch, and a number of epochs.
+Train: TypeAlias = Callable[[int, bool], Times]
+"""Trains for a number of steps.
 
 The last argument says whether every step waits for its loss.
 """
@@ -66,12 +62,11 @@ def fit(work: Workload, model: Any, whole: bool = False) -> Train:
     data = work.data if whole else work.part()
     batch = work.batch if whole else work.share
 
-    def train(steps: int, epochs: int, waits: bool) -> Times:
+    def train(steps: int, waits: bool) -> Times:
         times = Times()
         model.fit(
             *keras.tree.map_structure(lambda a: a[: steps * batch], data),
             batch_size=batch,
-            epochs=epochs,
             shuffle=False,
             verbose=0,
             callbacks=[_recorder(times, waits)],
@@ -85,18 +80,18 @@ def _recorder(times: Times, waits: bool) -> Any:
     """Create a callback that records one call of ``fit``."""
     import keras
 
-    sum_of_epoch = 0.0
+    total = 0.0
 
     # Measured from start to start, to include input and metrics.
     def begin_batch(batch: int, logs: Any) -> None:
         times.batches.append(time.perf_counter())
 
     def end_batch(batch: int, logs: Any) -> None:
-        nonlocal sum_of_epoch
-        before = sum_of_epoch if batch else 0.0
-        # Keras gives the mean over the steps of the epoch so far.
-        sum_of_epoch = float(logs["loss"]) * (batch + 1)
-        times.add_loss(sum_of_epoch - before)
+        nonlocal total
+        before = total
+        # Keras gives the mean over the steps so far.
+        total = float(logs["loss"]) * (batch + 1)
+        times.add_loss(total - before)
 
     if keras.backend.backend() == "tensorflow":
         from keras_towers.fit.calls.callback_effects import NEVER_STOPS
@@ -105,8 +100,6 @@ def _recorder(times: Times, waits: bool) -> Any:
         for method in (begin_batch, end_batch):
             setattr(method, NEVER_STOPS, True)
     return keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda *_: times.epochs.append(time.perf_counter()),
-        on_train_end=lambda *_: times.epochs.append(time.perf_counter()),
         on_train_batch_begin=begin_batch,
         # If this is set, Keras waits for every step.
         on_train_batch_end=end_batch if waits else None,
@@ -117,18 +110,6 @@ def _recorder(times: Times, waits: bool) -> Any:
 def keras_alone(work: Workload) -> Iterator[Train]:
     """Use no strategy."""
     yield fit(work, work.model.build())
-
-
-@contextlib.contextmanager
-def mirrored(work: Workload, reduction: str = "") -> Iterator[Train]:
-    """Use ``MirroredStrategy``, with one of its cross-device operations."""
-    import tensorflow as tf
-
-    operations = getattr(tf.distribute, reduction)() if reduction else None
-    strategy = tf.distribute.MirroredStrategy(work.devices, operations)
-    with strategy.scope():
-        model = work.model.build()
-    yield fit(work, model)
 
 
 @contextlib.contextmanager
@@ -179,34 +160,25 @@ class Row:
         train: prepares the training of one process.
         note: its explanation below the table.
         runs: where its replicas run.
-        stock: whether it is a strategy of TensorFlow.
-        default: whether it is measured if no rows are chosen.
         backend: Keras's backend.
         engine: the module that connects its processes, unless TensorFlow does.
         servers: number of parameter servers.
-        alone: whether its processes exchange nothing.
-        bursts: whether towers take their batches in bursts, so that only a mean
-            over several rounds is a meaningful rate.
+        launch: more options of ``keras-towers run``.
+        exact: whether its losses have to be those of one device.
         devices: prepares a number of devices of a kind, and returns their
             names.
-        plain: the name of the row of the same backend on one device.
-        compute: the name of the row whose processes exchange nothing.
     """
 
     name: str
     train: Callable[[Workload], AbstractContextManager[Train]]
     note: str = ""
     runs: Runs = Runs.DEVICES
-    stock: bool = False
-    default: bool = True
     backend: str = "tensorflow"
     engine: str = ""
     servers: int = 0
-    alone: bool = False
-    bursts: bool = False
+    launch: tuple[str, ...] = ()
+    exact: bool = True
     devices: Callable[[str, int], list[str]] = prepare_devices
-    plain: str = "plain"
-    compute: str = "compute"
 
     @property
     def missing(self) -> str:
@@ -232,13 +204,7 @@ class Row:
             return ["-np", str(processes), *here, *servers]
         # Jobs with parameter servers are always here.
         where = ["--ps", str(self.servers)] if self.servers else here
-        alone = ["--no-strategy"] if self.alone else []
-        return [*where, *alone, "--workers", str(processes)]
-
-
-def _stock(name: str, reduction: str) -> Row:
-    train = partial(mirrored, reduction=reduction)
-    return Row(name, train, f"MirroredStrategy, {reduction}", stock=True)
+        return [*where, *self.launch, "--workers", str(processes)]
 
 
 def _registered(name: str, strategy: RegisteredStrategy) -> Row:
@@ -248,30 +214,15 @@ def _registered(name: str, strategy: RegisteredStrategy) -> Row:
         partial(in_strategy, name=name, options={}),
         f"{strategy.kind}()",
         Runs.DEVICES if strategy.one_process else Runs.RANKS,
-        default=name not in ("noop", "distributed-replicated"),
         engine=name if name in _BUILT else "",
         servers=int("ps" in strategy.roles),
-        # Every tower takes a whole batch.
-        bursts=name == "async",
+        exact=name not in ("async", "noop", "distributed-parameter-server"),
     )
 
 
 ROWS: dict[str, Row] = {
-    row.name: row
-    for row in (
-        Row("plain", keras_alone, "plain Keras", Runs.ONE),
-        Row("stock-default", mirrored, "MirroredStrategy", stock=True),
-        _stock("stock-one-device", "ReductionToOneDevice"),
-        _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
-        Row(
-            "compute",
-            keras_alone,
-            "plain Keras in all processes at the same time, without exchange",
-            Runs.RANKS,
-            alone=True,
-        ),
-        *starmap(_registered, STRATEGIES.items()),
-    )
+    "plain": Row("plain", keras_alone, "plain Keras", Runs.ONE),
+    **{name: _registered(name, s) for name, s in STRATEGIES.items()},
 }
 
 

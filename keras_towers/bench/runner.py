@@ -103,6 +103,25 @@ class Sample:
 
 
 @dataclass
+class Result:
+    """All repeats of a row.
+
+    Attributes:
+        model: the name of its model.
+        replicas: its number of replicas.
+        row: its name.
+        figures: a value for each repeat that did not fail, by column.
+        error: why a repeat failed; empty if none did.
+    """
+
+    model: str
+    replicas: int
+    row: str
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass
 class Measurements:
     """The titles of the models, and the samples of all cells.
 
@@ -205,7 +224,7 @@ def _measure(
                 console.print(title, style="dim")
             row = rows[cell.row]
             sample = run_cell(row, cell, setting, stored[cell.model])
-            found.add(sample, compares=setting.exact and not row.alone)
+            found.add(sample, compares=setting.exact and row.exact)
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
@@ -322,13 +341,13 @@ def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     means, too: processes have equal shares of the global batch.
     """
 
-    def mean(name: str) -> float | None:
-        known = [rank[name] for rank in ranks if rank[name] is not None]
-        return statistics.fmean(known) if known else None
+    def mean(name: str) -> float:
+        return statistics.fmean(rank[name] for rank in ranks)
 
     curves = zip(*(rank["losses"] for rank in ranks), strict=True)
     return {
-        **{n: mean(n) for n in ("step_ms", "first_step_s", "epoch_cost_s")},
+        "step_ms": mean("step_ms"),
+        "first_step_s": mean("first_step_s"),
         "memory_mb": sum(rank["memory_mb"] for rank in ranks),
         "losses": [statistics.fmean(losses) for losses in curves],
     }

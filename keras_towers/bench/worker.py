@@ -11,7 +11,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
 
-# If towers take batches in bursts, the number of batches per tower that one
-# measured time covers.
+# Asynchronous towers take batches in bursts: so many batches of each tower are
+# in one measured time.
 _ROUNDS = 3
 # The first steps of an epoch fill the queues of the input pipeline.
 _SETTLING_STEPS = 3
-_SHORT_EPOCHS, _SKIPPED_EPOCHS, _SHORT_EPOCH_STEPS = 5, 2, 4
 _POLL_S = 0.005
 
 
@@ -40,10 +39,7 @@ def main() -> None:
         place = tf_config.from_environment()
         rank = place.rank if place else int(os.environ["HOROVOD_RANK"])
         size = cell.replicas
-    if row.alone:
-        # No strategy connects the processes that TF_CONFIG describes.
-        os.environ.pop(tf_config.VARIABLE, None)
-    window = _ROUNDS * cell.replicas if row.bursts else 1
+    window = _ROUNDS * cell.replicas
     work = Workload(
         Stored(cell.model, Path(task["stored"])),
         folder,
@@ -61,7 +57,7 @@ def main() -> None:
     _ = work.data
     before = reset_peak_memory()
     with row.train(work) as train:
-        result = measure(train, work, setting, window, row.alone)
+        result = measure(train, work, setting, window)
         result["memory_mb"] = peak_memory() - before
     FileStore(folder).put(f"{RESULT}.{rank}", result)
 
@@ -109,50 +105,49 @@ def _megabytes(field: str) -> float:
 
 
 def measure(
-    train: Train, work: Workload, setting: Setting, window: int, alone: bool
+    train: Train, work: Workload, setting: Setting, window: int
 ) -> dict[str, Any]:
-    """Train; measure the first step, later steps, and the cost of epochs.
+    """Train, and measure the first step and later steps.
 
     Args:
         train: trains the model.
         work: the model and its data.
         setting: the options of all cells.
         window: the number of steps that each time is averaged over.
-        alone: whether processes exchange nothing; each then has to continue
-            until all have been measured.
     """
-    store = FileStore(work.folder)
-
-    def all_stored(name: str) -> bool:
-        return all(store.get(f"{name}.{r}") for r in range(work.size))
-
-    first = train(FIRST_STEPS, 1, True)
-    store.put(f"warm.{work.rank}", True)
-    while not all_stored("warm"):
-        time.sleep(_POLL_S)
+    first = train(FIRST_STEPS, True)
+    wait_for_all(work, "warm")
     # On GPUs and with JAX, a step otherwise ends before its computation.
-    waits = setting.exact
     settling = max(_SETTLING_STEPS, window)
-    times = train(settling + setting.steps + window, 1, waits)
+    times = train(settling + setting.steps + window, setting.exact)
     step_s = statistics.median(differences(times.batches[settling:], window))
-    cost_s = None
-    if times.epochs:
-        short = train(_SHORT_EPOCH_STEPS, _SHORT_EPOCHS, waits)
-        epoch_s = differences(short.epochs)[_SKIPPED_EPOCHS:]
-        cost_s = statistics.median(epoch_s) - _SHORT_EPOCH_STEPS * step_s
-    store.put(f"done.{work.rank}", True)
-    while alone and not all_stored("done"):
-        # If a rank stopped early, the other ranks would run faster.
-        train(_SHORT_EPOCH_STEPS, 1, waits)
     return {
         "first_step_s": first.first_step_s,
         "losses": first.losses,
         "step_ms": 1e3 * step_s,
-        "epoch_cost_s": cost_s,
     }
 
 
-def differences(times: Sequence[float], over: int = 1) -> list[float]:
+def wait_for_all(
+    work: Workload, name: str, meanwhile: Callable[[], object] | None = None
+) -> None:
+    """Wait until all processes of the cell have come here.
+
+    Args:
+        work: this process.
+        name: of this place.
+        meanwhile: what to repeat until then; None: wait.
+    """
+    store = FileStore(work.folder)
+    store.put(f"{name}.{work.rank}", True)
+    while not all(store.get(f"{name}.{r}") for r in range(work.size)):
+        if meanwhile is None:
+            time.sleep(_POLL_S)
+        else:
+            meanwhile()
+
+
+def differences(times: Sequence[float], over: int) -> list[float]:
     """Return seconds per step, averaged over ``over`` steps from each time."""
     pairs = zip(times, times[over:], strict=False)
     return [(end - start) / over for start, end in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -22,6 +22,7 @@ from keras_towers.bench.models import MODELS
 from keras_towers.bench.rows import Row, Runs, find_row
 from keras_towers.bench.runner import (
     Cell,
+    Result,
     Sample,
     Setting,
     measure_all,
@@ -31,76 +32,69 @@ from keras_towers.cli.bench_plot import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
 
+OfRow: TypeAlias = Callable[[str, int], float | None]
+"""The milliseconds of a row with a number of replicas, in the same repeat."""
+
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table, and its explanation below."""
+    """A column of the table, and its explanation below.
+
+    Attributes:
+        title: its head.
+        legend: the explanation.
+        figure: returns its figure of a run, if there is one.
+        form: how the figure is shown.
+        ranges: whether the range over all repeats is shown.
+    """
 
     title: str
     legend: str
+    figure: Callable[[Sample, OfRow], float | None]
     form: str = "{:.2f}"
-    # Whether the range over all repeats is shown.
     ranges: bool = False
 
 
+def measured(name: str) -> Callable[[Sample, OfRow], float]:
+    """Return the figure of a column that every run measures."""
+    return lambda sample, of_row: sample.result[name]
+
+
+def ratio(sample: Sample, milliseconds: Sequence[float | None]) -> float | None:
+    """Return a step's time relative to the fastest of others, if any."""
+    known = list(filter(None, milliseconds))
+    return sample.result["step_ms"] / min(known) if known else None
+
+
 COLUMNS = {
-    "examples_per_s": Column(
-        "examples\n/s", "of the global batch, by the median step.", "{:.0f}"
-    ),
-    "efficiency": Column(
-        "effi-\nciency",
-        "throughput relative to n times one device of the same backend; empty "
-        "if devices share cores.",
-        "{:.0%}",
-    ),
     "step_ms": Column(
         "ms",
         "milliseconds from the start of one batch to the start of the next: "
         "median over a run, mean over its processes, median over all repeats.",
+        measured("step_ms"),
     ),
     "to_plain": Column(
         "÷ plain",
         "time relative to one device in the same repeat; below it the "
         "smallest and largest of all repeats.",
-        ranges=True,
-    ),
-    "to_stock": Column(
-        "÷ best\nstock",
-        "time relative to the fastest of TensorFlow's own (*) in the same "
-        "repeat.",
-        ranges=True,
-    ),
-    "cost_ms": Column(
-        "above\ncompute",
-        "milliseconds above the compute row of the same repeat, whose "
-        "processes train at the same time without exchanging anything.",
+        lambda sample, of_row: ratio(sample, [of_row("plain", 1)]),
         ranges=True,
     ),
     "first_step_s": Column(
         "first\nstep",
         "seconds from the call of fit to the end of its first batch, in a new "
         "process, including tracing and compilation.",
+        measured("first_step_s"),
         "{:.1f} s",
-    ),
-    "epoch_cost_s": Column(
-        "epoch", "overhead of fit per epoch, besides the steps.", "{:.2f} s"
     ),
     "memory_mb": Column(
         "memory",
         "growth of the resident memory at its peak, from before the model is "
         "built, in all processes together.",
+        measured("memory_mb"),
         "{:.0f} MB",
     ),
 }
-_SHOWN_COLUMNS = (
-    "step_ms",
-    "to_plain",
-    "to_stock",
-    "cost_ms",
-    "first_step_s",
-    "epoch_cost_s",
-    "memory_mb",
-)
 
 
 class Device(StrEnum):
@@ -120,7 +114,7 @@ def bench(
     models: Names = "large",
     towers: Numbers = None,
     processes: Numbers = None,
-    strategies: Names = "default",
+    strategies: Names = "",
     steps: Count = 60,
     batch_size: Count = 64,
     repeats: Count = 3,
@@ -134,7 +128,7 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
 ) -> None:
-    """Compare the speed of strategies on a model.
+    """Compare plain Keras with strategies: times and memory on a model.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
     shows the results so far.
@@ -142,15 +136,14 @@ def bench(
     Args:
         models: Your own model as MODULE:FUNCTION, which returns it compiled,
             alone or as (model, x, y): without data, random examples are made.
-            Or some of small, large, cnn.
+            Or small, large, or both.
         towers: Numbers of towers in one process. Default: 2, 4 or 8, whatever
             the GPUs or cores allow; none with --processes alone.
         processes: Numbers of processes, for strategies that use several: one
             core or GPU each.
-        strategies: Rows to compare: plain, stock-default, stock-one-device,
-            stock-hierarchical, compute, or the names of strategies. Default:
-            most of those that are installed. A strategy's options follow its
-            name: default,tower:mode=cpu,horovod:compression=fp16.
+        strategies: Names of strategies. Default: tower, and with --processes
+            multi-worker. Options follow a name, as in
+            tower:mode=cpu,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
         batch_size: Examples per step, however many replicas share them.
         repeats: Runs per row.
@@ -165,42 +158,47 @@ def bench(
     """
     if towers is None and processes is None:
         towers = "auto"
+    if not strategies:
+        kinds = {"tower": towers, "multi-worker": processes}
+        strategies = ",".join(
+            name for name, numbers in kinds.items() if numbers
+        )
     compare(
         Setting(device, batch_size, steps, timeout, memory_limit=memory_limit),
-        _SHOWN_COLUMNS,
+        ["plain", *split(strategies)],
+        COLUMNS,
         json_path,
         plot,
         models=models,
         towers=towers,
         processes=processes,
-        strategies=strategies,
         repeats=repeats,
     )
 
 
 def compare(
     setting: Setting,
-    columns: Sequence[str],
+    names: Iterable[str],
+    columns: Mapping[str, Column],
     json_path: Path | None,
     plot: Path | None = None,
     *,
     models: str,
     towers: str | None,
     processes: str | None,
-    strategies: str,
     repeats: int,
 ) -> NoReturn:
     """Measure rows, show the results, and exit.
 
     Args:
         setting: the options of all runs.
-        columns: the names of the table's columns.
+        names: the rows, those first that others are relative to.
+        columns: the columns of the table; those without figures are left out.
         json_path: a file to write all measurements to.
         plot: a file to draw step times into.
         models: comma-separated names.
         towers: comma-separated numbers, or "auto".
         processes: comma-separated numbers, or "auto".
-        strategies: comma-separated names.
         repeats: the number of runs per row.
     """
     if json_path:
@@ -214,19 +212,17 @@ def compare(
         Runs.RANKS: _parse_numbers("--processes", processes, 2),
     }
     kinds = [runs for runs, counts in numbers.items() if counts]
-    chosen, skipped = _choose_rows(rows, strategies, kinds)
+    chosen = _choose_rows(rows, names, kinds)
     facts = doctor.machine_facts(setting.timeout_s)
-    setting, available = _resolve(setting, numbers, facts)
+    setting = _resolve(setting, numbers, facts)
     console = Console()
     cells = plan_cells(chosen, sources, numbers, repeats)
     console.print(
         f"{len(cells)} runs on the {setting.device.upper()}", style="dim"
     )
     found = measure_all(cells, chosen, setting, console)
-    results = summarize(chosen, found.samples, setting.batch, available)
+    results = summarize(found.samples, columns)
     print_tables(results, chosen, found.titles, columns, console)
-    for name, why in skipped.items():
-        _explain(console, f"skipped: {name}: {why}")
     _explain(console, doctor.describe_machine(facts))
     if json_path:
         document = {
@@ -247,12 +243,8 @@ def compare(
 
 def _resolve(
     setting: Setting, numbers: Mapping[Runs, list[int]], facts: dict[str, Any]
-) -> tuple[Setting, int]:
-    """Choose the device, and the numbers that are not given.
-
-    Returns:
-        The setting, and the number of available devices of its kind.
-    """
+) -> Setting:
+    """Choose the device, and the numbers that are not given."""
     gpus = len(facts["gpus"])
     if setting.memory_limit and (setting.device == "cpu" or not gpus):
         raise TowerError(
@@ -282,12 +274,12 @@ def _resolve(
                 f"{count} replicas cannot share --batch-size {setting.batch} "
                 "equally"
             )
-    return setting, available
+    return setting
 
 
 def _parse_models(text: str) -> list[str]:
     """Split comma-separated names of models and functions."""
-    names = _split(text)
+    names = split(text)
     unknown = [n for n in names if n not in MODELS and ":" not in n]
     if unknown or not names:
         raise TowerError(
@@ -298,36 +290,20 @@ def _parse_models(text: str) -> list[str]:
 
 
 def _choose_rows(
-    rows: Mapping[str, Row], text: str, kinds: Collection[Runs]
-) -> tuple[dict[str, Row], dict[str, str]]:
-    """Return the rows to measure, and why some default rows are skipped."""
-    chosen: dict[str, Row] = {}
-    skipped = {}
-    for name in _split(text):
-        if name == "default":
-            for row in rows.values():
-                if not row.default or row.runs not in kinds:
-                    continue
-                if row.missing:
-                    skipped[row.name] = row.missing
-                else:
-                    chosen[row.name] = row
-            continue
-        chosen[name] = row = find_row(rows, name)
+    rows: Mapping[str, Row], names: Iterable[str], kinds: Collection[Runs]
+) -> dict[str, Row]:
+    """Return the rows to measure, by name."""
+    chosen = {name: find_row(rows, name) for name in names}
+    for name, row in chosen.items():
         if row.missing:
             raise TowerError(f"{name}: {row.missing}")
         if row.runs not in kinds:
             option = "--towers" if row.runs is Runs.DEVICES else "--processes"
             raise TowerError(f"{name} needs {option} N")
-    if not chosen:
-        raise TowerError(f"no strategy given; choose {', '.join(rows)}")
-    # Rows that other rows are relative to come first.
-    first = {row.plain for row in chosen.values()}
-    first |= {r.compute for r in chosen.values() if r.runs is Runs.RANKS}
-    return {n: r for n, r in rows.items() if n in first} | chosen, skipped
+    return chosen
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """Split comma-separated words."""
     words = (word.strip() for word in text.split(","))
     return list(dict.fromkeys(filter(None, words)))
@@ -337,7 +313,7 @@ def _parse_numbers(option: str, text: str | None, least: int) -> list[int]:
     """Parse comma-separated whole numbers from ``least``; "auto" is 0."""
     if text in (None, "auto"):
         return [] if text is None else [0]
-    counts = [int(w) if w.isdecimal() else 0 for w in _split(text)]
+    counts = [int(w) if w.isdecimal() else 0 for w in split(text)]
     if not counts or min(counts) < least:
         raise TowerError(
             f"{option} takes whole numbers from {least}, not '{text}'"
@@ -345,36 +321,10 @@ def _parse_numbers(option: str, text: str | None, least: int) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True)
-class Result:
-    """All repeats of a row.
-
-    Attributes:
-        model: the name of its model.
-        replicas: its number of replicas.
-        row: its name.
-        figures: a value for each repeat that did not fail, by column.
-        error: why a repeat failed; empty if none did.
-    """
-
-    model: str
-    replicas: int
-    row: str
-    figures: dict[str, list[float]]
-    error: str
-
-
 def summarize(
-    rows: Mapping[str, Row], samples: Sequence[Sample], batch: int, devices: int
+    samples: Sequence[Sample], columns: Mapping[str, Column]
 ) -> list[Result]:
-    """Combine all repeats into one result per row, in the order of samples.
-
-    Args:
-        rows: the rows, by name.
-        samples: the measurements.
-        batch: examples in a global batch.
-        devices: the number of devices of the machine.
-    """
+    """Combine all repeats into one result per row, in the order of samples."""
     step_ms = {s.cell: s.result["step_ms"] for s in samples if not s.error}
     repeats: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -382,57 +332,30 @@ def summarize(
     results = []
     for group in repeats.values():
         cell = group[0].cell
-        figures: dict[str, list[float]] = {}
+        result = Result(cell.model, cell.replicas, cell.row)
         for sample in group:
             if sample.error:
+                result.error = result.error or sample.error
                 continue
-            found = _compute_figures(sample, rows, step_ms, batch, devices)
-            for name, figure in found.items():
+
+            def of_row(
+                row: str, replicas: int, cell: Cell = sample.cell
+            ) -> Any:
+                return step_ms.get(replace(cell, row=row, replicas=replicas))
+
+            for name, column in columns.items():
+                figure = column.figure(sample, of_row)
                 if figure is not None:
-                    figures.setdefault(name, []).append(figure)
-        error = next((sample.error for sample in group if sample.error), "")
-        results.append(
-            Result(cell.model, cell.replicas, cell.row, figures, error)
-        )
+                    result.figures.setdefault(name, []).append(figure)
+        results.append(result)
     return results
-
-
-def _compute_figures(
-    sample: Sample,
-    rows: Mapping[str, Row],
-    step_ms: Mapping[Cell, float],
-    batch: int,
-    devices: int,
-) -> dict[str, float | None]:
-    """Return the columns of one run, relative to rows of the same repeat."""
-    cell, result = sample.cell, sample.result
-    row, ms = rows[cell.row], step_ms[cell]
-    plain = step_ms.get(replace(cell, row=row.plain, replicas=1))
-    compute = step_ms.get(replace(cell, row=row.compute))
-    stock_cells = (replace(cell, row=name) for name in rows if rows[name].stock)
-    stock = [step_ms[other] for other in stock_cells if other in step_ms]
-    # Efficiency is meaningless if devices share cores.
-    has_own_devices = 1 < cell.replicas <= devices
-    return {
-        "examples_per_s": 1e3 * batch / ms,
-        "efficiency": plain / ms / cell.replicas
-        if plain and has_own_devices
-        else None,
-        "step_ms": ms,
-        "to_plain": plain and ms / plain,
-        "to_stock": ms / min(stock) if stock else None,
-        "cost_ms": None if row.alone or not compute else ms - compute,
-        "first_step_s": result["first_step_s"],
-        "epoch_cost_s": result["epoch_cost_s"],
-        "memory_mb": result["memory_mb"],
-    }
 
 
 def print_tables(
     results: Sequence[Result],
     rows: Mapping[str, Row],
     titles: Mapping[str, str],
-    names: Sequence[str],
+    columns: Mapping[str, Column],
     console: Console,
 ) -> None:
     """Print a table for each model, with explanations and failures.
@@ -441,18 +364,18 @@ def print_tables(
         results: what to show.
         rows: the rows, by name.
         titles: the titles of the models.
-        names: the columns; columns without figures are left out.
+        columns: the columns; those without figures are left out.
         console: where to print.
     """
     columns = {
-        name: COLUMNS[name]
-        for name in names
+        name: column
+        for name, column in columns.items()
         if any(name in result.figures for result in results)
     }
     for model, title in titles.items():
         of_model = [result for result in results if result.model == model]
         if of_model:
-            console.print(_table(title, of_model, rows, columns))
+            console.print(_table(title, of_model, columns))
     for column in columns.values():
         title = column.title.replace("\n", " ")
         _explain(console, f"{title}: {column.legend}")
@@ -475,7 +398,6 @@ def _explain(console: Console, text: str) -> None:
 def _table(
     title: str,
     results: Sequence[Result],
-    rows: Mapping[str, Row],
     columns: Mapping[str, Column],
 ) -> Table:
     """Create a table with a section for each number of replicas."""
@@ -486,14 +408,12 @@ def _table(
         table.add_column(column.title, justify="right", overflow="fold")
     for replicas, group in groupby(results, lambda result: result.replicas):
         for result in group:
-            name = f"{result.row} *" if rows[result.row].stock else result.row
-            if result.error:
-                name += " [red]failed[/]"
+            failed = " [red]failed[/]" if result.error else ""
             cells = (
                 _format(result.figures.get(key), column)
                 for key, column in columns.items()
             )
-            table.add_row(str(replicas), name, *cells)
+            table.add_row(str(replicas), result.row + failed, *cells)
         table.add_section()
     return table
 

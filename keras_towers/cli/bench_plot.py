@@ -6,13 +6,11 @@ import importlib.util
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from keras_towers.bench.runner import Result
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
-
-if TYPE_CHECKING:
-    from keras_towers.cli.bench import Result
 
 FORMATS = (".png", ".svg", ".pdf")
 _INCHES = 7.0

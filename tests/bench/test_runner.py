@@ -23,15 +23,12 @@ def test_options_behind_a_name_are_those_of_the_strategy():
     row = find_row(ROWS, "tower:mode=cpu:average=False")
     options = {"mode": "cpu", "average": False}
     assert row.train.keywords == {"name": "tower", "options": options}
-    assert row.plain == "plain"
     served = find_row(ROWS, "sync-replicas:ps=2")
     assert served.launcher(3) == ["--ps", "2", "--workers", "3"]
     assert served.train.keywords["options"] == {}
     # Also in an allocation of several hosts.
     here, tasks = ["-H", "localhost:2"], ["--workers", "2"]
     assert find_row(ROWS, "multi-worker").launcher(2) == [*here, *tasks]
-    alone = [*here, "--no-strategy", *tasks]
-    assert find_row(ROWS, "compute").launcher(2) == alone
     byteps = ["-np", "2", *here, "--servers", "1"]
     assert find_row(ROWS, "byteps").launcher(2) == byteps
 
@@ -64,7 +61,6 @@ def test_ranks_are_put_together():
         # Of the global batch.
         "losses": [3.0, 4.0],
         "first_step_s": 1.5,
-        "epoch_cost_s": None,
         "memory_mb": 600.0,
     }
 

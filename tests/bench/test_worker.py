@@ -20,8 +20,8 @@ SETTING = Setting("cpu", 8, 7, 60)
 
 
 def test_times_of_steps():
-    assert differences([1.0, 3.0, 6.0]) == [2.0, 3.0]
-    assert differences([1.0]) == []
+    assert differences([1.0, 3.0, 6.0], over=1) == [2.0, 3.0]
+    assert differences([1.0], over=1) == []
     # Four asynchronous towers take their batches at once, every two seconds.
     times = [2.0 * step for step in range(10) for _ in range(4)]
     assert differences(times, over=12) == pytest.approx([0.5] * 28)
@@ -43,17 +43,14 @@ def work(folder, size, model=None, batch=8):
     return Workload(model, folder, 0, size, [], batch, steps=3)
 
 
-def counting(folder, calls):
-    """Train nothing; a second passes in every step, and three after each."""
+def counting(calls):
+    """Train nothing; a second passes in every step."""
 
-    def train(steps, epochs, waits):
+    def train(steps, waits):
         assert waits == (not calls)
-        calls.append((steps, epochs))
-        if len(calls) == 5:
-            FileStore(folder).put("done.1", True)
+        calls.append(steps)
         return Times(
             batches=[float(step) for step in range(steps)],
-            epochs=[epoch * (steps + 3.0) for epoch in range(epochs + 1)],
             losses=[2.0] * steps,
             first_step_s=0.25,
         )
@@ -61,28 +58,32 @@ def counting(folder, calls):
     return train
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_rank_is_timed_while_the_others_train(tmp_path, alone):
+def test_rank_is_timed_once_all_are_warm(tmp_path):
     FileStore(tmp_path).put("warm.1", True)
     calls = []
-    train = counting(tmp_path, calls)
-    result = worker.measure(train, work(tmp_path, 2), SETTING, 1, alone)
+    result = worker.measure(counting(calls), work(tmp_path, 2), SETTING, 1)
     assert result == {
         "first_step_s": 0.25,
         "losses": [2.0] * 20,
         "step_ms": 1e3,
-        "epoch_cost_s": 3,
     }
-    assert calls[:3] == [(20, 1), (11, 1), (4, 5)]
-    # Until the other one is done too, where nothing keeps the two in step.
-    assert calls[3:] == ([(4, 1)] * 2 if alone else [])
+    assert calls == [20, 11]
+    # As what exchanges nothing trains on, until the other one is done too.
+    more = []
+
+    def train_on():
+        more.append(4)
+        if len(more) == 2:
+            FileStore(tmp_path).put("done.1", True)
+
+    worker.wait_for_all(work(tmp_path, 2), "done", train_on)
+    assert more == [4, 4]
 
 
 def test_a_window_of_several_steps_settles_for_longer(tmp_path):
     calls = []
-    train = counting(tmp_path, calls)
-    worker.measure(train, work(tmp_path, 1), SETTING, 12, True)
-    assert calls == [(20, 1), (31, 1), (4, 5)]
+    worker.measure(counting(calls), work(tmp_path, 1), SETTING, 12)
+    assert calls == [20, 31]
 
 
 def test_each_step_has_its_own_loss(tmp_path):
@@ -94,8 +95,8 @@ def test_each_step_has_its_own_loss(tmp_path):
     still.compile(keras.optimizers.SGD(0.0), "mae")
     still.set_weights([np.zeros((1, 1)), np.zeros(1)])
     train = fit(work(tmp_path, 1, model, batch=2), still)
-    first, second = train(3, 2, True), train(3, 1, False)
-    assert first.losses == pytest.approx([3.0, 0.0, 1.0] * 2)
-    assert len(first.batches) == 6 and len(first.epochs) == 3
+    first, second = train(3, True), train(3, False)
+    assert first.losses == pytest.approx([3.0, 0.0, 1.0])
+    assert len(first.batches) == len(second.batches) == 3
     assert first.first_step_s > 0
     assert not second.losses

@@ -5,25 +5,36 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.field import FIELD, app
+from benchmarks import field
+from benchmarks.field import app
 from keras_towers import doctor
 from keras_towers.bench import runner
-from keras_towers.bench.rows import Row, find_row
+from keras_towers.bench.rows import Row
 from keras_towers.cli.bench import summarize
 from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, samples_of
 
 
-def test_figures_are_relative_to_the_same_backend():
-    samples = samples_of(
-        {"plain": [16.0], "plain-jax": [8.0]}
-        | {"compute": [9.0], "compute-jax": [5.0], "jax-data-parallel": [8.0]}
-    )
-    *_, jax = summarize(FIELD, samples, batch=64, devices=8)
-    assert jax.figures["efficiency"] == [0.5]
-    assert jax.figures["to_plain"] == [1.0]
-    assert jax.figures["cost_ms"] == [3.0]
-    assert find_row(FIELD, "torch-ddp").compute == "compute-torch"
+def test_figures_are_relative_to_the_same_backend(monkeypatch):
+    monkeypatch.setattr(field, "usable_cores", lambda: 8)
+    rows = {
+        **{"plain": [16.0], "plain-jax": [8.0], "compute": [9.0]},
+        **{"compute-jax": [5.0], "jax-data-parallel": [8.0]},
+        **{"stock-default": [4.0], "stock-one-device": [3.0], "tower": [1.5]},
+    }
+    samples = samples_of(rows)
+    results = summarize(samples, field.columns_of(64))
+    found = {result.row: result.figures for result in results}
+    jax, tower = found["jax-data-parallel"], found["tower"]
+    assert jax["efficiency"] == [0.5] and jax["cost_ms"] == [3.0]
+    assert tower["to_stock"] == [0.5]
+    assert tower["examples_per_s"] == [64 / 0.0015]
+    assert "cost_ms" not in found["compute"]
+    monkeypatch.setattr(field, "usable_cores", lambda: 1)
+    *_, tower = summarize(samples, field.columns_of(64))
+    assert "efficiency" not in tower.figures
+    options = ["-H", "localhost:2", "--no-strategy", "--workers", "2"]
+    assert field.FIELD["compute"].launcher(2) == options
 
 
 @pytest.fixture
@@ -34,7 +45,7 @@ def command(monkeypatch):
         assert setting.rows == "benchmarks.field:FIELD"
         if row.name == "horovod-raw":
             raise TowerError("exit code 1")
-        differs = row.alone or row.name == "stock-loop"
+        differs = not row.exact or row.name == "stock-loop"
         return [RANK | {"losses": [2.0, 1.5 if differs else 1.0]}]
 
     monkeypatch.setattr(runner, "store", lambda model, *rest: model)

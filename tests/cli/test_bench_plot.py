@@ -4,8 +4,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from keras_towers.bench.rows import ROWS
-from keras_towers.cli.bench import summarize
+from keras_towers.cli.bench import COLUMNS, summarize
 from keras_towers.cli.bench_plot import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from tests.bench.shared import samples_of
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.core
 def test_each_row_that_was_measured_has_a_bar(tmp_path):
     pytest.importorskip("matplotlib")
     samples = samples_of({"plain": [1.5, 2.5, 2.0], "tower": ["broke"]})
-    results = summarize(ROWS, samples, batch=64, devices=2)
+    results = summarize(samples, COLUMNS)
     path, titles = tmp_path / "steps.svg", {samples[0].cell.model: "A model"}
     check_plot(path, "bench")
     draw_plot(results, titles, path)

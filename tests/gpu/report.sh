@@ -19,7 +19,8 @@ export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 # Wide enough for every table of the benchmark.
 export COLUMNS=110
 
-number=2 strategies=default
+number=2 strategies=stock-default,stock-one-device,stock-hierarchical
+strategies+=,tower,parameter-server,async
 [ "$KERAS_TOWERS_TESTS_ON" = cpu ] || number=$(nvidia-smi --list-gpus | wc -l)
 
 # In processes of pytest-xdist's, so that a crash costs one test; as many as
@@ -72,9 +73,9 @@ nccl() {
   section NCCL nccl || code=1
   section Tests "$python" -m pytest "$root/tests/gpu" "${processes[@]}" \
     --ignore "$root/tests/gpu/test_nccl.py" -rs --tb=short || code=1
-  section Benchmark "$python" -m keras_towers bench \
-    --device "$KERAS_TOWERS_TESTS_ON" --towers "$number" --models large,cnn \
-    --repeats 3 --strategies "$strategies" || code=1
+  section Benchmark "$python" -m benchmarks.field \
+    --device "$KERAS_TOWERS_TESTS_ON" --towers "$number" --repeats 3 \
+    --models large,benchmarks.field:cnn --strategies "$strategies" || code=1
   exit $code
 } | tee gpu-report.md
 code=$?
