@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
-import difflib
 import io
+import os
 import re
 import sys
 import threading
@@ -42,8 +40,6 @@ _TRACEBACK = b"Traceback (most recent call last):"
 _MAX_TRACEBACK_LINES = 1000
 # Fewer lines that ranks have in common are shown as they are.
 _MIN_COMMON = 3
-# Tracebacks with which later ones of other ranks are compared.
-_REMEMBERED = 4
 _COLORS = (
     "cyan",
     "magenta",
@@ -166,35 +162,21 @@ class Console:
         self.sinks[sys.stderr].write(line.encode(errors="replace"))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shown:
-    """A traceback that was shown in full.
-
-    Attributes:
-        tag: the prefix of the rank.
-        lines: its lines.
-        at: when it was shown, by ``time.monotonic``.
-    """
-
-    tag: bytes
-    lines: list[bytes]
-    at: float
-
-
 class Tracebacks:
-    """The last tracebacks of all ranks, which often fail in the same way."""
+    """The last traceback that a rank has shown; others often fail alike."""
 
     def __init__(self) -> None:
-        self._shown: collections.deque[_Shown] = collections.deque(
-            maxlen=_REMEMBERED
-        )
+        self._tag = b""
+        self._lines: list[bytes] = []
+        # By ``time.monotonic``.
+        self._shown_at = 0.0
         self._lock = threading.Lock()
 
     def shorten(self, tag: bytes, lines: list[bytes]) -> list[bytes]:
-        """Leave out lines that another rank has just shown.
+        """Leave out the first lines if another rank has just shown them.
 
         In their place is a line that says where they are. The last line, which
-        has the error, is always shown, and so is all that differs.
+        has the error, is always shown.
 
         Args:
             tag: the prefix of the rank.
@@ -202,30 +184,15 @@ class Tracebacks:
         """
         now = time.monotonic()
         with self._lock:
-            short = [
-                _differences(lines, shown)
-                for shown in self._shown
-                if shown.tag != tag and now - shown.at < settings.SAME_FAILURE_S
-            ]
-            shortest = min([lines, *short], key=len)
-            if 2 * len(shortest) > len(lines):
-                self._shown.append(_Shown(tag, lines, now))
+            # Of any sequences.
+            equal = len(os.path.commonprefix([self._lines, lines[:-1]]))
+            is_old = now - self._shown_at > settings.SAME_FAILURE_S
+            if equal < _MIN_COMMON or is_old or tag == self._tag:
+                self._tag, self._lines, self._shown_at = tag, lines, now
                 return lines
-            return shortest
-
-
-def _differences(lines: list[bytes], shown: _Shown) -> list[bytes]:
-    matcher = difflib.SequenceMatcher(None, shown.lines, lines, autojunk=False)
-    found: list[bytes] = []
-    for kind, _, _, begin, end in matcher.get_opcodes():
-        last = end - 1 if end == len(lines) else end
-        if kind == "equal" and last - begin >= _MIN_COMMON:
-            where = shown.tag.strip().decode(errors="replace")
-            text = f"... {last - begin} lines as of {where} above ..."
-            found.append(text.encode())
-            begin = last
-        found += lines[begin:end]
-    return found
+            where = self._tag.strip().decode(errors="replace")
+        folded = f"... {equal} lines as of {where} above ..."
+        return [folded.encode(), *lines[equal:]]
 
 
 class Tagger:
