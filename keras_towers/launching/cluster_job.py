@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from keras_towers.launching import supervision
+from keras_towers.launching import outcome
 from keras_towers.launching.job import Job, RankStart, RunningJob
+from keras_towers.launching.supervision import Supervisor
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.network import LOOPBACK, reserve_port
 from keras_towers.rendezvous.tf_config import Cluster
@@ -14,7 +15,7 @@ from keras_towers.rendezvous.tf_config import Cluster
 _ON_SERVERS = ("sync-replicas", "SyncReplicasStrategy")
 
 
-def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
+def run_cluster(job: Job, tasks: Mapping[str, int]) -> outcome.Outcome:
     """Run a job with parameter servers on this machine, until it ends.
 
     It ends when all tasks have, except the parameter servers (role ``"ps"``),
@@ -28,7 +29,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> supervision.Outcome:
         return run.run_rounds(lambda: run_tasks(run, clusters))
 
 
-def run_tasks(run: RunningJob, clusters: list[Cluster]) -> supervision.Outcome:
+def run_tasks(run: RunningJob, clusters: list[Cluster]) -> outcome.Outcome:
     """Run all tasks of a cluster until they end.
 
     Args:
@@ -59,7 +60,7 @@ def run_tasks(run: RunningJob, clusters: list[Cluster]) -> supervision.Outcome:
             for cluster in clusters
         ]
     )
-    return supervision.Supervisor(run, kind="task").wait(
+    return Supervisor(run, kind="task").wait(
         run.job.how_to_connect(*_ON_SERVERS)
     )
 

@@ -19,10 +19,19 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from keras_towers import settings
-from keras_towers.launching import supervision
 from keras_towers.launching.elastic_hosts import ElasticOptions
+from keras_towers.launching.outcome import (
+    Connected,
+    Outcome,
+    end_all,
+    failed_by_themselves,
+)
 from keras_towers.launching.output import Console
-from keras_towers.launching.rank_process import RankProcess, check_reachable
+from keras_towers.launching.rank_process import (
+    ProcessContext,
+    RankProcess,
+    check_reachable,
+)
 from keras_towers.rendezvous import rank_environment, store
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
@@ -109,11 +118,11 @@ class RankStart:
         )
 
 
-class RunningJob:
+class RunningJob(ProcessContext):
     """The console, the store and the processes of a job."""
 
     def __init__(self, job: Job, hosts: Iterable[str]):
-        self.job = job
+        self.job, self.command = job, job.command
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote)
         self.address, self._interface = store_address(job.interface, remote)
@@ -123,9 +132,9 @@ class RunningJob:
         self._left_out: set[str] = set()
         # RankProcess: it has ended. Connected: a rank has. HostsChanged: others
         # are there. int: a signal. OSError: output cannot be written.
-        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.processes: list[RankProcess] = []
-        self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
+        self.events = queue.SimpleQueue()
+        self.processes = []
+        self.logins = collections.defaultdict(
             lambda: threading.Semaphore(settings.LOGINS)
         )
         self.round: int = 0
@@ -138,9 +147,7 @@ class RunningJob:
         self.undo.callback(self.console.close)
         self.server = StoreServer(self.address)
         self.undo.callback(self.server.stop)
-        self.server.on_connected = lambda rank: self.events.put(
-            supervision.Connected(rank)
-        )
+        self.server.on_connected = lambda rank: self.events.put(Connected(rank))
         self._commits: Path | None = None
         if job.restarts != 0:
             self._commits = self._make_commit_folder(remote)
@@ -219,7 +226,7 @@ class RunningJob:
                     process.send(0)
 
     def __exit__(self, *error: object) -> None:
-        supervision.end_all([*self.processes, *self._standby.values()])
+        end_all([*self.processes, *self._standby.values()])
         self.undo.close()
 
     def begin_round(self, plan: Sequence[RankPlacement]) -> None:
@@ -240,7 +247,7 @@ class RunningJob:
             self.processes.append(process)
             key = store.BEGIN.format(self.round, start.index)
             self.server.put(key, start.variables)
-        supervision.end_all(list(standby.values()))
+        end_all(list(standby.values()))
 
     def stand_by(self) -> None:
         """Start processes that wait for the next round, if there may be one."""
@@ -254,9 +261,7 @@ class RunningJob:
             self._standby[start] = process
         self._starts.clear()
 
-    def run_rounds(
-        self, run_round: Callable[[], supervision.Outcome]
-    ) -> supervision.Outcome:
+    def run_rounds(self, run_round: Callable[[], Outcome]) -> Outcome:
         """Run rounds until one ends after which the job cannot go on."""
         committed, first_idle_round = None, 1
         while True:
@@ -289,9 +294,9 @@ class RunningJob:
             if limit is not None:
                 begin += f" ({option}: {self.round} of {limit})"
             self.console.say(f"starting all processes again, {begin}")
-            supervision.end_all(self.processes)
+            end_all(self.processes)
 
-    def _may_be_transient(self, outcome: supervision.Outcome) -> bool:
+    def _may_be_transient(self, outcome: Outcome) -> bool:
         """Whether a failure may not be of the script, but of a link or host.
 
         It is not tried twice without a backup in between.
@@ -299,7 +304,7 @@ class RunningJob:
         cause = outcome.cause
         if not isinstance(cause, RankProcess):
             return False
-        failed = supervision.failed_by_themselves(self.processes)
+        failed = failed_by_themselves(self.processes)
         everywhere = {rank.hostname for rank in self.processes}
         hosts = {rank.hostname for rank in failed}
         if hosts and not (self.job.elastic and hosts < everywhere):

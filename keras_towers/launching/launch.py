@@ -21,9 +21,9 @@ import cloudpickle
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.launching.job import Job
+from keras_towers.launching.outcome import Outcome
 from keras_towers.launching.rank_job import run_job
 from keras_towers.launching.rank_process import RankProcess
-from keras_towers.launching.supervision import Outcome
 from keras_towers.rendezvous import store
 
 _T = TypeVar("_T")

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching import supervision
+from keras_towers.launching import outcome
 from keras_towers.launching.elastic_hosts import ElasticHosts, ElasticOptions
 from keras_towers.launching.job import Job, RankStart, RunningJob
+from keras_towers.launching.supervision import Supervisor
 from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 
 
-def run_job(job: Job) -> supervision.Outcome:
+def run_job(job: Job) -> outcome.Outcome:
     """Run a job whose processes are ranks until it ends."""
     engine = engines.engine_of_job(job.servers, job.connects_tasks)
     engine.check_installed()
@@ -72,12 +73,12 @@ class Rounds:
         while not over.wait(settings.DISCOVERY_PAUSE_S):
             self._hosts.discover()
             if self._find_plan() != self._plan:
-                self._run.events.put(supervision.HostsChanged())
+                self._run.events.put(outcome.HostsChanged())
 
     def _find_plan(self) -> list[RankPlacement]:
         return fill_slots(self._hosts.available(), self._options.max_ranks)
 
-    def run_round(self) -> supervision.Outcome:
+    def run_round(self) -> outcome.Outcome:
         """Wait for enough slots, and run ranks there until they end."""
         self._avoid_hosts()
         return self._wait_for_slots() or run_ranks(
@@ -86,7 +87,7 @@ class Rounds:
 
     def _avoid_hosts(self) -> None:
         """Avoid the hosts of ranks that failed in the round before."""
-        failed = supervision.failed_by_themselves(self._run.processes)
+        failed = outcome.failed_by_themselves(self._run.processes)
         killed = {rank.hostname: rank.killed for rank in failed}
         for host in killed:
             if killed[host]:
@@ -94,7 +95,7 @@ class Rounds:
             else:
                 self._hosts.avoid(host)
 
-    def _wait_for_slots(self) -> supervision.Outcome | None:
+    def _wait_for_slots(self) -> outcome.Outcome | None:
         """Wait for enough slots, and plan a round there.
 
         Returns:
@@ -125,8 +126,8 @@ class Rounds:
                 pause_s = min(left_s, settings.DISCOVERY_PAUSE_S)
                 event = self._run.events.get(timeout=pause_s)
                 if isinstance(event, int | OSError):
-                    code = supervision.report_stop(event, self._run.console)
-                    return supervision.Outcome(code, event)
+                    code = outcome.report_stop(event, self._run.console)
+                    return outcome.Outcome(code, event)
         text = (
             f"there were not {wanted} slots within {limit_s} s: add hosts, or "
             "give a smaller --min-np or a longer --elastic-timeout"
@@ -134,12 +135,12 @@ class Rounds:
         if not self._run.round:
             raise TowerError(text)
         self._run.console.say(text)
-        return supervision.Outcome(1, text=text)
+        return outcome.Outcome(1, text=text)
 
 
 def run_ranks(
     run: RunningJob, engine: engines.Engine, plan: list[RankPlacement]
-) -> supervision.Outcome:
+) -> outcome.Outcome:
     """Run all ranks of a plan until they end."""
     job, environment = run.job, run.environment()
     if job.connects_tasks:
@@ -166,6 +167,6 @@ def run_ranks(
         ]
     )
     helpers = servers.processes if servers else ()
-    return supervision.Supervisor(run, helpers=helpers).wait(
+    return Supervisor(run, helpers=helpers).wait(
         job.how_to_connect(engine.strategy, engine.strategy_class)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import re
 import select
 import shlex
@@ -15,15 +16,12 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from keras_towers import agent, commands, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
-
-if TYPE_CHECKING:
-    from keras_towers.launching.job import RunningJob
 
 _READ_BYTES = 1 << 16
 # These variables belong to a machine or a session, not to the job.
@@ -32,6 +30,26 @@ _NOT_EXPORTED = re.compile(
     r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
 )
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
+
+
+class ProcessContext:
+    """What the processes of a job have in common.
+
+    Attributes:
+        command: what they run.
+        address: where they meet.
+        console: shows their output.
+        events: gets each process that has ended.
+        processes: those of this round.
+        logins: limits how many log in to a host at the same time.
+    """
+
+    command: list[str]
+    address: str
+    console: Console
+    events: queue.SimpleQueue[Any]
+    processes: list[RankProcess]
+    logins: dict[str, threading.Semaphore]
 
 
 class RankProcess:
@@ -56,7 +74,7 @@ class RankProcess:
 
     def __init__(
         self,
-        run: RunningJob,
+        run: ProcessContext,
         name: str | None,
         index: int,
         environment: dict[str, str],
@@ -111,7 +129,7 @@ class RankProcess:
                 os.close(copy)
         order = {
             "read_from": stdin,
-            "command": command or run.job.command,
+            "command": command or run.command,
             "folder": os.getcwd(),
             "environment": environment,
             "local_size": local_size,

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.rank_process import signal_name
-from keras_towers.launching.supervision import (
+from keras_towers.launching.outcome import (
     Connected,
     HostsChanged,
     Outcome,
-    Supervisor,
     describe,
     find_culprit,
     lost_among,
 )
+from keras_towers.launching.rank_process import signal_name
+from keras_towers.launching.supervision import Supervisor
 from keras_towers.rendezvous import store
 
 pytestmark = pytest.mark.core

@@ -12,17 +12,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
+from keras_towers.launching.job import RunningJob
 from keras_towers.launching.rank_process import RankProcess
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import is_local, resolve
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED
-
-if TYPE_CHECKING:
-    from keras_towers.launching.job import RunningJob
 
 _SERVE = [sys.executable, "-m", __name__]
 
