@@ -107,7 +107,7 @@ def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
     """Make Keras train only inside a strategy."""
     # Importing the package hooks the import of Keras, where this is checked.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.rank_environment import forbid_training
+    from keras_towers.engines import forbid_training
     from keras_towers.strategies import STRATEGIES
 
     forbid_training(

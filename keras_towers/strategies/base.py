@@ -19,6 +19,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy, Strategy
+from keras_towers.engines import permit_training
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
@@ -37,7 +38,6 @@ from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.rendezvous.rank_environment import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.mesh import Mesh, UpdateOnMesh
 from keras_towers.system import defer_interrupts

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers import compat, engines, strategies
 from keras_towers import devices as devices_lib
+from keras_towers.engines import check_permitted
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import TRAINING
@@ -27,7 +28,6 @@ from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers
-from keras_towers.rendezvous.rank_environment import check_permitted
 from keras_towers.strategies.mesh import rows_of
 from keras_towers.transport import SingleProcess, Transport
 

@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import devices
+from keras_towers import devices, engines
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
-from keras_towers.rendezvous import rank_environment
 from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
@@ -125,7 +124,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_without_a_strategy_is_refused(under, monkeypatch):
-    monkeypatch.setattr(rank_environment, "_advice", None)
+    monkeypatch.setattr(engines, "_advice", None)
     said = under(ALONE, suggested="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err
