@@ -24,7 +24,7 @@ from keras_towers.errors import CompatibilityError, TowerError
 
 # The modules that work without TensorFlow; all others import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|doctor|launching|rendezvous|user_models)(\..+)?"
+    r"(bench|building|cli|installed|launching|rendezvous|user_models)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
     r"|strategies|_bytes|_imports|__main__|agent|commands|errors|settings|system"
 )

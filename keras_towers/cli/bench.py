@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers import doctor
+from keras_towers import installed
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.rows import Row, Runs, find_row
 from keras_towers.bench.runner import (
@@ -213,7 +213,7 @@ def compare(
     }
     kinds = [runs for runs, counts in numbers.items() if counts]
     chosen = _choose_rows(rows, names, kinds)
-    facts = doctor.machine_facts(setting.timeout_s)
+    facts = installed.machine_facts(setting.timeout_s)
     setting = _resolve(setting, numbers, facts)
     console = Console()
     cells = plan_cells(chosen, sources, numbers, repeats)
@@ -223,7 +223,7 @@ def compare(
     found = measure_all(cells, chosen, setting, console)
     results = summarize(found.samples, columns)
     print_tables(results, chosen, found.titles, columns, console)
-    _explain(console, doctor.describe_machine(facts))
+    _explain(console, installed.describe_machine(facts))
     if json_path:
         document = {
             "machine": facts,

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import os
+import platform
+import re
+import site
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor import (
-    Finding,
-    Status,
-    check_all,
-    is_bad,
-    run_self_test,
-    try_nccl,
+from keras_towers import __version__, settings
+from keras_towers.bench.rows import ROWS, Runs
+from keras_towers.bench.runner import Setting, measure_all, plan_cells
+from keras_towers.building.recipe import InstalledEngine, Recipe
+from keras_towers.commands import NoAnswer, ask_python
+from keras_towers.engines import ENGINES
+from keras_towers.errors import TowerError
+from keras_towers.installed import tensorflow_state
+from keras_towers.system import usable_cores
+
+_INSTALL_TENSORFLOW = (
+    "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
+    "GPUs (in a checkout: pip install '.[cpu]')"
 )
+# The strategies of the self-test, if they are installed.
+_TESTED = ("multi-worker", "sync-replicas", "horovod")
 
 
 def doctor(
@@ -75,3 +91,243 @@ def _show(console: Console, title: str, findings: Sequence[Finding]) -> None:
     console.print(title, style="bold")
     console.print(table)
     console.print()
+
+
+class Status(Enum):
+    """The severity of a finding, from the most severe on, and its mark."""
+
+    BAD = "[red]✗[/]"
+    # May not work; the advice says what to do.
+    WARNING = "[yellow]![/]"
+    # Something optional is missing.
+    NOTE = "[dim]–[/]"
+    OK = "[green]✓[/]"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of a table, and advice, if any."""
+
+    name: str
+    value: str
+    status: Status = Status.OK
+    advice: str = ""
+
+
+def is_bad(findings: Sequence[Finding]) -> bool:
+    """Whether something required does not work."""
+    return any(finding.status is Status.BAD for finding in findings)
+
+
+def check_all() -> dict[str, list[Finding]]:
+    """Run all checks that need no training; the findings by their titles."""
+    recipes: list[Recipe] = [
+        engine.load(engine.recipe)()
+        for engine in ENGINES.values()
+        if engine.recipe
+    ]
+    # Each check starts a process that imports TensorFlow.
+    with ThreadPoolExecutor(2) as pool:
+        facts_later = pool.submit(tensorflow_state)
+        installed = pool.map(lambda recipe: recipe.find_installed(), recipes)
+        facts = facts_later.result()
+        engines = [
+            _judge_engine(recipe, engine, facts)
+            for recipe, engine in zip(recipes, installed, strict=True)
+        ]
+    tower = Finding("TowerStrategy", "in this package")
+    if facts.keys() & {"error", "keras_error", "compat_error"}:
+        tower = Finding("TowerStrategy", "see the problems above", Status.NOTE)
+    return {
+        "Versions": [*_versions(facts)],
+        "Devices": [*_devices(facts)],
+        "Engines": [tower, *engines, _unmodified_scripts()],
+    }
+
+
+def _versions(facts: dict[str, Any]) -> Iterator[Finding]:
+    """Check whether Python, TensorFlow and Keras are compatible."""
+    # pip has already compared Python's version with the requirement.
+    yield Finding("Python", platform.python_version())
+    yield Finding("keras-towers", __version__)
+    for name, packages in facts.get("packages", {}).items():
+        if len(packages) > 1:
+            yield _side_by_side(name, packages)
+    backend = facts.get("backend", "tensorflow")
+    if backend != "tensorflow":
+        advice = "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json)."
+        yield Finding("Keras's backend", backend, Status.BAD, advice)
+    if "error" in facts:
+        value = f"does not import: {facts['error']}"
+        advice = f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}."
+        yield Finding("TensorFlow", value, Status.BAD, advice)
+        return
+    yield _library("TensorFlow", facts)
+    if "keras_error" not in facts:
+        yield _library("Keras", facts)
+    elif backend == "tensorflow":
+        value = f"does not import: {facts['keras_error']}"
+        advice = "Install Keras 3: pip install --upgrade keras."
+        yield Finding("Keras", value, Status.BAD, advice)
+    if "compat_error" in facts:
+        value = "does not work with these versions"
+        yield Finding("keras_towers", value, Status.BAD, facts["compat_error"])
+
+
+def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
+    """Report packages that contain the same module."""
+    names = list(packages)
+    kept = name.lower() if name.lower() in names else names[0]
+    advice = (
+        f"{' and '.join(names)} overwrite each other's files. Keep one of "
+        f"them, here {kept}, which other packages may require: pip uninstall "
+        f"-y {' '.join(names)}; pip install {kept}=={packages[kept]}."
+    )
+    value = ", ".join(f"{item} {packages[item]}" for item in packages)
+    return Finding(f"{name}, twice", value, Status.WARNING, advice)
+
+
+def _library(name: str, facts: dict[str, Any]) -> Finding:
+    """Compare a library's version with the tested ones."""
+    version = facts[name.lower()]
+    packages = ", ".join(facts.get("packages", {}).get(name, ()))
+    shown = f"{version} ({packages})" if packages else version
+    tested = facts.get("tested_versions", {})
+    first, last = tested.get(name, (version, version))
+    if _minor(first) <= _minor(version) <= _minor(last):
+        return Finding(name, shown)
+    advice = f"{name} {version} is untested; {first} to {last} are tested."
+    return Finding(name, shown, Status.WARNING, advice)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
+    """Check which devices are available for training."""
+    yield Finding("CPU cores", str(usable_cores()))
+    if "gpus" not in facts:
+        return
+    gpus = facts["gpus"]
+    if gpus:
+        kinds = {name: gpus.count(name) for name in gpus}
+        value = ", ".join(f"{n} x {name}" for name, n in kinds.items())
+        yield Finding("GPUs", value)
+    elif Path("/dev/nvidia0").exists():
+        value = "present, but not visible to TensorFlow"
+        advice = (
+            "To train on the GPU: pip uninstall tensorflow-cpu; pip install "
+            "'keras-towers[gpu]'; then check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES."
+        )
+        yield Finding("GPUs", value, Status.WARNING, advice)
+    else:
+        yield Finding("GPUs", "none", Status.NOTE)
+    if facts["built_with_cuda"]:
+        value = "in TensorFlow"
+        if len(gpus) > 1:
+            value += "; --self-test tries it"
+        yield Finding("NCCL", value)
+    else:
+        value = "not in this TensorFlow (built for CPUs)"
+        yield Finding("NCCL", value, Status.NOTE)
+
+
+def _judge_engine(
+    recipe: Recipe, engine: InstalledEngine | None, facts: dict[str, Any]
+) -> Finding:
+    """Judge an engine: what is installed, and whether it works here."""
+    name, install = recipe.title, f"keras-towers install {recipe.name}"
+    again = f"{install} --rebuild" if recipe.for_one_cpu else install
+    if engine is None:
+        advice = f"{recipe.purpose}: {install}."
+        return Finding(name, "not installed", Status.NOTE, advice)
+    running, value = facts.get("tensorflow"), engine.version
+    if engine.tensorflow:
+        value += f" for TensorFlow {engine.tensorflow}"
+    if not engine.loads:
+        advice = f"Build {name} for this TensorFlow and this machine: {again}."
+        value += f"; does not load: {engine.error}"
+        return Finding(name, value, Status.BAD, advice)
+    value += f"; built in: {engine.built_in}"
+    if running and engine.tensorflow and engine.tensorflow != running:
+        advice = f"Build {name} for TensorFlow {running}: {again}."
+        return Finding(name, value, Status.WARNING, advice)
+    if facts.get("gpus") and not engine.parts.get("NCCL"):
+        advice = (
+            f"{name} was built without NCCL and {recipe.without_nccl}: "
+            f"{install} --with-nccl."
+        )
+        return Finding(name, value, Status.WARNING, advice)
+    return Finding(name, value)
+
+
+def _unmodified_scripts() -> Finding:
+    """Say which processes run scripts written for Horovod as they are."""
+    value = (
+        "is keras_towers.horovod under `keras-towers run`, after `import "
+        f"keras_towers`, and with {settings.ENV_HOROVOD}=1"
+    )
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    if any(Path(folder, "keras_towers.pth").exists() for folder in folders):
+        return Finding("horovod.keras", value)
+    value += " once keras_towers is installed again: keras_towers.pth is not"
+    return Finding("horovod.keras", value, Status.NOTE)
+
+
+def run_self_test(
+    console: Console, names: Sequence[str] = _TESTED, timeout_s: float = 180
+) -> list[Finding] | None:
+    """Train in one process and in several, and compare the losses.
+
+    Strategies that are not installed are left out. None: Ctrl-C ended it.
+    """
+    installed = [n for n in names if n in ROWS and not ROWS[n].missing]
+    rows = {name: ROWS[name] for name in ("plain", *installed)}
+    cells = plan_cells(
+        rows, ["small"], {Runs.ONE: [1], Runs.RANKS: [2]}, repeats=1
+    )
+    setting = Setting("cpu", 16, steps=1, timeout_s=timeout_s, exact=True)
+    try:
+        found = measure_all(cells, rows, setting, console)
+    except TowerError as error:
+        return [_tested("plain", str(error))]
+    if not found.complete:
+        return None
+    return [_tested(sample.cell.row, sample.error) for sample in found.samples]
+
+
+def try_nccl() -> Finding:
+    """Sum a small tensor over all GPUs, in a process of its own."""
+    environment = os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        # Something else may use them.
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    ask = "from keras_towers.installed import nccl_state as s; print(s())"
+    limit_s = settings.IMPORT_S + settings.NCCL_TIMEOUT_S
+    try:
+        state = ask_python(["-c", ask], limit_s, environment)
+    except NoAnswer as error:
+        state = {"obstacle": "", "failure": str(error), "version": ""}
+    name = f"NCCL {state['version']}".strip()
+    if state["obstacle"]:
+        why = f"not tried: {state['obstacle']}"
+        return Finding(name, why, Status.NOTE)
+    if not state["failure"]:
+        return Finding(name, "adds up over all GPUs")
+    advice = (
+        f"NCCL does not add up over the GPUs ({state['failure']}), and "
+        'strategies sum in mode "towers" instead. NCCL_DEBUG=INFO makes NCCL '
+        "say what it does."
+    )
+    return Finding(name, "does not add up", Status.WARNING, advice)
+
+
+def _tested(name: str, error: str) -> Finding:
+    """Report the self-test's result for a strategy; no error means success."""
+    if not error:
+        return Finding(name, "same losses as one process")
+    advice = f"The self-test ({name}) failed: {error}"
+    return Finding(name, "failed", Status.BAD, advice)

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from benchmarks import field
 from benchmarks.field import app
-from keras_towers import doctor
+from keras_towers import installed
 from keras_towers.bench import runner
 from keras_towers.bench.rows import Row
 from keras_towers.cli.bench import summarize
@@ -50,7 +50,7 @@ def command(monkeypatch):
 
     monkeypatch.setattr(runner, "store", lambda model, *rest: model)
     monkeypatch.setattr(runner, "run_workers", workers)
-    monkeypatch.setattr(doctor, "machine_facts", lambda timeout_s: FACTS)
+    monkeypatch.setattr(installed, "machine_facts", lambda timeout_s: FACTS)
     monkeypatch.setattr(Row, "missing", "")
     return lambda *arguments: CliRunner().invoke(app, arguments)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from keras_towers import doctor
+from keras_towers import installed
 from keras_towers.bench import runner
 from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, invoke
@@ -37,7 +37,7 @@ def machine(monkeypatch):
     )
     monkeypatch.setattr(runner, "store", store)
     monkeypatch.setattr(runner, "run_workers", workers)
-    monkeypatch.setattr(doctor, "machine_facts", lambda timeout_s: facts)
+    monkeypatch.setattr(installed, "machine_facts", lambda timeout_s: facts)
     return facts
 
 

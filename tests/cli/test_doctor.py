@@ -5,12 +5,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from keras_towers import commands, compat
-from keras_towers import doctor as doctor_lib
 from keras_towers.bench import runner
 from keras_towers.building.recipe import InstalledEngine
+from keras_towers.cli import doctor as doctor_lib
+from keras_towers.cli.doctor import Finding, Status
 from keras_towers.cli.main import app
 from keras_towers.commands import CommandResult
-from keras_towers.doctor import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
 from tests.bench.shared import RANK

@@ -1,0 +1,133 @@
+"""What is installed, and what this machine has.
+
+A separate process, ``python -m keras_towers.installed``, imports TensorFlow and
+Keras and reports their state as JSON: an import that crashes does not crash who
+asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+from typing import Any
+
+from keras_towers import _imports, settings
+from keras_towers.commands import NoAnswer, ask_python
+from keras_towers.errors import TowerError
+from keras_towers.system import cpu, usable_cores
+
+
+def nccl_state() -> str:
+    """Try NCCL; return as JSON why it cannot be tried, or fails."""
+    import tensorflow as tf
+
+    from keras_towers import reduction
+
+    names = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    possible, obstacle = reduction.nccl_available(names)
+    state = {"obstacle": "" if possible else obstacle, "failure": ""}
+    if possible:
+        all_reduce = reduction.nccl_all_reduce
+        state["failure"] = reduction.failure_of_sum(all_reduce, names)
+    return json.dumps(state | {"version": _nccl_version()})
+
+
+def _nccl_version() -> str:
+    """The version of the NCCL that TensorFlow loads; empty: it finds none."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except OSError:
+        return ""
+    major, rest = divmod(number.value, 10_000)
+    return ".".join(map(str, (major, *divmod(rest, 100))))
+
+
+def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
+    """Run this module in a fresh process; return facts, or an ``"error"``."""
+    environment = {
+        "KERAS_BACKEND": "tensorflow",
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    module = ["-m", "keras_towers.installed"]
+    try:
+        return ask_python(module, timeout_s, environment)
+    except NoAnswer as error:
+        return {"error": str(error)}
+
+
+def machine_facts(timeout_s: float) -> dict[str, Any]:
+    """Return the facts that put measurements in context, or raise an error."""
+    _imports.check_tensorflow()
+    state = tensorflow_state(timeout_s)
+    error = state.get("error") or state.get("keras_error")
+    if error:
+        raise TowerError(f"cannot start: {error}")
+    versions = {
+        name: next(iter(_imports.packages(name).values()), None)
+        for name in ("horovod", "torch", "jax")
+    }
+    return {
+        "tensorflow": state["tensorflow"],
+        "keras": state["keras"],
+        **versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": cpu().get("model name", platform.machine()),
+        "cores": usable_cores(),
+        "gpus": state["gpus"],
+    }
+
+
+def describe_machine(facts: dict[str, Any]) -> str:
+    """Describe the machine of a measurement, for a caption."""
+    versions = ", ".join(
+        f"{name} {facts[name.lower()]}"
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
+        if facts.get(name.lower())
+    )
+    devices = ", ".join(facts["gpus"]) or "no GPU"
+    cores = f"{facts['processor']}, {facts['cores']} cores"
+    return f"{cores}, {devices}; {versions}"
+
+
+def _collect_facts() -> dict[str, Any]:
+    """Import TensorFlow, Keras and this package; say what works, or why not."""
+    facts: dict[str, Any] = {
+        "packages": {
+            "TensorFlow": _imports.packages("tensorflow"),
+            "Keras": _imports.packages("keras"),
+        },
+        "backend": os.environ.get("KERAS_BACKEND", "tensorflow"),
+    }
+    failed = "error"
+    try:
+        import tensorflow as tf
+
+        get_details = tf.config.experimental.get_device_details
+        facts["tensorflow"] = tf.__version__
+        facts["built_with_cuda"] = tf.test.is_built_with_cuda()
+        facts["gpus"] = [
+            get_details(gpu).get("device_name", "GPU")
+            for gpu in tf.config.list_physical_devices("GPU")
+        ]
+        failed = "keras_error"
+        import keras
+
+        facts["keras"] = keras.__version__
+        facts["backend"] = keras.backend.backend()
+        failed = "compat_error"
+        from keras_towers import compat
+
+        facts["tested_versions"] = compat.TESTED_VERSIONS
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        facts[failed] = f"{type(error).__name__}: {lines[0]}"
+    return facts
+
+
+if __name__ == "__main__":
+    print(json.dumps(_collect_facts()))
