@@ -69,14 +69,6 @@ class TowerConfig:
     prefetches_to_towers: bool = False
     other_columns: Sequence[Sequence[str]] = ()
 
-    def __post_init__(self) -> None:
-        if self.options.micro_batches == "auto" and self.job.size > 1:
-            raise TowerError(
-                f'micro_batches="auto" is for one process, and {self.name} '
-                f"connects {self.job.size}: each might choose a different "
-                "number. Give all processes the same number."
-            )
-
     def places(self, kind: str) -> Places:
         """Return where the steps of a method compute, and with whom.
 

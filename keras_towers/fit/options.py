@@ -228,14 +228,24 @@ class StrategyOptions:
             )
         if not given:
             return
-        for name in ("mode", "packer", "compression", "sync_every"):
+        of_towers = (
+            "each tower's rows of a gradient are added up on that tower",
+            "Leave one of them out.",
+        )
+        of_ranks = (
+            "every rank needs all shards",
+            'Add shard_over="process", or leave one of them out.',
+        )
+        reasons = {"mode": of_towers, "packer": of_towers}
+        if self.shard_over == "job":
+            reasons |= {"compression": of_ranks, "sync_every": of_ranks}
+        for name, (reason, advice) in reasons.items():
             value = getattr(self, name)
             # Some values ask for nothing.
             if value not in (None, False, "none"):
                 raise TowerError(
-                    f"{given[0]} contradicts {name}={value!r}: each tower's "
-                    "rows of a gradient are added up on that tower, without "
-                    "loss, in every step. Leave one of them out."
+                    f"{given[0]} contradicts {name}={value!r}: {reason}. "
+                    f"{advice}"
                 )
 
     def _check_local_sgd(self) -> None:

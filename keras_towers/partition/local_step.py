@@ -52,7 +52,11 @@ def write_only_rows(program: Program) -> Program:
     """
     given = program.inputs
     has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
-    exchanged = {e.result: e.given for e in program.exchanges}
+    # Of one exchange after another, too.
+    exchanged: dict[Tensor, Tensor] = {}
+    for exchange in program.exchanges:
+        given_here = exchange.given
+        exchanged[exchange.result] = exchanged.get(given_here, given_here)
     of_rows = {given.start, given.total, given.is_first}
     of_rows.update(t for t in given.of_graph if t.on_towers)
     builder = Builder()

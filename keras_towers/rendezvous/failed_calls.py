@@ -66,11 +66,13 @@ class Failure:
         rank: where it was.
         call: the number of the call.
         why: its error, in one line.
+        repeats: whether the ranks go on in this call, and repeat a step.
     """
 
     rank: int
     call: int
     why: str
+    repeats: bool = False
 
 
 class JointCalls:
@@ -140,24 +142,60 @@ class JointCalls:
             The failure of another rank that is the cause, if one is known.
         """
         store = store_lib.from_environment()
-        first = own = Failure(ranks.rank, self.number, why)
-        if store is not None:
-            with contextlib.suppress(OSError):
-                key, value = f"{_FAILED}{self.round}", dataclasses.asdict(own)
-                first = Failure(**store.setdefault(key, value))
+        own = Failure(ranks.rank, self.number, why)
+        first = self._first(store, own)
         self._is_broken = True
         self.end()
         ranks.leave()
         if store is not None:
-            self._connect_again(ranks, settings.FAILED_CALL_S)
+            again = self._connect_again(ranks, settings.FAILED_CALL_S)
+            if again and first.repeats:
+                # The others go on in the call.
+                return self.fail(ranks, why)
         # If all ranks fail for the same reason, none is the cause.
         is_cause = first.rank == own.rank or first.why == why
         return None if is_cause else first
+
+    def repeat(self, ranks: Abortable, why: str | None) -> bool:
+        """Leave a step that has failed within a call, to repeat it.
+
+        Args:
+            ranks: the ranks of the call.
+            why: why this rank wants that; None: another one may.
+
+        Returns:
+            Whether all ranks have left the step, and have connected again.
+        """
+        store = store_lib.from_environment()
+        if store is None:
+            return False
+        if why is None:
+            first = self._failure(store)
+        else:
+            own = Failure(ranks.rank, self.number, why, repeats=True)
+            first = self._first(store, own)
+        if first is None or not first.repeats:
+            return False
+        self._is_broken = True
+        self.end()
+        if not self._connect_again(ranks, math.inf):
+            return False
+        with self._lock:
+            self._running = ranks
+        return True
 
     def has_failed(self) -> bool:
         """Whether a call has failed on a rank since ranks have connected."""
         store = store_lib.from_environment()
         return self._is_broken or self._failure(store) is not None
+
+    def _first(self, store: StoreClient | None, own: Failure) -> Failure:
+        """Tell of a failure on this rank; return the first one of all ranks."""
+        if store is not None:
+            with contextlib.suppress(OSError):
+                key, value = f"{_FAILED}{self.round}", dataclasses.asdict(own)
+                return Failure(**store.setdefault(key, value))
+        return own
 
     def _failure(
         self, store: StoreClient | None, hold_s: float = 0

@@ -130,7 +130,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         if update is None and self._mesh is not None:
             update = UpdateOnMesh(
-                self._config, self._mesh, lambda: self._adoption.models
+                self._config,
+                self._mesh,
+                lambda: self._adoption.models,
+                **modes.sums_over_ranks(self._config),
             )
         elif update is None:
             self._mode = modes.tried(self._mode, self._config)

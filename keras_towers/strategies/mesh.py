@@ -135,6 +135,7 @@ class UpdateOnMesh(UpdateInShards):
         config: the towers.
         mesh: the mesh.
         models: returns the models on the towers.
+        **sums: what sums over ranks, as in ``WeightUpdate``.
     """
 
     name = "mesh"
@@ -144,9 +145,10 @@ class UpdateOnMesh(UpdateInShards):
         config: TowerConfig,
         mesh: Mesh,
         models: Callable[[], Iterable[keras.Model]],
+        **sums: Any,
     ):
         self._layouts = _Layouts(mesh, config.shards.size)
-        super().__init__(config, True, self._layouts)
+        super().__init__(config, True, self._layouts, **sums)
         self._models = models
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:

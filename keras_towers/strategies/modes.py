@@ -122,33 +122,41 @@ def _failure(name: ModeName, devices: Sequence[str]) -> str:
     return reduction.failure_of_sum(MODES[name](devices), devices)
 
 
+def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
+    """Return what sums gradients, or changes of weights, over ranks, by name.
+
+    They are the arguments of this name of ``WeightUpdate``; none in a job of
+    one process.
+    """
+    options = config.options
+    if config.transport.size == 1:
+        return {}
+    hook = _choose_hook(config)
+    if options.outer_momentum:
+        hook = reduction.NesterovMomentum(
+            reduction.as_stateful(hook), options.outer_momentum
+        )
+    rank_sum = reduction.RankSum(config.transport, hook)
+    if options.sync_every is None:
+        return {"rank_sum": rank_sum}
+    from keras_towers.fit.update.local_sgd import LocalSGD
+
+    rounds = LocalSGD(
+        config, options.sync_every, rank_sum, options.outer_learning_rate
+    )
+    return {"rank_sum": rank_sum, "local_sgd": rounds}
+
+
 def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients."""
-    options = config.options
+    options, sums = config.options, sums_over_ranks(config)
     updates = options.updates
-    rank_sum = rounds = None
-    if config.transport.size > 1:
-        hook = _choose_hook(config)
-        if options.outer_momentum:
-            hook = reduction.NesterovMomentum(
-                reduction.as_stateful(hook), options.outer_momentum
-            )
-        rank_sum = reduction.RankSum(config.transport, hook)
-        if options.sync_every is not None:
-            from keras_towers.fit.update.local_sgd import LocalSGD
-
-            rounds = LocalSGD(
-                config,
-                options.sync_every,
-                rank_sum,
-                learning_rate=options.outer_learning_rate,
-            )
     divides_weights = options.weights == "sharded"
     if divides_weights or updates == "sharded":
         if config.num_towers * config.shards.size > 1:
             from keras_towers.fit.update.in_shards import UpdateInShards
 
-            return UpdateInShards(config, divides_weights)
+            return UpdateInShards(config, divides_weights, **sums)
         name = "weights" if divides_weights else "updates"
         logger.warning(
             '%s="sharded" is off: there is only one tower, so there is nothing '
@@ -160,7 +168,7 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
     kind = WeightUpdate if updates == "once" else UpdateEach
-    return kind(config, mode.reduce, rounds, rank_sum)
+    return kind(config, mode.reduce, **sums)
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:

@@ -1,7 +1,7 @@
 """A rank of a job that goes on after rank 1 has killed itself.
 
-argv: a folder, a strategy, and ``elastic`` for ``kt.elastic`` in place of
-``kt.Backup``. Rank 0 leaves a line in the folder's file ``steps`` for every
+argv: a folder, a strategy, ``elastic`` for ``kt.elastic`` in place of
+``kt.Backup``, and ``mesh`` for a mesh in each process. Rank 0 leaves a line in the folder's file ``steps`` for every
 batch: the epoch, the batch and the number of ranks. With a file ``victim`` rank
 1 kills itself in batch 13 of the second epoch, and the others of an elastic job
 take longer until there are three again. Who gets to the end compares with one
@@ -23,16 +23,17 @@ from tests.kit.compare import assert_all_close, assert_same_history
 FOLDER = pathlib.Path(sys.argv[1])
 STRATEGY = sys.argv[2]
 ELASTIC = "elastic" in sys.argv
+ON_MESH = "mesh" in sys.argv
 # Those that are left are to be at work still when another one has started.
 LONELY_S = 1.0
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(480, 8)).astype("float32")
-Y = X[:, :3] * 0.5
+Y = X[:, :4] * 0.5
 
 
 def build():
     keras.utils.set_random_seed(2)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     optimizer = keras.optimizers.SGD(0.005, momentum=0.5)
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
@@ -40,6 +41,17 @@ def build():
 
 def fit(model, **options):
     return model.fit(X, Y, 24, epochs=4, verbose=0, **options)
+
+
+def strategy_here():
+    """Each process has two towers of two devices, which share the kernel."""
+    if not ON_MESH:
+        return kt.strategy(STRATEGY)
+    devices = [f"cpu:{index}" for index in range(4)]
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*kernel"] = ("batch", "model")
+    return kt.strategy(STRATEGY, layouts=layouts, shard_over="process")
 
 
 class Log(keras.callbacks.Callback):
@@ -76,7 +88,7 @@ def fit_elastically(model):
         # As often as there has been a commit before.
         assert state.starts <= 3 and bool(state.starts) == (state.epoch > 0)
         state.starts += 1
-        with kt.strategy(STRATEGY) as strategy:
+        with strategy_here() as strategy:
             commit = kt.elastic.Commit(state, every=4)
             return fit(model, callbacks=[Log(strategy), commit])
 
@@ -84,12 +96,14 @@ def fit_elastically(model):
 
 
 def fit_again(model):
-    with kt.strategy(STRATEGY) as strategy:
+    with strategy_here() as strategy:
         backup = kt.Backup(FOLDER / "backup", every=4)
         return fit(model, callbacks=[Log(strategy), backup])
 
 
 def main():
+    if ON_MESH:
+        kt.virtual_towers(4)
     model = build()
     history = fit_elastically(model) if ELASTIC else fit_again(model)
     alone = build()

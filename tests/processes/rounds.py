@@ -94,7 +94,7 @@ def equal_on_ranks(model):
     return first == other
 
 
-def assert_rounds(steps, towers, count=COUNT, layers=list, **outer):
+def assert_rounds(steps, strategy, count=COUNT, layers=list, **outer):
     def make():
         return s.model(*layers(), optimizer=momentum())
 
@@ -105,7 +105,7 @@ def assert_rounds(steps, towers, count=COUNT, layers=list, **outer):
 
     # At the end of an epoch: what ``ModelCheckpoint`` would save.
     look = s.Does(on_train_batch_end=look, on_epoch_end=look)
-    with s.Strategy(towers, sync_every=steps, **outer) as strategy:
+    with s.Strategy(sync_every=steps, **strategy, **outer) as strategy:
         assert f"sync_every={steps} changes" in strategy.describe()
         history = fit(mine, look, count=count)
     s.assert_equal_on_ranks(history.history)
@@ -119,7 +119,7 @@ def assert_rounds(steps, towers, count=COUNT, layers=list, **outer):
 @check
 def rounds_take_the_mean_of_the_ranks_weights():
     # The last round of an epoch has one step only.
-    assert_rounds(2, 1, outer_momentum=0.0, outer_learning_rate=1.0)
+    assert_rounds(2, {}, outer_momentum=0.0, outer_learning_rate=1.0)
 
 
 @check
@@ -130,12 +130,44 @@ def a_rank_without_rows_skips_its_update():
         return [keras.layers.BatchNormalization()]
 
     outer = {"outer_momentum": 0.0, "outer_learning_rate": 1.0}
-    assert_rounds(4, 1, COUNT + 1, layers, **outer)
+    assert_rounds(4, {}, COUNT + 1, layers, **outer)
 
 
 @rare_check
 def rounds_with_an_outer_step_on_two_towers():
-    assert_rounds(3, 2, outer_momentum=0.9, outer_learning_rate=0.7)
+    assert_rounds(3, {"towers": 2}, outer_momentum=0.9, outer_learning_rate=0.7)
+
+
+def assert_rounds_in_shards(**options):
+    """A rank without rows skips its update here, too."""
+
+    def layers():
+        return [keras.layers.BatchNormalization()]
+
+    outer = {"outer_momentum": 0.9, "outer_learning_rate": 0.7}
+    options["shard_over"] = "process"
+    assert_rounds(3, options, COUNT + 1, layers, **outer)
+
+
+@check
+def rounds_on_a_mesh():
+    mesh = keras.distribution.DeviceMesh(
+        (2, 2), ("batch", "model"), [f"cpu:{index}" for index in range(4)]
+    )
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*dense.*/kernel"] = ("model", None)
+    layouts[".*dense/bias"] = ("batch",)
+    assert_rounds_in_shards(layouts=layouts)
+
+
+@check
+def rounds_with_weights_in_shards():
+    assert_rounds_in_shards(towers=2, weights="sharded")
+
+
+@rare_check
+def rounds_with_slots_in_shards():
+    assert_rounds_in_shards(towers=2, updates="sharded")
 
 
 @check

@@ -1,12 +1,15 @@
 """Checks of a worker: steps that write state by themselves, on two ranks."""
 
 import tempfile
+import unittest.mock
 
 import keras
 import tensorflow as tf
 
+from keras_towers.partition.registry import AXES
 from tests.exactness import models as m
 from tests.exactness.cases import Case
+from tests.fit.step import test_auto_micro_batches as auto
 from tests.fit.step import written
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
@@ -17,12 +20,12 @@ from tests.processes.exact import assert_one_device
 from tests.processes.small import RANK, Strategy, assert_same_model, refused
 
 
-def assert_exact(make, act):
+def assert_exact(make, act, **options):
     """What is done on the ranks is what is done by one process."""
     return assert_one_device(
         Case(make, act, 5e-6),
         lambda: use_model(make, act, in_graph=False),
-        Strategy(),
+        Strategy(**options),
     )
 
 
@@ -66,6 +69,22 @@ def a_batch_of_one_row_leaves_a_rank_with_constants_only():
         assert_exact(make, lambda model: model.train_on_batch(X[:1], Y[:1]))
     finally:
         untuned.do_not_optimize_graphs()
+
+
+@check
+def ranks_take_as_many_micro_batches_as_one_of_them_needs():
+    """Memory ends on rank 1, and in the last batch nobody has much."""
+    memory = auto.Memory(auto.COUNT)
+
+    def act(model):
+        inside = tf.distribute.has_strategy()
+        memory.rows = 4 if inside and RANK == 1 else auto.COUNT
+        return auto.fitted(model)
+
+    make = auto.make_in(memory)
+    with unittest.mock.patch.dict(AXES, {"PyFuncStateless": auto.rows}):
+        assert_exact(make, act, micro_batches="auto")
+    assert bool(memory.failures) == (RANK == 1)
 
 
 class Largest(keras.metrics.Metric):

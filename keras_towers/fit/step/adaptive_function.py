@@ -12,12 +12,16 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce
+from keras_towers.errors import shorten
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import TowerConfig, TowerFunction
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.global_step import StepSettings
 from keras_towers.fit.weights.tower_variables import read_handle
+from keras_towers.rendezvous import failed_calls, rank_checks
+from keras_towers.transport import Transport
 
 # The first steps of a call show which inputs are not divided and how much
 # memory a step needs.
@@ -149,19 +153,14 @@ class AdaptiveFunction(TowerFunction):
             given: returns the batches in the form in which Keras passes them.
         """
         self._find_undivided_parts(batches)
+        self._steps += 1
         if not self._auto_micro_batches:
-            self._steps += 1
             return self._run_once(given())
         # The largest number of rows that a tower gets of one of them.
         rows = max(
             int(count) for batch in batches for count in self._counts_of(batch)
         )
-        if self._steps >= _FIRST_STEPS and rows <= self._largest:
-            return self._run_once(given())
-        result = self._run_in_memory(given, rows)
-        self._steps += 1
-        self._largest = max(self._largest, rows)
-        return result
+        return self._run_in_memory(given, rows)
 
     def _must_inspect(self, data: Any) -> bool:
         """Whether to read the next batches before the steps do."""
@@ -205,45 +204,101 @@ class AdaptiveFunction(TowerFunction):
     def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
         """Run steps in as many micro-batches as it takes to fit into memory.
 
+        Ranks take as many as any of them needs, and repeat a step together.
+
         Args:
             batches: returns the batches of these steps.
             rows: the largest number of rows of a batch on one tower.
         """
-        cancelled = 0
+        parts, cancelled, begins_again = self._micro_batches, 0, False
         while True:
-            self._before = {k: _value_of(h) for k, h in self._handles.items()}
+            tries = True
             try:
-                return self._run_once(batches())
-            except tf.errors.ResourceExhaustedError:
-                self._restore_variables()
-                if self._micro_batches >= rows:
+                begun = self._of_ranks((rows, parts), "begins a step")
+                rows, parts = map(max, zip(*begun, strict=True))
+                if parts > self._micro_batches:
+                    self._take_parts(parts)
+                tries = begins_again or not self._is_known_to_fit(rows)
+                if tries:
+                    handles = self._handles.items()
+                    self._before = {k: _value_of(h) for k, h in handles}
+                result = self._run_once(batches(), joint=tries)
+            except tf.errors.OutOfRangeError:
+                # The data has ended.
+                raise
+            except tf.errors.OpError as error:
+                if not tries:
                     raise
-                self._micro_batches = min(2 * self._micro_batches, rows)
-                announce(
-                    f"a step of model {self._model.name!r} ran out of memory "
-                    "and is retried; each tower now processes its rows in "
-                    f"{self._micro_batches} parts"
-                )
-                self._retrace()
-            except tf.errors.CancelledError:
-                # TensorFlow may report a tower that it cancelled after another
-                # one failed, instead of the failure.
                 self._restore_variables()
-                cancelled += 1
-                if cancelled == _MAX_CANCELLED:
+                again = False
+                if isinstance(error, tf.errors.ResourceExhaustedError):
+                    again = parts < rows
+                    parts = min(2 * parts, rows)
+                elif isinstance(error, tf.errors.CancelledError):
+                    # TensorFlow may report a tower that it cancelled after
+                    # another one failed, instead of the failure.
+                    cancelled += 1
+                    again = cancelled < _MAX_CANCELLED
+                if not self._begin_again(again, error):
                     raise
-                announce(
-                    f"a step of model {self._model.name!r} was cancelled, and "
-                    "is repeated to find the error behind it: repetition "
-                    f"{cancelled} of {_MAX_CANCELLED - 1} at most"
-                )
+                begins_again = True
+                if cancelled and again:
+                    announce(
+                        f"a step of model {self._model.name!r} was cancelled, "
+                        "and is repeated to find the error behind it: "
+                        f"repetition {cancelled} of {_MAX_CANCELLED - 1} at "
+                        "most"
+                    )
+            else:
+                self._largest = max(self._largest, rows)
+                return result
 
-    def _run_once(self, data: Any) -> Any:
+    def _is_known_to_fit(self, rows: int) -> bool:
+        """Whether a step fits into memory, as steps of this call have."""
+        return self._steps > _FIRST_STEPS and rows <= self._largest
+
+    @property
+    def _joint(self) -> Transport:
+        """The ranks that take the same steps."""
+        is_alone = self._settings.places.ranks.batch.size == 1
+        return ALONE if is_alone else self._config.transport
+
+    def _of_ranks(self, value: Any, where: str) -> list[Any]:
+        """Return a value of each rank that takes the same steps."""
+        return rank_checks.gather(self._joint, value, where)
+
+    def _begin_again(self, wanted: bool, error: Exception) -> bool:
+        """Return whether to repeat a step that has failed, on all ranks.
+
+        Args:
+            wanted: whether this rank has a reason.
+            error: why the step has failed.
+        """
+        ranks, why = self._joint, shorten(error)
+        if ranks.size == 1:
+            return wanted
+        return failed_calls.calls.repeat(ranks, why if wanted else None)
+
+    def _take_parts(self, parts: int) -> None:
+        """Divide the rows of towers into more micro-batches."""
+        self._micro_batches = parts
+        if self._settings.places.ranks.job.rank == 0:
+            announce(
+                f"a step of model {self._model.name!r} ran out of memory "
+                "and is retried; each tower now processes its rows in "
+                f"{parts} parts"
+            )
+        self._retrace()
+
+    def _run_once(self, data: Any, joint: bool = False) -> Any:
         settings, replace = self._settings, dataclasses.replace
         places = replace(settings.places, parts=self._micro_batches)
         settings = replace(settings, places=places, on_trace=self._note_trace)
         with running_settings.holding(settings):
             result = self._function(data)
+        if joint:
+            # A rank that has done it repeats it if another one has to.
+            self._of_ranks(None, "has done a step")
         self._before = {}
         return result
 

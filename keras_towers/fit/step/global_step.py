@@ -193,7 +193,13 @@ class GlobalStep:
         update = functools.partial(
             self._update, traced, local_step, divided, settings
         )
-        results = ready.add_to_graph(inputs, update)
+        with contextlib.ExitStack() as stack:
+            rounds = self.update.local_sgd
+            if rounds is not None and not ranks.share_step:
+                for optimizer in traced.traced_for:
+                    around = rounds.around_update(optimizer, self.order)
+                    stack.enter_context(around)
+            results = ready.add_to_graph(inputs, update)
         step_costs.log_not_compiled(settings.model, settings.trains, ready.xla)
         return traced.output_with(results), program
 

@@ -44,6 +44,7 @@ class Trace:
             marker operations.
         output: the return value of the step, with the graph's tensors.
         placed: how to lay out what operations return, by their names.
+        traced_for: the optimizers whose updates it has, without a marker.
     """
 
     graph: Any
@@ -51,6 +52,7 @@ class Trace:
     updates: Mapping[str, ApplyCall]
     output: Any
     placed: Mapping[str, MeshLayout] = dataclasses.field(default_factory=dict)
+    traced_for: Sequence[Any] = ()
 
     @property
     def results(self) -> list[tf.Tensor]:
@@ -235,6 +237,7 @@ def trace(
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, ApplyCall] = {}
     placed: dict[str, MeshLayout] = {}
+    traced_for: list[Any] = []
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Any:
@@ -254,6 +257,7 @@ def trace(
             call = dataclasses.replace(call, grads=list(grads))
             if apply is not None:
                 placed.update(apply(call))
+                traced_for.append(call.optimizer)
                 return
             given = [t for grad in call.grads for t in components_of(grad)]
             marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
@@ -279,7 +283,8 @@ def trace(
             "which towers cannot divide: pass it as part of the batch."
         )
     captures = [outside for outside, _ in graph.captures]
-    return Trace(graph, captures, updates, graph.structured_outputs, placed)
+    output = graph.structured_outputs
+    return Trace(graph, captures, updates, output, placed, traced_for)
 
 
 def _with_dense_shape(gradient: Any, variable: Any) -> Any:

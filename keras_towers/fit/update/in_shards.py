@@ -43,6 +43,7 @@ class UpdateInShards(WeightUpdate):
         divides_weights: whether weights are in shards, not only their slots.
         layout_of: returns how a variable of Keras is divided, given its shape,
             too; None: large ones are, over towers.
+        **sums: what sums over ranks, as in ``WeightUpdate``.
     """
 
     name = "sharded"
@@ -55,11 +56,12 @@ class UpdateInShards(WeightUpdate):
         divides_weights: bool,
         layout_of: Callable[[Any, Sequence[int]], MeshLayout | None]
         | None = None,
+        **sums: Any,
     ):
         if config.options.updates == "each":
             # Small weights, and what a tower computes, are on its device.
             self.mirrors = True
-        super().__init__(config)
+        super().__init__(config, **sums)
         self._divides_weights = divides_weights
         self._choose_layout = layout_of
         if layout_of is not None:
@@ -212,11 +214,11 @@ class UpdateInShards(WeightUpdate):
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum gradients over all towers, and divide the update."""
-        if self.config.transport.size > 1:
+        if self.config.shards.size > 1:
             raise TowerError(
-                f"{self._option} works over several ranks only with fit() "
-                f"and train_on_batch(): leave {self._option.partition('=')[0]} "
-                "out in a custom training loop."
+                f"{self._option} over all processes works only with fit() and "
+                'train_on_batch(): add shard_over="process" in a custom '
+                f"training loop, or leave {self._option.partition('=')[0]} out."
             )
         super().apply_in_replica(call)
 

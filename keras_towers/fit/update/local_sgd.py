@@ -10,20 +10,20 @@ Low-Communication Training of Language Models", 2023).
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.contract import ApplyCall, NamedGradients, TowerConfig
+from keras_towers.fit.contract import NamedGradients, TowerConfig
 from keras_towers.fit.step_order import StepOrder
-from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
+from keras_towers.fit.weights.tower_variables import parts_of
 from keras_towers.reduction import RankSum
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
@@ -59,26 +59,28 @@ class LocalSGD:
         """Record this rank's fraction of the global batch."""
         self._share = share
 
-    def begin_update(self, call: ApplyCall) -> ApplyCall:
-        """Record the weights at the beginning of a round.
+    @contextlib.contextmanager
+    def around_update(self, optimizer: Any, order: StepOrder) -> Iterator[None]:
+        """Make the update of a block one of a round, which it may end.
 
-        Returns:
-            The call, which does nothing on a rank without examples.
+        A rank without examples takes it back.
         """
-        optimizer, has_rows = call.optimizer, self._share > 0
-
-        def apply(*args: Any) -> None:
-            _act_if(has_rows, lambda: call.original(*args))
-
         if optimizer not in self._round_of:
-            weights = trained_by(optimizer)
-            self._round_of[optimizer] = _Round(weights)
-        self._round_of[optimizer].note_weights()
-        return dataclasses.replace(call, original=apply)
-
-    def end_update(self, optimizer: Any, order: StepOrder) -> None:
-        """End the round after its last update."""
-        round_ = self._round_of[optimizer]
+            self._round_of[optimizer] = _Round(trained_by(optimizer))
+        round_, is_empty = self._round_of[optimizer], self._share <= 0
+        round_.note_weights()
+        variables = [
+            copies
+            for variable in (*round_.weights, *optimizer.variables)
+            for copies in parts_of(variable)
+        ]
+        before = tf.cond(
+            is_empty,
+            lambda: [copies[0].read_value() for copies in variables],
+            lambda: [tf.zeros([0], copies[0].dtype) for copies in variables],
+        )
+        yield
+        _act_if(is_empty, lambda: _assign(variables, before))
         round_.shares.assign_add(tf.cast(self._share, tf.float64))
         done = round_.updates.assign_add(1) >= self._steps
         _act_if(done, lambda: self._average(optimizer, order))
@@ -141,14 +143,18 @@ class _Round:
         self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(0, tf.float64)
-        self._anchors = [_zeros_like(value) for value in self._values()]
+        self._anchors = [_zeros_like(copies[0]) for copies in self._parts()]
+
+    def _parts(self) -> list[list[tf.Variable]]:
+        """The weights, or their shards in this process, with their copies."""
+        return [copies for w in self.weights for copies in parts_of(w)]
 
     def note_weights(self) -> None:
         def note() -> None:
-            for anchor, value in zip(
-                self._anchors, self._values(), strict=True
+            for anchor, copies in zip(
+                self._anchors, self._parts(), strict=True
             ):
-                anchor.assign(value.read_value(), read_value=False)
+                anchor.assign(copies[0].read_value(), read_value=False)
 
         _act_if(self.updates <= 0, note)
 
@@ -156,28 +162,35 @@ class _Round:
         """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
         changes = [
-            (anchor.read_value() - value.read_value())
-            * tf.cast(share, value.dtype)
-            for anchor, value in zip(self._anchors, self._values(), strict=True)
+            (anchor.read_value() - copies[0].read_value())
+            * tf.cast(share, anchor.dtype)
+            for anchor, copies in zip(self._anchors, self._parts(), strict=True)
         ]
-        return NamedGradients(tuple(w.path for w in self.weights), changes)
+        names = [w.path for w in self.weights for _ in parts_of(w)]
+        return NamedGradients(tuple(names), changes)
 
     def assign(self, means: Sequence[tf.Tensor], rate: float) -> None:
         """Run the outer step from the weights at the start of the round."""
-        for anchor, value, change in zip(
-            self._anchors, self._values(), means, strict=True
-        ):
-            with tf.device(value.device):
-                value.assign(anchor.read_value() - rate * change)
-        variables_lib.copy_to_towers(self.weights)
+        weights = []
+        for anchor, change in zip(self._anchors, means, strict=True):
+            with tf.device(anchor.device):
+                weights.append(anchor.read_value() - rate * change)
+        _assign(self._parts(), weights)
         self.reset()
 
     def reset(self) -> None:
         self.updates.assign(0, read_value=False)
         self.shares.assign(0, read_value=False)
 
-    def _values(self) -> list[tf.Variable]:
-        return [variables_lib.copy_on_tower(w._value) for w in self.weights]
+
+def _assign(
+    variables: Sequence[Sequence[tf.Variable]], values: Sequence[tf.Tensor]
+) -> None:
+    """Assign values to variables, and to all of their copies."""
+    for copies, value in zip(variables, values, strict=True):
+        for copy in copies:
+            with tf.device(copy.device):
+                copy.assign(value, read_value=False)
 
 
 def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:

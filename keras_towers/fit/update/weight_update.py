@@ -201,11 +201,11 @@ class WeightUpdate:
         for index, grads in enumerate(tower_grads):
             marks.reached(index, "computed", grads)
         self.make_ready(call.optimizer, call.variables)
-        if self.local_sgd is not None:
-            call = self.local_sgd.begin_update(call)
-        self._apply_update(call, tower_grads)
-        if self.local_sgd is not None:
-            self.local_sgd.end_update(call.optimizer, self.order)
+        if self.local_sgd is None:
+            self._apply_update(call, tower_grads)
+            return
+        with self.local_sgd.around_update(call.optimizer, self.order):
+            self._apply_update(call, tower_grads)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables."""

@@ -261,6 +261,22 @@ def copies_of(variable: Any) -> list[Any]:
     return list(value.values) if is_copied(value) else [value]
 
 
+def parts_of(variable: Any) -> list[list[Any]]:
+    """Return the parts of a variable in this process, each with its copies.
+
+    Args:
+        variable: a variable of Keras or TensorFlow. It is one part, but in
+            shards.
+    """
+    value = native(variable)
+    if not isinstance(value, ShardedVariable):
+        return [copies_of(value)]
+    if value.layout.towers is None:
+        # Each tower has a copy of what its columns divide.
+        return [[*of_column] for of_column in zip(*value.shards, strict=True)]
+    return [[shard] for row in value.shards for shard in row]
+
+
 def bytes_on(
     mesh: Sequence[Sequence[str]], variables: Iterable[keras.Variable]
 ) -> Mapping[str, int]:

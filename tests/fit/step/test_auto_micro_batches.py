@@ -1,8 +1,5 @@
 """With micro_batches="auto", steps take smaller parts where memory ends."""
 
-import dataclasses
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
@@ -57,13 +54,13 @@ class Allocating(keras.layers.Layer):
         return x + tf.ensure_shape(tf.stop_gradient(zeros), x.shape)
 
 
+def rows(node, *inputs):
+    """Let towers call the layer's function on their own rows."""
+    return elementwise(inputs)
+
+
 @pytest.fixture(autouse=True)
 def memory_of_each_tower(monkeypatch):
-    """Let towers call the layer's function on their own rows."""
-
-    def rows(node, *inputs):
-        return elementwise(inputs)
-
     monkeypatch.setitem(AXES, "PyFuncStateless", rows)
 
 
@@ -167,13 +164,6 @@ def test_without_memory_for_one_row_tensorflow_has_the_error():
     # 4 rows of each tower: in 1, 2 and 4 parts.
     assert memory.failures >= 3
     assert_all_close(model.get_weights(), before, 0)
-
-
-def test_several_processes_are_refused():
-    config = kt.TowerStrategy(1, micro_batches="auto")._config
-    several = SimpleNamespace(size=2, rank=0)
-    with pytest.raises(kt.TowerError, match="Give all processes the same num"):
-        dataclasses.replace(config, job=several)
 
 
 def test_eager_steps_ignore_micro_batches():
