@@ -43,6 +43,7 @@ class Builder:
         exchanges: the exchanges, in order.
         name: the name of the traced operation that is being laid out. It
             becomes the name of the operations that are added for it.
+        gradient: the gradient that sums over ranks are for, as in ``Exchange``.
     """
 
     # Over which variables in shards are divided.
@@ -52,7 +53,7 @@ class Builder:
         self.operations: list[Operation] = []
         self.exchanges: list[Exchange] = []
         self.can_exchange = can_exchange
-        self.name = ""
+        self.name = self.gradient = ""
         self._constants: dict[Any, Tensor] = {}
 
     def copy(
@@ -208,8 +209,12 @@ class Builder:
             of_batch=of_batch,
             on_columns=tensor.on_columns,
         )
+        is_sum = kind == "sum" and "ranks" in over
+        gradient = self.gradient if is_sum else ""
         self.exchanges.append(
-            Exchange(kind, tensor, result, axis, sizes, rows, units, over)
+            Exchange(
+                kind, tensor, result, axis, sizes, rows, units, over, gradient
+            )
         )
         return result
 

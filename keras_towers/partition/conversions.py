@@ -53,6 +53,7 @@ class LayoutOptions:
     Attributes:
         ranks: whether several processes run the program.
         replicate_shards: whether each of them has all shards of variables.
+        hooked: whether communication hooks sum over ranks what is placed.
         xla: whether XLA compiles the functions of towers.
         gather_ratio: the minimal ratio of the size of a sum over rows to the
             size of one unit's rows for which the rows are gathered and the sum
@@ -72,6 +73,7 @@ class LayoutOptions:
 
     ranks: bool = False
     replicate_shards: bool = False
+    hooked: bool = False
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True

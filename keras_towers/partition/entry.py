@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +41,7 @@ from keras_towers.partition.program import (
     delay_operations,
     prune,
 )
+from keras_towers.partition.rules.columns import is_over_columns
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.sizes import (
@@ -53,6 +54,9 @@ from keras_towers.partition.sizes import (
 )
 
 _NOTHING = symbol("nothing")
+# What adds up the terms of a gradient, or passes them on, and what scales them.
+_ADDS = frozenset(("Add", "AddN", "AddV2", "Cast", "Identity", "IdentityN"))
+_SCALES = frozenset(("Mul", "RealDiv"))
 
 
 def partition_graph(
@@ -124,6 +128,8 @@ def _laid_out(
         name: None if layout is None else _rows_of(partitioner, layout)
         for name, layout in placed.items()
     }
+    if options.hooked:
+        partitioner.gradients = _terms_of(graph, placed)
     sizes: dict[str, Tensor] = {}
     values = [
         _value(index, traced, tensor, layout, partitioner, sizes)
@@ -180,6 +186,34 @@ def _laid_out(
         by_name,
         partitioner.replaced_sums,
     )
+
+
+def _terms_of(graph: Any, gradients: Iterable[str]) -> dict[str, str]:
+    """Return which gradient an operation is for, if it adds up terms of one.
+
+    Args:
+        graph: the graph.
+        gradients: the operations that return gradients, by name.
+    """
+    found = {name: name for name in gradients}
+
+    def type_of(name: str) -> str:
+        return str(graph.get_operation_by_name(name).type)
+
+    for name in gradients:
+        waiting = [graph.get_operation_by_name(name)]
+        while waiting:
+            for tensor in waiting.pop().inputs:
+                term = tensor.op
+                is_linear = term.type in _ADDS | _SCALES
+                is_linear = is_linear or is_over_columns(term)
+                users = {user.name for user in tensor.consumers()}
+                if is_linear and all(found.get(u) == name for u in users):
+                    found[term.name] = name
+                    waiting.append(term)
+    # A factor may be a sum of its own.
+    scales = [n for n in found if type_of(n) in _SCALES]
+    return {n: found[n] for n in found.keys() - scales}
 
 
 def _tensor(traced: Any, layout: InputLayout) -> Tensor:

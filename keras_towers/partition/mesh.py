@@ -64,7 +64,8 @@ def partition_over_mesh(
         **options: the attributes of ``LayoutOptions``, for the layout over
             towers.
     """
-    over_towers = {k: v.towers for k, v in placed.items() if v.towers}
+    hooked = options.get("hooked")
+    over_towers = {k: v.towers for k, v in placed.items() if v.towers or hooked}
     if columns == 1:
         return partition_graph(
             graph, layouts, wanted, updates, over_towers, **options
@@ -205,6 +206,14 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
             operation.source = column.sources.get(operation.source.name)
     for operation in program.computed_once:
         once.append(column.sources.get(operation.name))
+    exchanges = [
+        dataclasses.replace(e, gradient=column.sources[e.gradient].name)
+        if e.gradient
+        else e
+        for e in program.exchanges
+    ]
     return dataclasses.replace(
-        program, computed_once=[o for o in once if o is not None]
+        program,
+        exchanges=exchanges,
+        computed_once=[o for o in once if o is not None],
     )

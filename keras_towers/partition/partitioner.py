@@ -70,6 +70,8 @@ class Partitioner(Converter):
         graphs: the graphs that were laid out.
         update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
+        gradients: the gradients that hooks are to sum over ranks, by the names
+            of the operations that add them up.
         placed: operations that return their input in another layout, by name;
             None: whole.
         values: the values of the current graph, by the names of its tensors.
@@ -94,6 +96,7 @@ class Partitioner(Converter):
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
         self.placed: Mapping[str, Sharded | None] = {}
+        self.gradients: Mapping[str, str] = {}
         self.resources: Resources = Resources(
             None if around is None else around.resources
         )
@@ -161,6 +164,7 @@ class Partitioner(Converter):
             return inputs
         given = [t for v in inputs for t in (v.local, v.whole) if t is not None]
         self.near = max((tensor.level for tensor in given), default=0)
+        self.gradient = self.gradients.get(node.operation.name, "")
         if node.operation.name in self.placed:
             (value,), rows = inputs, self.placed[node.operation.name]
             if rows is None:

@@ -155,6 +155,8 @@ class Exchange:
         over: the axes along which it is exchanged, the inner one first. Towers
             of one process have a rank. Over ranks only, each tower of a process
             exchanges with those that have the same rows in the others.
+        gradient: the operation of the trace that returns a gradient, by name,
+            if a communication hook is to sum it over ranks.
     """
 
     kind: ExchangeKind
@@ -165,6 +167,7 @@ class Exchange:
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
     over: tuple[Axis, ...] = ("towers", "ranks")
+    gradient: str = ""
 
     @property
     def is_own(self) -> bool:

@@ -81,11 +81,13 @@ class JointCalls:
     Attributes:
         number: of the last call that has begun.
         round: how often ranks have connected again after a failure.
+        failed: how many calls have failed.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.round = 0
+        self.failed = 0
         self._is_broken = False
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
@@ -148,7 +150,8 @@ class JointCalls:
         self.end()
         ranks.leave()
         if store is not None:
-            again = self._connect_again(ranks, settings.FAILED_CALL_S)
+            limit_s, repeats = settings.FAILED_CALL_S, first.repeats
+            again = self._connect_again(ranks, limit_s, repeats)
             if again and first.repeats:
                 # The others go on in the call.
                 return self.fail(ranks, why)
@@ -178,7 +181,7 @@ class JointCalls:
             return False
         self._is_broken = True
         self.end()
-        if not self._connect_again(ranks, math.inf):
+        if not self._connect_again(ranks, math.inf, repeats=True):
             return False
         with self._lock:
             self._running = ranks
@@ -206,7 +209,9 @@ class JointCalls:
                 found = store.get(f"{_FAILED}{self.round}", hold_s)
         return None if found is None else Failure(**found)
 
-    def _connect_again(self, ranks: Abortable, limit_s: float) -> bool:
+    def _connect_again(
+        self, ranks: Abortable, limit_s: float, repeats: bool = False
+    ) -> bool:
         """Connect again once all ranks have left their calls; or return False.
 
         They may not do so within the limit, or be gone.
@@ -216,6 +221,8 @@ class JointCalls:
             return False
         with self._lock:
             self.round += 1
+        if not repeats:
+            self.failed += 1
         ranks.reconnect()
         self.number = max(ranks.gather_objects(self.number))
         self._is_broken = False

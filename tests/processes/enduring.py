@@ -1,11 +1,11 @@
 """A rank of a job that goes on after rank 1 has killed itself.
 
 argv: a folder, a strategy, ``elastic`` for ``kt.elastic`` in place of
-``kt.Backup``, and ``mesh`` for a mesh in each process. Rank 0 leaves a line in the folder's file ``steps`` for every
-batch: the epoch, the batch and the number of ranks. With a file ``victim`` rank
-1 kills itself in batch 13 of the second epoch, and the others of an elastic job
-take longer until there are three again. Who gets to the end compares with one
-process.
+``kt.Backup``, and ``mesh`` for a mesh in each process. Rank 0 leaves a line in
+the folder's file ``steps`` for every batch: the epoch, the batch and the number
+of ranks. With a file ``victim`` rank 1 kills itself in batch 13 of the second
+epoch, and the others of an elastic job take longer until there are three again.
+Who gets to the end compares with one process.
 """
 
 import os

@@ -8,8 +8,9 @@ import tensorflow as tf
 from keras import layers
 
 from keras_towers.fit.weights import shards
+from keras_towers.reduction import HookState, StatefulHook
 from tests.kit import meshes
-from tests.kit.compare import assert_close, use_model
+from tests.kit.compare import assert_all_close, assert_close, use_model
 from tests.kit.ranks import check, rare_check
 from tests.processes import exact
 from tests.processes import small as s
@@ -133,6 +134,54 @@ def what_only_one_rank_does_on_a_mesh():
         fit(wanted)
     s.assert_same_model(mine, reference)
     s.assert_same_model(again, wanted)
+
+
+class Bounded(StatefulHook):
+    """Sends less of a large entry, and the rest in the next step.
+
+    Attributes:
+        seen: the entries that it has been given in a step.
+    """
+
+    def __init__(self):
+        self.seen = 0
+
+    def init(self, specs):
+        self.seen += sum(spec.shape.num_elements() for spec in specs)
+        return HookState(own=[tf.zeros(s.shape, s.dtype) for s in specs])
+
+    def sum(self, transport, tensors, state, key):
+        wanted = [t + rest for t, rest in zip(tensors, state.own, strict=True)]
+        sent = [tf.tanh(w / 0.01) * 0.01 for w in wanted]
+        rest = [w - s for w, s in zip(wanted, sent, strict=True)]
+        return transport.all_reduce(sent, key), HookState(own=rest)
+
+
+def assert_hooked(**options):
+    """A hook gets what it gets of towers with whole weights."""
+    whole, divided, hooks = build(), build(), [Bounded(), Bounded()]
+    with s.Strategy(towers=2, compression=hooks[0]):
+        fit(whole)
+    with s.Strategy(shard_over="process", compression=hooks[1], **options):
+        fit(divided)
+    assert hooks[0].seen == hooks[1].seen
+    s.assert_equal_on_ranks([w.tobytes() for w in divided.get_weights()])
+    assert_all_close(divided.get_weights(), whole.get_weights(), 2e-6)
+
+
+@check
+def a_hook_sums_gradients_of_shards_within_each_process():
+    assert_hooked(towers=2, weights="sharded")
+
+
+@check
+def a_hook_sums_gradients_on_a_mesh():
+    assert_hooked(layouts=layout_map(WITH_BATCH))
+
+
+@rare_check
+def a_hook_sums_gradients_of_slots_in_shards():
+    assert_hooked(towers=2, updates="sharded")
 
 
 @rare_check

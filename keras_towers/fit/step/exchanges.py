@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -16,6 +16,9 @@ from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
+
+SumGradients: TypeAlias = Callable[[Sequence[str], Sequence[Any]], list[Any]]
+"""Sums N gradients over the processes, given their names and tensors."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +45,7 @@ def exchange_tensors(
     members: Sequence[Members],
     transport: Transport,
     in_order: Callable[[Sequence[Any], Callable[..., list[Any]]], list[Any]],
+    sum_gradients: SumGradients | None = None,
 ) -> list[Any]:
     """Exchange tensors among towers and columns, and then among processes.
 
@@ -49,6 +53,7 @@ def exchange_tensors(
         members: those of this process in each of N exchanges.
         transport: connects the processes.
         in_order: as ``StepOrder.exchange``.
+        sum_gradients: sums gradients over processes.
 
     Returns:
         The result of each exchange; a list of results if each member has its
@@ -65,7 +70,10 @@ def exchange_tensors(
             results.append(_exchange_here(one, k in over_ranks))
     if over_ranks:
         exchange = functools.partial(
-            _exchange_over_ranks, [*over_ranks.values()], transport
+            _exchange_over_ranks,
+            [*over_ranks.values()],
+            transport,
+            sum_gradients,
         )
         with tf.device(members[0].devices[0]):
             found = in_order([results[k] for k in over_ranks], exchange)
@@ -109,7 +117,10 @@ def _exchange_here(members: Members, goes_on: bool) -> Any:
 
 
 def _exchange_over_ranks(
-    members: Sequence[Members], transport: Transport, results: Sequence[Any]
+    members: Sequence[Members],
+    transport: Transport,
+    sum_gradients: SumGradients | None,
+    results: Sequence[Any],
 ) -> list[Any]:
     """Exchange with other ranks what the members of this one have together.
 
@@ -118,6 +129,7 @@ def _exchange_over_ranks(
     Args:
         members: the members of N exchanges.
         transport: connects the processes.
+        sum_gradients: sums gradients over them.
         results: the results of ``_exchange_here``.
     """
     results = [*results]
@@ -125,14 +137,21 @@ def _exchange_over_ranks(
     _scatter_over_ranks(members, rows_of_ranks, results, transport)
     _gather_over_ranks(members, rows_of_ranks, results, transport)
     summed: dict[int, Any] = {}
+    gradients: dict[int, Any] = {}
     for k, one in enumerate(members):
         match one.exchange.kind:
             case "before":
                 summed[k] = row_of_rank(results[k].pop(), transport)
+            case "sum" if one.exchange.gradient and sum_gradients:
+                gradients[k] = results[k]
             case "sum" | "scatter" if rows_of_ranks[k] is None:
                 summed[k] = results[k]
     sums = sum_over_ranks(transport, list(summed.values())) if summed else []
     totals = dict(zip(summed, sums, strict=True))
+    if gradients and sum_gradients:
+        names = [members[k].exchange.gradient for k in gradients]
+        sums = sum_gradients(names, list(gradients.values()))
+        totals.update(zip(gradients, sums, strict=True))
     for k, one in enumerate(members):
         exchange, devices = one.exchange, one.devices
         match exchange.kind:

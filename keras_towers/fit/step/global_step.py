@@ -189,6 +189,7 @@ class GlobalStep:
             "xla" if settings.xla else self._call_mode(ranks),
             self._on_devices(places, bool(on_towers) and variables.mirrors),
             self.order,
+            self.update.sum_traced,
         )
         update = functools.partial(
             self._update, traced, local_step, divided, settings
@@ -265,6 +266,7 @@ class GlobalStep:
             columns=places.columns,
             ranks=ranks.step.size > 1,
             replicate_shards=ranks.replicate_shards,
+            hooked=config.compresses,
             xla=settings.xla,
             gather_ratio=self._gather_ratio(settings),
             micro_batches=places.parts > 1,

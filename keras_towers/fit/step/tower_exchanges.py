@@ -8,7 +8,11 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.exchanges import Members, exchange_tensors
+from keras_towers.fit.step.exchanges import (
+    Members,
+    SumGradients,
+    exchange_tensors,
+)
 from keras_towers.fit.step.tower_tensors import (
     TowerTensors,
     value_of,
@@ -26,11 +30,17 @@ class TowerExchanges:
     Args:
         places: where it computes, and with whom.
         order: orders the exchanges between processes.
+        sum_gradients: sums gradients over processes.
     """
 
-    def __init__(self, places: Places, order: StepOrder):
+    def __init__(
+        self,
+        places: Places,
+        order: StepOrder,
+        sum_gradients: SumGradients | None,
+    ):
         self._mesh, self._transport = places.mesh, places.ranks.step
-        self._order = order
+        self._order, self._sum_gradients = order, sum_gradients
 
     def add_to_graph(
         self,
@@ -70,7 +80,7 @@ class TowerExchanges:
                     for to_all, own in owners
                 ]
         results = exchange_tensors(
-            groups, self._transport, self._order.exchange
+            groups, self._transport, self._order.exchange, self._sum_gradients
         )
         for group, result in zip(groups, results, strict=True):
             exchange = group.exchange

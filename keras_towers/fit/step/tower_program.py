@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
+from keras_towers.fit.step.exchanges import SumGradients
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.tower_exchanges import TowerExchanges
@@ -43,6 +44,7 @@ class TowerProgram:
         places: where it computes, and with whom. A tower computes its
             micro-batches one after another.
         order: orders the exchanges between processes.
+        sum_gradients: sums gradients over processes; None: losslessly.
 
     Attributes:
         functions: what towers call.
@@ -55,6 +57,7 @@ class TowerProgram:
         mode: CallMode,
         places: Places,
         order: StepOrder,
+        sum_gradients: SumGradients | None = None,
     ):
         self._program = program
         self._mesh, self._transport = places.mesh, places.ranks.step
@@ -84,7 +87,7 @@ class TowerProgram:
             order,
             places.parts,
         )
-        self._exchanges = TowerExchanges(places, order)
+        self._exchanges = TowerExchanges(places, order, sum_gradients)
         self._summed = _summed(program)
 
     def add_to_graph(

@@ -68,6 +68,8 @@ class UpdateInShards(WeightUpdate):
             self.description = "the layout map divides weights over the mesh"
         elif divides_weights:
             self.description += ", and has only its rows of large ones"
+        # Of the last trace: the optimizer and the weight of each gradient.
+        self._traced: dict[str, tuple[Any, Any]] = {}
         # The variables in shards.
         self._divided: IdentityDict[keras.Variable, None] = IdentityDict()
 
@@ -239,13 +241,33 @@ class UpdateInShards(WeightUpdate):
             scaled(call.grads, factor), call.variables, strict=True
         ):
             layout = self._layout_of(weight)
+            if layout is None and self.config.compresses:
+                # Added up where a hook sums it over ranks.
+                layout = MeshLayout()
             if layout is not None and isinstance(gradient, tf.Tensor):
                 (gradient,) = tf.raw_ops.IdentityN(
                     input=[gradient], name="gradient"
                 )
                 layouts[gradient.op.name] = layout
+                self._traced[gradient.op.name] = call.optimizer, weight
             grads.append(gradient)
         with as_one_device(call.optimizer, call.variables):
             variables = [copy_on_tower(v) for v in call.variables]
             call.original(grads, variables)
         return layouts
+
+    def sum_traced(
+        self, names: Sequence[str], tensors: Sequence[Any]
+    ) -> list[Any]:
+        """Sum gradients, or shards of them, over ranks."""
+        assert self.rank_sum is not None
+        sums: dict[int, Any] = {}
+        of = [self._traced[name] for name in names]
+        for optimizer in {id(one): one for one, _ in of}.values():
+            own = [k for k, (one, _) in enumerate(of) if one is optimizer]
+            weights = [of[k][1] for k in own]
+            totals = self.rank_sum.sum(
+                optimizer, weights, [tensors[k] for k in own]
+            )
+            sums.update(zip(own, totals, strict=True))
+        return [sums[k] for k, _ in enumerate(tensors)]

@@ -170,6 +170,17 @@ class WeightUpdate:
         """
         raise NotImplementedError
 
+    def sum_traced(
+        self, names: Sequence[str], tensors: Sequence[Any]
+    ) -> list[Any]:
+        """Sum gradients of traced updates over ranks, by a communication hook.
+
+        Args:
+            names: the operations of the trace that return them, or shards.
+            tensors: what this rank has of them.
+        """
+        raise NotImplementedError
+
     def apply_outside(self, call: ApplyCall) -> None:
         """Update outside of steps and replicas, as one device does."""
         # Without other ranks: between steps each rank has all slots.

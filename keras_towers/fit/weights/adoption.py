@@ -84,7 +84,7 @@ class Adoption:
         # In the block, or in the previous one.
         self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
-        self._round = failed_calls.calls.round
+        self._failed = failed_calls.calls.failed
 
     @property
     def models(self) -> list[keras.Model]:
@@ -139,9 +139,9 @@ class Adoption:
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
-        if self._round != failed_calls.calls.round:
+        if self._failed != failed_calls.calls.failed:
             # In a call that has failed ranks may have come differently far.
-            self._round = failed_calls.calls.round
+            self._failed = failed_calls.calls.failed
             for known in self._models:
                 _drop_functions(known)
         for optimizer in state_lib.collect(model).optimizers:
@@ -343,7 +343,7 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
         for name in ("optimizer", "_compile_metrics", "_compile_loss")
     ]
     built = ((id(part), getattr(part, "built", None)) for part in parts)
-    return failed_calls.calls.round, tuple(built)
+    return failed_calls.calls.failed, tuple(built)
 
 
 def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:

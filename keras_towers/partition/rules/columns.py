@@ -6,6 +6,7 @@ There the call of a function that does not exist stands for an exchange.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from keras_towers.partition.builder import AttrValue, Builder
 from keras_towers.partition.layouts import (
@@ -47,6 +48,11 @@ def as_operation(exchange: Exchange) -> Operation:
     )
     (operation,) = builder.operations
     return operation
+
+
+def is_over_columns(operation: Any) -> bool:
+    """Whether an operation stands for an exchange over columns."""
+    return bool(operation.node_def.attr[_ATTRIBUTE].s)
 
 
 @rule("PartitionedCall")
