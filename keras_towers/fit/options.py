@@ -233,8 +233,8 @@ class StrategyOptions:
             "Leave one of them out.",
         )
         of_ranks = (
-            "every rank needs all shards",
-            'Add shard_over="process", or leave one of them out.',
+            'without shard_over="process" no rank has all shards',
+            "Add it, or leave one of them out.",
         )
         reasons = {"mode": of_towers, "packer": of_towers}
         if self.shard_over == "job":

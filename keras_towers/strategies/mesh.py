@@ -139,6 +139,7 @@ class UpdateOnMesh(UpdateInShards):
     """
 
     name = "mesh"
+    option = "layouts"
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ def layout_map(layouts=LAYOUTS, rows=2, columns=2, names=None):
     return meshes.layout_map(mesh, layouts)
 
 
-def build():
+def build(regularizer="l2"):
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
@@ -42,7 +42,7 @@ def build():
             layers.BatchNormalization(name="scale"),
             layers.Activation("relu"),
             layers.Dropout(0.2, seed=7),
-            layers.Dense(8, kernel_regularizer="l2", name="down"),
+            layers.Dense(8, kernel_regularizer=regularizer, name="down"),
             layers.Dense(3),
         ]
     )
@@ -158,8 +158,13 @@ class Bounded(StatefulHook):
 
 
 def assert_hooked(**options):
-    """A hook gets what it gets of towers with whole weights."""
-    whole, divided, hooks = build(), build(), [Bounded(), Bounded()]
+    """A hook gets what it gets of towers with whole weights.
+
+    But for regularizers, which are added to a shard's gradient once it is
+    summed.
+    """
+    hooks = [Bounded(), Bounded()]
+    whole, divided = build(None), build(None)
     with s.Strategy(towers=2, compression=hooks[0]):
         fit(whole)
     with s.Strategy(shard_over="process", compression=hooks[1], **options):
@@ -182,6 +187,17 @@ def a_hook_sums_gradients_on_a_mesh():
 @rare_check
 def a_hook_sums_gradients_of_slots_in_shards():
     assert_hooked(towers=2, updates="sharded")
+
+
+@rare_check
+def a_hook_sums_all_terms_of_a_gradient():
+    """Also where a regularizer adds one; not what normalizes a layer."""
+    hook, mine = Bounded(), build()
+    options = {"weights": "sharded", "shard_over": "process"}
+    with s.Strategy(towers=2, compression=hook, **options):
+        mine.train_on_batch(s.X[:8], s.Y[:8])
+    kernels = [w for w in mine.trainable_weights if "scale" not in w.path]
+    assert hook.seen == sum(keras.ops.size(w) for w in kernels)
 
 
 @rare_check

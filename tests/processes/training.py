@@ -18,7 +18,7 @@ from keras_towers.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.by_hand import ByHand
 from tests.kit.compare import assert_all_close, assert_close
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 
@@ -582,12 +582,8 @@ def other_gradients_are_refused():
     s.assert_same_model(mine)
 
 
-@check
-def own_loop():
-    strategy = s.Strategy()
-    assert (strategy.rank, strategy.size) == (s.RANK, 2)
-    assert (strategy.local_rank, strategy.local_size) == (s.RANK, 2)
-    assert strategy.is_chief == (s.RANK == 0)
+def loop_as_one_process(strategy):
+    """Train by a loop of one's own."""
     with strategy.scope():
         mine = s.model(optimizer="adam")
     data = tf.data.Dataset.from_tensor_slices((s.X, s.Y)).batch(25)
@@ -598,6 +594,27 @@ def own_loop():
     step = s.own_step(tf.distribute.get_strategy(), alone)
     assert_close(losses, [step(batch) for batch in data], 1e-5)
     s.assert_same_model(mine, alone)
+
+
+@check
+def own_loop_with_shards_within_each_process():
+    options = {"towers": 2, "shard_over": "process"}
+    loop_as_one_process(s.Strategy(weights="sharded", **options))
+
+
+@rare_check
+def own_loop_with_slots_in_shards_within_each_process():
+    options = {"towers": 2, "shard_over": "process"}
+    loop_as_one_process(s.Strategy(updates="sharded", **options))
+
+
+@check
+def own_loop():
+    strategy = s.Strategy()
+    assert (strategy.rank, strategy.size) == (s.RANK, 2)
+    assert (strategy.local_rank, strategy.local_size) == (s.RANK, 2)
+    assert strategy.is_chief == (s.RANK == 0)
+    loop_as_one_process(strategy)
     rows = tf.constant([[float(s.RANK)]])
     gathered = strategy.gather(strategy.run(lambda: rows), axis=0)
     assert gathered.numpy().ravel().tolist() == [0.0, 1.0]

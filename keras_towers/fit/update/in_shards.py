@@ -47,6 +47,7 @@ class UpdateInShards(WeightUpdate):
     """
 
     name = "sharded"
+    option = 'weights="sharded"'
     description = "every tower updates its share of the weights"
     is_traced = True
 
@@ -63,6 +64,8 @@ class UpdateInShards(WeightUpdate):
             self.mirrors = True
         super().__init__(config, **sums)
         self._divides_weights = divides_weights
+        if not divides_weights:
+            self.option = 'updates="sharded"'
         self._choose_layout = layout_of
         if layout_of is not None:
             self.description = "the layout map divides weights over the mesh"
@@ -72,10 +75,6 @@ class UpdateInShards(WeightUpdate):
         self._traced: dict[str, tuple[Any, Any]] = {}
         # The variables in shards.
         self._divided: IdentityDict[keras.Variable, None] = IdentityDict()
-
-    @property
-    def _option(self) -> str:
-        return f'{"weights" if self._divides_weights else "updates"}="sharded"'
 
     @property
     def has_absent_weights(self) -> bool:
@@ -218,9 +217,9 @@ class UpdateInShards(WeightUpdate):
         """Sum gradients over all towers, and divide the update."""
         if self.config.shards.size > 1:
             raise TowerError(
-                f"{self._option} over all processes works only with fit() and "
+                f"{self.option} over all processes works only with fit() and "
                 'train_on_batch(): add shard_over="process" in a custom '
-                f"training loop, or leave {self._option.partition('=')[0]} out."
+                f"training loop, or leave {self.option.partition('=')[0]} out."
             )
         super().apply_in_replica(call)
 
