@@ -33,18 +33,19 @@ def need(strategy):
 
 @pytest.mark.alternate(turn=2)
 @pytest.mark.parametrize(
-    ("strategy", "options"),
+    ("strategy", "options", "devices"),
     sample_of(
         [
-            ("horovod", ()),
-            ("multi-worker", ("--standby",)),
-            ("byteps", ()),
+            ("horovod", (), ()),
+            ("horovod", ("--standby",), ("mesh",)),
+            ("multi-worker", ("--standby",), ()),
+            ("byteps", (), ()),
         ],
         part=3,
     ),
 )
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
-    tmp_path, strategy, options
+    tmp_path, strategy, options, devices
 ):
     need(strategy)
     slots = tmp_path / "slots"
@@ -57,7 +58,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         *("--host-discovery-script", str(hosts)),
     )
     worker = "-m", "tests.processes.enduring", str(tmp_path), strategy
-    job = Launched(tmp_path, *options, *worker, "elastic")
+    job = Launched(tmp_path, *options, *worker, "elastic", *devices)
     # Its host goes with the rank that is killed, and comes again.
     job.wait_for("leaves", tmp_path / "killed", limit_s=120)
     slots.write_text("localhost:2\n")
@@ -96,7 +97,8 @@ def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(
     options = (*(count, "2"), *("--restarts", "1"), *standby)
     servers = ("--servers", "1") if strategy == "byteps" else ()
     worker = "-m", "tests.processes.enduring", str(tmp_path), strategy
-    done = Launched(tmp_path, *options, *servers, *worker).finish(220)
+    devices = ("mesh",) if standby else ()
+    done = Launched(tmp_path, *options, *servers, *worker, *devices).finish(220)
     assert done.code == 0, done.out + done.err
     assert done.out.count("as undisturbed") == 2
     assert "1 was killed by SIGKILL" in done.err
