@@ -299,8 +299,20 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
+        lines += self._describe_axes()
         lines += modes.describe_nccl(config)
         return lines + step_costs.describe_steps(config)
+
+    def _describe_axes(self) -> list[str]:
+        """Describe the axes of places, if there are several."""
+        config = self._config
+        sizes = {
+            "ranks": config.transport.size,
+            "towers": config.num_towers,
+            "columns": len(config.mesh[0]),
+        }
+        axes = [f"{n} {axis}" for axis, n in sizes.items() if n > 1]
+        return [f"a step computes on {' x '.join(axes)}"] if axes[1:] else []
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:

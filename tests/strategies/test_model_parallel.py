@@ -97,6 +97,9 @@ def test_a_transformer_is_the_same(rows, columns, options):
     assert_exact(transformer, train_and_predict, strategy, tolerance=2e-5)
     description = strategy.describe()
     assert f"{columns} devices each" in description
+    places = f"a step computes on {rows} towers x {columns} columns"
+    assert (places in description) == (rows > 1)
+    assert (" over columns, " in description) == (rows > 1)
     assert "computed once" not in description
 
 

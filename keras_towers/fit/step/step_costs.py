@@ -76,6 +76,8 @@ class StepCosts:
         sent: the bytes that each tower, or rank, sends, and receives, if
             exchanges move as few as they can: rings do. By what they are a
             multiple of, as in ``per_unit``; "": of nothing.
+        by_axes: the bytes exchanged, as in ``sent``, by the axes along which
+            there are others: ``"columns"``, ``"towers and ranks"``, ...
         over_columns: how many of the exchanges are among the devices of each
             tower.
         replaced_sums: the bytes of the sums in place of which rows are
@@ -92,6 +94,7 @@ class StepCosts:
     growing: frozenset[str]
     gathered: int = 0
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
+    by_axes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     over_columns: int = 0
     replaced_sums: int = 0
 
@@ -113,6 +116,16 @@ class StepCosts:
         """Describe what each tower, or rank, sends, and receives."""
         sizes = _terms(self.sent) + [_UNKNOWN_BYTES] * self.has_unknown
         return " + ".join(sizes) or format_bytes(0)
+
+    @property
+    def axes_summary(self) -> str:
+        """Describe what is exchanged along which axes; empty: all along one."""
+        if len(self.by_axes) < 2:
+            return ""
+        return ", ".join(
+            f"{' + '.join(_terms(sizes))} over {axes}"
+            for axes, sizes in self.by_axes.items()
+        )
 
     @property
     def held_summary(self) -> str:
@@ -177,6 +190,8 @@ def describe_steps(config: TowerConfig) -> list[str]:
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
         lines.append(f"{name}: {costs.exchange_summary}")
+        if costs.axes_summary:
+            lines.append(f"{name}: {costs.axes_summary}")
         if config.transport.size > 1:
             lines.append(f"{name}: each rank has to send {costs.sent_summary}")
         if costs.replaced_sums:
@@ -281,6 +296,10 @@ def costs_of(
     has_unknown = False
     per_unit: collections.Counter[str] = collections.Counter()
     sent: collections.Counter[str] = collections.Counter()
+    by_axes: dict[str, collections.Counter[str]] = {}
+    here = towers // senders if of_ranks else towers
+    others = [("columns", columns), ("towers", here), ("ranks", towers // here)]
+    shared = {axis for axis, number in others if number > 1}
     for one in exchanged:
         size = one.size
         if size is None:
@@ -291,6 +310,9 @@ def costs_of(
         else:
             unit, number = "", size
         per_unit[unit] += number
+        axes = " and ".join(axis for axis in one.over if axis in shared)
+        if axes:
+            by_axes.setdefault(axes, collections.Counter())[unit] += number
         peers, parts = senders, 1
         if "columns" in one.over:
             peers = columns
@@ -315,6 +337,7 @@ def costs_of(
         growing=growing,
         gathered=max(gathered_bytes(program)),
         sent=dict(sorted(sent.items())),
+        by_axes={k: dict(sorted(by_axes[k].items())) for k in sorted(by_axes)},
         over_columns=sum(
             "columns" in e.over and e.kind != "first" for e in program.exchanges
         ),

@@ -100,7 +100,10 @@ def test_shards_within_a_process_are_gathered_there():
         placed={"gradient": rows},
         ranks=True,
         replicate_shards=True,
+        hooked=True,
     )
+    hooked = [e.over for e in program.exchanges if e.gradient == "gradient"]
+    assert hooked == [("ranks",)]
     found = {(e.kind, e.over) for e in program.exchanges}
     assert found == {
         ("gather", ("towers",)),
@@ -108,8 +111,14 @@ def test_shards_within_a_process_are_gathered_there():
         ("sum", ("ranks",)),
         ("sum", ("towers", "ranks")),
     }
-    sent = step_costs.costs_of(program, 8, senders=4).sent_summary
+    costs = step_costs.costs_of(program, 8, senders=4)
+    sent = costs.sent_summary
     assert sent == f"{2 * 3 * (8 * 6 * 4 + 4) // 4} bytes"
+    # Of the weight, once gathered and twice in its gradient, and of the sum.
+    assert costs.axes_summary == (
+        "192 bytes over ranks, 384 bytes over towers, "
+        "4 bytes over towers and ranks"
+    )
 
 
 def centered(x):
