@@ -82,7 +82,7 @@ def test_an_execution_is_not_read_before_it_runs():
 def test_a_cancelled_step_is_not_repeated_in_silence(monkeypatch):
     runs, said = [], []
 
-    def cancelled(self, data):
+    def cancelled(self, data, joint):
         runs.append(data)
         raise tf.errors.CancelledError(None, None, "by something")
 
