@@ -110,6 +110,14 @@ def test_values_that_are_not_allowed_are_refused(strategy, arguments, message):
         strategy(**arguments)
 
 
+@pytest.mark.parametrize("divides", ["weights", "updates"])
+def test_shards_within_a_process_leave_sums_over_ranks_to_others(divides):
+    Options(**{divides: "sharded"}, shard_over="process", sync_every=2)
+    Options(**{divides: "sharded"}, shard_over="process", compression="bf16")
+    with pytest.raises(kt.TowerError, match='without shard_over="process"'):
+        Options(**{divides: "sharded"}, compression="bf16")
+
+
 def test_numbers_may_be_those_of_numpy():
     two, half = np.int64(2), np.float32(0.5)
     Options(micro_batches=two, sync_every=two, outer_momentum=half)

@@ -121,6 +121,51 @@ def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
     ) == [None, Failure(2, 2, "another"), Failure(2, 2, "another")]
 
 
+def test_a_step_is_repeated_on_all_ranks_or_on_none(job):
+    ranks = job(2)
+    (calls, own), (others, other) = ranks
+    for calls_, own_ in ranks:
+        assert calls_.begin(own_) is None
+
+    def hears():
+        assert own.aborted.wait(20)
+        return calls.repeat(own, None)
+
+    found = in_threads(hears, lambda: others.repeat(other, "no memory"))
+    assert found == [True, True]
+    # The call goes on, and may fail.
+    assert (calls.number, calls.round, calls.failed) == (1, 1, 0)
+    own.aborted.clear()
+
+    def fails():
+        assert own.aborted.wait(20)
+        assert not calls.repeat(own, "no memory")
+        return calls.fail(own, "no memory")
+
+    found = in_threads(fails, lambda: others.fail(other, "Boom"))
+    assert found == [Failure(1, 1, "Boom"), None]
+    assert (calls.round, calls.failed) == (2, 1)
+
+
+def test_a_call_that_fails_while_others_repeat_a_step_fails_on_all(job):
+    (calls, own), (others, other) = ranks = job(2)
+    for calls_, own_ in ranks:
+        assert calls_.begin(own_) is None
+
+    def repeats():
+        assert calls.repeat(own, "no memory")
+        own.aborted.clear()
+        assert own.aborted.wait(20)
+        return calls.fail(own, "AbortedError")
+
+    def fails():
+        assert other.aborted.wait(20)
+        return others.fail(other, "Boom")
+
+    assert in_threads(repeats, fails) == [Failure(1, 1, "Boom"), None]
+    assert (calls.round, calls.failed) == (2, 1)
+
+
 def test_nobody_is_the_cause_of_what_all_ranks_raise(job):
     ranks = job(2)
     for calls, own in ranks:
