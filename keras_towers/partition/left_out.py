@@ -53,14 +53,15 @@ def _is_left_out_by(name: str, index: int, graphs: Sequence[Any]) -> bool:
         return False
     nodes = {node.name: node for node in definition.node_def}
     result = definition.signature.output_arg[index].name
-    source, *_, number = definition.ret[result].split(":")
+    # That of an operation, or the name of an input.
+    source, _, output = definition.ret[result].partition(":")
     node = nodes.get(source)
     if node is None:
         return False
     if node.op == _PLACEHOLDER:
         return _is_empty(node.attr)
     return node.op.endswith(("If", "Case")) and any(
-        _is_left_out_by(inside, int(number), graphs)
+        _is_left_out_by(inside, int(output.rpartition(":")[2]), graphs)
         for inside in called_names(node.attr)
     )
 

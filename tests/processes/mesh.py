@@ -233,3 +233,16 @@ def a_term_that_other_ranks_know_to_be_zero():
 
     options = {"towers": 2, "shard_over": "process", "micro_batches": 2}
     assert_one_device(s.Strategy(weights="sharded", **options), train)
+
+
+@rare_check
+def xla_compiles_accumulated_micro_batches_on_a_mesh():
+    def train(model):
+        adam = keras.optimizers.Adam(
+            0.01, global_clipnorm=0.5, gradient_accumulation_steps=2
+        )
+        model.compile(adam, "mse", jit_compile=True)
+        return fit(model)
+
+    options = {"shard_over": "process", "micro_batches": 2}
+    assert_one_device(s.Strategy(layouts=layout_map(), **options), train)
