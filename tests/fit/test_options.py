@@ -91,7 +91,11 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Tower, {"average": 1}, "average=1 .*True.*False"),
         (Tower, {"batch_norm": "none"}, "batch_norm='none' .*'global'"),
         (kt.NoOpStrategy, {"logs": ["loss"]}, "logs=.* dictionary"),
-        (kt.ParameterServerTowerStrategy, {"ps_device": "tpu"}, "'host', 'towers'"),
+        (
+            kt.ParameterServerTowerStrategy,
+            {"ps_device": "tpu"},
+            "'host', 'towers'",
+        ),
         (Replicas, {"replicas_to_aggregate": 0}, "at least 1 gradient"),
         (Replicas, {"replicas_to_aggregate": 2.0}, "=2.0 .* a whole number"),
         (Replicas, {"replicas_to_aggregate": True}, "=True .* a whole number"),
