@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from keras_towers.engines.runtime.multi_worker import (
         MultiWorkerTowerStrategy,
     )
+    from keras_towers.explanation import explain
     from keras_towers.fit.calls.callback_roles import ChiefOnly, EveryRank
     from keras_towers.fit.calls.saving import save_on_every_rank
     from keras_towers.launching.launch import launch
@@ -75,6 +76,7 @@ __all__ = [
     "TowerStrategy",
     "current_tower",
     "elastic",
+    "explain",
     "launch",
     "run_on_each_tower",
     "save_on_every_rank",
@@ -89,6 +91,7 @@ _NAMES_IN = {
     "engines.byteps.byteps_strategy": "BytePSStrategy",
     "engines.horovod.horovod_strategy": "HorovodStrategy",
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
+    "explanation": "explain",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.calls.saving": "save_on_every_rank",
     "backup": "Backup",

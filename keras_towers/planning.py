@@ -282,12 +282,11 @@ def _plan(
         stack.enter_context(with_values((v, _like(v)) for v in variables))
         strategy = choice.strategy(setting)
         noted = stack.enter_context(_noting_gradients(strategy._update))
-        inputs = tf.nest.map_structure(_placeholder, batch)
         calls: Any = strategy._calls
         # Other ranks, which do not exist, have the same values.
         agreed = {"synchronize": lambda *_: None}
         with patches.shadowed(calls.adoption, agreed):
-            traced, program = calls.plan(model, inputs, size)
+            traced, program = calls.plan(model, batch, size)
         step = _PlannedStep(
             choice, setting, model, strategy._config, traced, program, noted
         )
@@ -473,12 +472,6 @@ def _with_rows(spec: Any, examples: int | None) -> Any:
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
     # Of ragged and sparse tensors only the graph knows the number.
     return of_any_size(spec) if has_rows(spec) else spec
-
-
-def _placeholder(spec: Any) -> Any:
-    leaves = tf.nest.flatten(spec, expand_composites=True)
-    inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
-    return tf.nest.pack_sequence_as(spec, inputs, expand_composites=True)
 
 
 @contextlib.contextmanager

@@ -103,15 +103,7 @@ def verify(
     """
     if (devices.as_whole_number(steps) or 0) < 1:
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
-    _check(model)
-    if x is None:
-        raise TowerError("verify got no data: give x, as for fit.")
-    strategy = TowerStrategy() if strategy is None else strategy
-    if not isinstance(strategy, BaseStrategy):
-        raise TowerError(
-            f"strategy={strategy!r} is not allowed: give a strategy of "
-            "keras_towers, such as TowerStrategy(2)."
-        )
+    strategy = checked_strategy("verify", model, x, strategy)
     arrays = (x, y, sample_weight, batch_size)
     data = _first_batches(compat.TFEpochIterator(Undistributed, *arrays), steps)
     alone = _run_fit(model, data)
@@ -139,15 +131,39 @@ def verify(
     )
 
 
-def _check(model: Any) -> None:
+def checked_strategy(
+    caller: str, model: Any, x: Any, strategy: Any
+) -> BaseStrategy:
+    """Check what a function is given that tries a model on towers.
+
+    Args:
+        caller: the name of the function.
+        model: a compiled model, on no strategy.
+        x: its data.
+        strategy: the towers; None: ``TowerStrategy()``.
+
+    Raises:
+        TowerError: it is something else.
+    """
     if not isinstance(model, keras.Model) or not model.compiled:
-        raise TowerError(f"verify takes a compiled keras.Model, not {model!r}.")
+        raise TowerError(
+            f"{caller} takes a compiled keras.Model, not {model!r}."
+        )
     inside = tf.distribute.has_strategy()
     if not inside:
         adoption.release_from_default(model)
     if inside or contract.strategy_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
-        raise TowerError(f"verify {what}: call it before the `with` block.")
+        raise TowerError(f"{caller} {what}: call it before the `with` block.")
+    if x is None:
+        raise TowerError(f"{caller} got no data: give x, as for fit.")
+    strategy = TowerStrategy() if strategy is None else strategy
+    if not isinstance(strategy, BaseStrategy):
+        raise TowerError(
+            f"strategy={strategy!r} is not allowed: give a strategy of "
+            "keras_towers, such as TowerStrategy(2)."
+        )
+    return strategy
 
 
 def _first_batches(reader: Any, steps: int) -> tf.data.Dataset:
@@ -186,7 +202,7 @@ def _run_fit(
         on_train_batch_begin=lambda batch, logs=None: before_step(model),
         on_train_batch_end=record_logs,
     )
-    with _restore_values(model):
+    with restored_values(model):
         block = strategy or contextlib.nullcontext()
         with adoption.ignoring_default_strategy(model), block:
             model.fit(data, callbacks=[recorder], verbose=0, shuffle=False)
@@ -223,7 +239,7 @@ def _change_last_bits(model: keras.Model) -> None:
 
 
 @contextlib.contextmanager
-def _restore_values(model: keras.Model) -> Iterator[None]:
+def restored_values(model: keras.Model) -> Iterator[None]:
     """Restore the values of variables and random states after a block.
 
     Variables that are created in the block return to their initial values.

@@ -77,6 +77,7 @@ SHOWN_BY = {
     "strategies/test_model_parallel.py": """
         partition/mesh partition/rules/columns strategies/mesh
     """,
+    "test_explanation.py": "fit/step/program_text",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",
 }

@@ -127,6 +127,8 @@ class _ColumnGraph:
         inputs: its other inputs.
         names: the names of its operations, by those of the traced ones.
         sources: the traced operations, by the names of its operations.
+        traced_names: the names of the traced operations for which those were
+            added, by their names.
     """
 
     def __init__(self, program: Program, rows: int | None):
@@ -134,6 +136,7 @@ class _ColumnGraph:
         self.inputs: list[ColumnInput] = []
         self.names: dict[str, str] = {}
         self.sources: dict[str, Any] = {}
+        self.traced_names: dict[str, str] = {}
         self._program, self._rows = program, rows
         given = program.inputs
         with self.graph.as_default():
@@ -181,8 +184,12 @@ class _ColumnGraph:
             )
             self._known.update(zip(made, values, strict=True))
             for operation in operations:
+                # TensorFlow renames what is named like a scope.
+                name = names[id(operation)]
+                if operation.outputs:
+                    name = self._known[operation.outputs[0]].op.name
+                self.traced_names[name] = operation.name
                 if operation.source is not None:
-                    name = names[id(operation)]
                     self.sources[name] = operation.source
                     self.names.setdefault(operation.source.name, name)
         for exchange in program.exchanges:
@@ -202,6 +209,7 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations stand for those of the step."""
     once: list[Any] = []
     for operation in program.operations:
+        operation.name = column.traced_names.get(operation.name, "")
         if operation.source is not None:
             operation.source = column.sources.get(operation.source.name)
     for operation in program.computed_once:

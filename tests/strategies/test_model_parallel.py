@@ -230,28 +230,6 @@ def test_xla_draws_and_computes_the_same(caplog):
     assert "jit_compile is off" not in caplog.text
 
 
-def test_no_kernel_is_gathered_and_a_block_has_two_sums():
-    programs, model = [], transformer()
-    layouts = layout_map(mesh_of(1, 2))
-    with noting(programs), kt.ModelParallelStrategy(layouts):
-        model.evaluate(TOKENS, NEXT, verbose=0)
-        model.fit(TOKENS, NEXT, verbose=0)
-    evaluated, trained = programs
-    found = [e for e in evaluated.exchanges if e.over == ("columns",)]
-    assert [e.kind for e in found] == ["sum"] * 2
-    assert all(e.given.shape[-1] == WIDTH for e in found)
-    over = [e for e in trained.exchanges if e.over == ("columns",)]
-    large = [e for e in over if e.given.shape.rank]
-    # Two forward and two backward.
-    assert len(large) == 4
-    # The rest are numbers, for the norm of all gradients.
-    assert all(e.given.shape[-1] == WIDTH for e in large)
-    products = ("MatMul", "Einsum", "BatchMatMulV2", "BatchMatMulV3")
-    used = [o for o in trained.operations if o.type in products]
-    divided = [o for o in used if o.on_columns]
-    assert len(divided) == len(used) - 3  # The last layer is whole.
-
-
 def test_a_script_for_other_backends_runs_as_it_is():
     def is_divided(weight):
         return isinstance(weight._value, ShardedVariable)

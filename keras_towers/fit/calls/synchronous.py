@@ -127,16 +127,14 @@ class TowerCalls(Calls):
         return TowerCall(self, keras_call, prepared, start)
 
     def plan(
-        self, model: keras.Model, batch: Any, examples: int
+        self, model: keras.Model, batch: Any, examples: int | None
     ) -> tuple[Trace, Program]:
         """Trace and lay out a step of ``fit``, which never runs.
 
-        In a graph, in which variables have no memory.
-
         Args:
             model: a compiled model.
-            batch: placeholders of a global batch, as ``fit`` gets it.
-            examples: the number of examples of a batch.
+            batch: the specs of a global batch, as ``fit`` gets it.
+            examples: the number of examples of a batch; None: unknown.
         """
         keras_call = KerasCall("fit", type(model).fit, model, {})
         with self._config.strategy.scope():
@@ -146,7 +144,10 @@ class TowerCalls(Calls):
             with call.installed():
                 call.build(data_batch=batch)
                 call.prepare()
-                return self.step.plan(model.train_step, batch, call.settings)
+                with compat.FuncGraph("plan").as_default():
+                    inputs = _placeholders(batch)
+                    step = model.train_step
+                    return self.step.plan(step, inputs, call.settings)
 
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
@@ -190,6 +191,12 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
         and call.kind in ("fit", "evaluate", "test_on_batch")
         and not validates
     )
+
+
+def _placeholders(batch: Any) -> Any:
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
+    return tf.nest.pack_sequence_as(batch, inputs, expand_composites=True)
 
 
 def run_on_one_device(keras_call: KerasCall) -> Any:

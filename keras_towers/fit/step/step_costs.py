@@ -5,18 +5,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib.util
 import linecache
 import logging
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-import keras_towers
 from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
@@ -25,7 +25,13 @@ from keras_towers.fit.places import Places
 from keras_towers.fit.step import trace
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
-from keras_towers.partition.program import Axis, Program, Tensor
+from keras_towers.partition.program import (
+    Axis,
+    Exchange,
+    Program,
+    Tensor,
+    Update,
+)
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
@@ -38,16 +44,22 @@ from keras_towers.partition.stages import Stages
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
+# Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
 _LIBRARIES = tuple(
-    os.path.join(os.path.dirname(str(module.__file__)), "")
-    for module in (keras, tf, keras_towers)
+    os.path.join(os.path.dirname(str(spec.origin)), "")
+    for spec in map(
+        importlib.util.find_spec,
+        ("keras", "tensorflow", "keras_towers", "optree", "tree"),
+    )
+    if spec is not None
 )
 # What takes less of a step is only described, if it does not grow with a batch.
 _ANNOUNCED = 0.02
 _GRADIENTS = "gradient_tape/"
 # Parts of Keras that say nothing of what they are called for.
 _HELPERS = tuple(
-    os.path.join(_LIBRARIES[0], "src", name, "") for name in ("backend", "ops")
+    os.path.join(_LIBRARIES[0], "src", name, "")
+    for name in ("backend", "ops", "tree", "utils")
 )
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
@@ -114,8 +126,7 @@ class StepCosts:
     @property
     def sent_summary(self) -> str:
         """Describe what each tower, or rank, sends, and receives."""
-        sizes = _terms(self.sent) + [_UNKNOWN_BYTES] * self.has_unknown
-        return " + ".join(sizes) or format_bytes(0)
+        return _describe_bytes(self.sent, self.has_unknown)
 
     @property
     def axes_summary(self) -> str:
@@ -245,35 +256,46 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
         towers: the number of towers, or of their micro-batches.
     """
     for exchange in program.exchanges:
-        tensor, sizes, over = exchange.given, exchange.sizes, exchange.over
-        groups = 1
-        if "columns" in over:
-            # Each tower exchanges the rows that it has of the batch.
-            has_rows = not tensor.shape.is_fully_defined()
-            groups = towers if has_rows else 1
-            sizes = list(sizes or [UNKNOWN])
-        elif sizes is None:
-            times = 1 if exchange.kind == "sum" else towers
-            sizes = [times, *_sizes(tensor)]
-        else:
-            rows = exchange.axis if exchange.kind == "gather" else None
-            sizes = [
-                towers if size is None else _length(size, axis == rows)
-                for axis, size in enumerate(sizes)
-            ]
         if exchange.kind != "first":
-            is_sum = exchange.kind == "sum"
-            yield Exchanged(tensor.level, tensor, sizes, is_sum, over, groups)
+            yield exchanged_by(exchange, towers)
     for update in program.updates:
         for part in update.given:
-            if part in update.rows:
-                sizes = [update.rows[part], *_sizes(part)[1:]]
-            elif part.on_towers:
-                sizes = _sizes(part)
-            else:
-                continue
-            is_sum = part not in update.rows
-            yield Exchanged(update.level, part, sizes, is_sum)
+            found = exchanged_for(update, part)
+            if found is not None:
+                yield found
+
+
+def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
+    """Return what an exchange moves; as for ``exchanged_in``."""
+    tensor, sizes, over = exchange.given, exchange.sizes, exchange.over
+    groups = 1
+    if "columns" in over:
+        # Each tower exchanges the rows that it has of the batch.
+        has_rows = not tensor.shape.is_fully_defined()
+        groups = towers if has_rows else 1
+        sizes = list(sizes or [UNKNOWN])
+    elif sizes is None:
+        times = 1 if exchange.kind == "sum" else towers
+        sizes = [times, *_sizes(tensor)]
+    else:
+        rows = exchange.axis if exchange.kind == "gather" else None
+        sizes = [
+            towers if size is None else _length(size, axis == rows)
+            for axis, size in enumerate(sizes)
+        ]
+    is_sum = exchange.kind == "sum"
+    return Exchanged(tensor.level, tensor, sizes, is_sum, over, groups)
+
+
+def exchanged_for(update: Update, part: Tensor) -> Exchanged | None:
+    """Return how towers exchange a gradient for an update; None: they don't."""
+    if part in update.rows:
+        sizes = [update.rows[part], *_sizes(part)[1:]]
+    elif part.on_towers:
+        sizes = _sizes(part)
+    else:
+        return None
+    return Exchanged(update.level, part, sizes, part not in update.rows)
 
 
 def costs_of(
@@ -293,23 +315,16 @@ def costs_of(
     of_ranks = senders is not None
     senders = senders or towers
     exchanged = [*exchanged_in(program, towers)]
-    has_unknown = False
-    per_unit: collections.Counter[str] = collections.Counter()
+    per_unit, has_unknown = total_of(exchanged)
     sent: collections.Counter[str] = collections.Counter()
     by_axes: dict[str, collections.Counter[str]] = {}
     here = towers // senders if of_ranks else towers
     others = [("columns", columns), ("towers", here), ("ranks", towers // here)]
     shared = {axis for axis, number in others if number > 1}
     for one in exchanged:
-        size = one.size
-        if size is None:
-            has_unknown = True
+        if one.size is None:
             continue
-        if isinstance(size, Size):
-            unit, number = _unit(size), size.number
-        else:
-            unit, number = "", size
-        per_unit[unit] += number
+        unit, number = _unit_and_number(one.size)
         axes = " and ".join(axis for axis in one.over if axis in shared)
         if axes:
             by_axes.setdefault(axes, collections.Counter())[unit] += number
@@ -330,7 +345,7 @@ def costs_of(
         exchanges=len(exchanged),
         rounds=rounds,
         fixed=fixed,
-        per_unit=dict(sorted(per_unit.items())),
+        per_unit=per_unit,
         has_unknown=has_unknown,
         held=_held_bytes(program),
         once=once,
@@ -357,15 +372,43 @@ def _length(size: Any, is_rows: bool) -> Any:
     return _LENGTH if size is UNKNOWN and not is_rows else size
 
 
-def _unit(size: Size) -> str:
-    """Name what a size is a multiple of."""
+def total_of(exchanged: Iterable[Exchanged]) -> tuple[dict[str, int], bool]:
+    """Return the bytes exchanged, and whether more depends on the data.
+
+    The bytes are by what they are a multiple of, as in ``StepCosts``; "": of
+    nothing.
+    """
+    sizes = [one.size for one in exchanged]
+    total: collections.Counter[str] = collections.Counter()
+    for size in sizes:
+        if size is not None:
+            unit, number = _unit_and_number(size)
+            total[unit] += number
+    return dict(sorted(total.items())), None in sizes
+
+
+def describe_total(exchanged: Iterable[Exchanged]) -> str:
+    """Describe the bytes exchanged; N is the number of examples."""
+    total, has_unknown = total_of(exchanged)
+    return _describe_bytes(total, has_unknown)
+
+
+def _describe_bytes(total: Mapping[str, int], has_unknown: bool) -> str:
+    sizes = _terms(total) + [_UNKNOWN_BYTES] * has_unknown
+    return " + ".join(sizes) or format_bytes(0)
+
+
+def _unit_and_number(size: Size | int) -> tuple[str, int]:
+    """Return the name of what a size is a multiple of, and how many times."""
+    if isinstance(size, int):
+        return "", size
     example = symbol_name(EXAMPLES)
     names = [
         "N" if name == example else "length"
         for name, power in size.powers
         for _ in range(power)
     ]
-    return " x ".join(sorted(names))
+    return " x ".join(sorted(names)), size.number
 
 
 def _held_bytes(program: Program) -> dict[str, int] | None:
@@ -442,7 +485,8 @@ def line_of(operation: Any) -> str:
         if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
-        of_keras = path.startswith(_LIBRARIES[0])
+        # Of a comprehension, Python 3.12 has no frame.
+        of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
         if not function and of_keras and not path.startswith(_HELPERS):
             file = os.path.basename(path)
             function = f", in {frame.name}() of Keras's {file}"

@@ -222,23 +222,6 @@ def test_few_rows_are_exchanged_instead_of_a_large_gradient(as_arrays):
     assert sums_gradients == [False, False, True]
 
 
-def test_rows_of_a_sparse_gradient_are_gathered():
-    layers = [
-        keras.Input((3,), dtype="int32"),
-        keras.layers.Embedding(50, 4),
-        keras.layers.Flatten(),
-        keras.layers.Dense(1, use_bias=False),
-    ]
-    model = keras.Sequential(layers, name="words")
-    # XLA makes gradients dense.
-    model.compile("sgd", "mse", jit_compile=False)
-    with kt.TowerStrategy(2) as strategy:
-        model.fit(np.ones((12, 3), "int32"), X[:, :1], 5, verbose=0)
-    assert steps_of(strategy) == [
-        "training of 'words': 4 exchanges in 1 round, 52 bytes + 60 bytes x N"
-    ]
-
-
 @pytest.mark.parametrize("rows", [6, None])
 def test_what_is_little_is_announced_only_where_it_grows(rows):
     def function(x):

@@ -134,30 +134,6 @@ def test_rows_are_looked_up_where_they_are(vocabulary, optimizer):
     )
 
 
-def test_a_large_table_is_not_gathered():
-    programs = []
-    model = keras.Sequential(
-        [
-            keras.Input((4,), dtype="int32"),
-            layers.Embedding(5000, 8),
-            layers.Flatten(),
-            layers.Dense(3),
-        ]
-    )
-    model.compile(m.momentum(), m.cross_entropy())
-    with noting(programs), sharded():
-        fit(model, x=m.TOKENS[:53])
-    table = 5000 * 8 * 4
-    for program in programs:
-        for exchange in program.exchanges:
-            entries = exchange.result.shape.num_elements() or 0
-            assert entries * 4 < table, exchange
-    exchanges = [e for program in programs for e in program.exchanges]
-    assert "scatter" in [exchange.kind for exchange in exchanges]
-    # Towers have other shares of examples than of a variable.
-    assert all(e.units is None for e in exchanges if e.result.of_batch)
-
-
 def test_kernels_of_convolutions_are_gathered_not_images():
     def make():
         keras.utils.set_random_seed(1)

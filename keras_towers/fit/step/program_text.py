@@ -1,0 +1,284 @@
+"""A step over towers as text: a line for each operation and exchange.
+
+Operations of a level that are alike, and belong to the same line of code, share
+a line.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from keras_towers.fit.places import Places
+from keras_towers.fit.step.step_costs import (
+    Exchanged,
+    cause_of,
+    describe_total,
+    exchanged_by,
+    exchanged_for,
+    exchanged_in,
+)
+from keras_towers.fit.step.trace import Trace, components_of
+from keras_towers.partition.layouts import (
+    Layout,
+    ListOf,
+    Partial,
+    Sharded,
+    Value,
+    sizes_of,
+)
+from keras_towers.partition.program import (
+    Exchange,
+    Function,
+    Operation,
+    Phase,
+    Program,
+    Tensor,
+    Update,
+)
+
+# What a line is about, how it is laid out, what it is, and where in the code.
+_Line: TypeAlias = "tuple[str, str, str, str]"
+
+# By the kind of an exchange, and whether all get a result of their own.
+_KINDS = {
+    ("sum", False): "sum",
+    ("sum", True): "all-reduce",
+    ("gather", False): "gather",
+    ("gather", True): "all-gather",
+    ("scatter", True): "reduce-scatter",
+    ("before", True): "sum of earlier ones",
+    ("first", False): "the first one's",
+    ("root", False): "rank 0's",
+}
+# What is longer takes more than its column.
+_WIDEST = 36
+
+
+def describe_program(
+    traced: Trace, program: Program, places: Places
+) -> list[str]:
+    """Describe a step, line by line.
+
+    Args:
+        traced: the step on one device.
+        program: the step on towers.
+        places: where it runs.
+    """
+    return _Text(traced, program, places).lines()
+
+
+class _Text:
+    """The text of a program, as for ``describe_program``."""
+
+    def __init__(self, traced: Trace, program: Program, places: Places):
+        self._traced, self._program = traced, program
+        ranks = places.ranks.step.size
+        self._sizes: Mapping[str, int] = {
+            "columns": places.columns,
+            "towers": places.towers,
+            "ranks": ranks,
+        }
+        self._parts = places.towers * places.parts * ranks
+        self._values: dict[Tensor, Value] = {}
+        for value in program.values.values():
+            for tensor in (value.local, value.whole):
+                if tensor is not None:
+                    self._values.setdefault(tensor, value)
+        self._cause_of = functools.cache(cause_of)
+
+    def lines(self) -> list[str]:
+        by_level = [
+            self._of_level(level) for level in range(self._program.levels)
+        ]
+        rows = [row for of_level in by_level for row in of_level]
+        widths = [
+            min(_WIDEST, max(map(len, column), default=0))
+            for column in zip(*rows, strict=True)
+        ]
+        lines = self._summary()
+        for level, of_level in enumerate(by_level):
+            lines.append(f"level {level}")
+            for *columns, text in of_level:
+                padded = map(str.ljust, columns, widths)
+                lines.append("  ".join(["", *padded, text]))
+        return lines
+
+    def _summary(self) -> list[str]:
+        levels = self._program.levels
+        count = "1 level" if levels == 1 else f"{levels} levels"
+        lines = [f"{count}, for n examples in the global batch"]
+        moved: dict[str, list[Exchanged]] = {}
+        for exchanged in exchanged_in(self._program, self._parts):
+            if self._peers(exchanged.over):
+                over = self._over(exchanged.over)
+                moved.setdefault(over, []).append(exchanged)
+        for over, of_axes in moved.items():
+            lines.append(f"exchanged{over}: {describe_total(of_axes)}")
+        return lines
+
+    def _of_level(self, level: int) -> list[tuple[str, ...]]:
+        program = self._program
+        found: list[_Line] = []
+        for operation in sorted(
+            program.of_level(level), key=attrgetter("phase")
+        ):
+            found.append(self._operation(operation))
+        folded = [
+            (place, layout, f"{types}{where and f': {where}'}")
+            for (place, layout, where), types in _fold(found)
+        ]
+        moved: collections.Counter[tuple[str, str, str, str]]
+        moved = collections.Counter()
+        of_bytes: dict[Any, list[Exchanged]] = {}
+        for exchange in program.exchanges:
+            if exchange.given.level != level:
+                continue
+            key = self._exchange(exchange)
+            moved[key] += 1
+            if exchange.kind != "first" and self._peers(exchange.over):
+                exchanged = exchanged_by(exchange, self._parts)
+                of_bytes.setdefault(key, []).append(exchanged)
+        for key, count in moved.items():
+            place, layout, type_, where = key
+            size = describe_total(of_bytes.get(key, ()))
+            times = f" x {count}" if count > 1 else ""
+            text = f"{size}, {type_}{times}{where and f': {where}'}"
+            folded.append((place, layout, text))
+        for update in program.updates:
+            if update.level == level:
+                folded += self._update(update)
+        return folded
+
+    def _operation(self, operation: Operation) -> _Line:
+        place = "towers" if operation.on_towers else "once"
+        if operation.on_columns:
+            place = "columns" if operation.on_towers else "once in each column"
+        phases = {Phase.READ: " read", Phase.WRITE: " write"}
+        place += phases.get(operation.phase, "")
+        layouts = dict.fromkeys(map(self._layout, operation.outputs))
+        # Of a loop's results, what all towers have is least of interest.
+        own = [text for text in layouts if not text.startswith("whole")]
+        layout = "; ".join(own or [*layouts][:1])
+        return place, layout, _type(operation), self._where(operation)
+
+    def _exchange(self, exchange: Exchange) -> _Line:
+        given = exchange.given
+        over = self._over(exchange.over)
+        name = _KINDS.get((exchange.kind, exchange.is_own), exchange.kind)
+        place = f"{name}{over}"
+        operation = given.operation
+        if operation is None:
+            return place, self._layout(given), "an input", ""
+        where = self._where(operation)
+        return place, self._layout(given), _type(operation), where
+
+    def _update(self, update: Update) -> list[tuple[str, ...]]:
+        call = self._traced.updates[update.name]
+        paths = [
+            variable.path
+            for gradient, variable in zip(
+                call.grads, call.variables, strict=True
+            )
+            for _ in components_of(gradient)
+        ]
+        lines: list[tuple[str, ...]] = []
+        for part, path in zip(update.given, paths, strict=True):
+            exchanged = exchanged_for(update, part)
+            if exchanged is not None:
+                kind = "sum" if exchanged.is_sum else "gather"
+                place = f"{kind}{self._over(exchanged.over)}"
+                moved = [exchanged] if self._peers(exchanged.over) else []
+                text = f"{describe_total(moved)}, gradient of {path}"
+                lines.append((place, self._layout(part), text))
+        name = type(call.optimizer).__name__
+        count = len(call.variables)
+        noun = "weight" if count == 1 else "weights"
+        lines.append(("update", "", f"{name}: {count} {noun}"))
+        return lines
+
+    def _peers(self, axes: Iterable[str]) -> list[str]:
+        """Return the axes along which there is anyone to exchange with."""
+        return [axis for axis in axes if self._sizes[axis] > 1]
+
+    def _over(self, axes: Iterable[str]) -> str:
+        peers = self._peers(axes)
+        return f" over {' and '.join(peers)}" if peers else " of one tower"
+
+    def _where(self, operation: Operation) -> str:
+        """Return the line of the code that an operation belongs to."""
+        source = operation.source
+        if source is None:
+            source = self._traced_operations.get(operation.name)
+        return "" if source is None else self._cause_of(source)
+
+    @functools.cached_property
+    def _traced_operations(self) -> Mapping[str, Any]:
+        operations = self._traced.graph.get_operations()
+        return {operation.name: operation for operation in operations}
+
+    def _layout(self, tensor: Tensor) -> str:
+        """Describe how a tensor is laid out, its dtype and its shape."""
+        value = self._values.get(tensor)
+        if value is None:
+            layout = "local" if tensor.on_towers else "whole"
+            shape = None if tensor.shape.rank is None else tensor.shape
+            sizes = None if shape is None else sizes_of(shape)
+        else:
+            sizes = value.shape
+            is_whole = tensor is value.whole
+            layout = "whole" if is_whole else _layout_name(value.layout)
+        inside = "..." if sizes is None else ", ".join(map(str, sizes))
+        return f"{layout} {tensor.dtype.name}[{inside}]"
+
+
+def _type(operation: Operation) -> str:
+    """Return the type of an operation, and how many its functions have."""
+    inside = _inside(operation)
+    return f"{operation.type} of {inside}" if inside else operation.type
+
+
+def _inside(operation: Operation) -> int:
+    """Return how many operations the functions have that one calls."""
+    number = 0
+    for functions in operation.functions.values():
+        called: Sequence[Function] = (
+            [functions] if isinstance(functions, Function) else functions
+        )
+        for function in called:
+            for inner in function.operations:
+                if not inner.is_repeated:
+                    number += 1 + _inside(inner)
+    return number
+
+
+def _layout_name(layout: Layout) -> str:
+    match layout:
+        case Sharded(axis=axis):
+            name = "shard" if layout.of_variables else "rows"
+            return name if axis <= 0 else f"{name} of axis {axis}"
+        case Partial():
+            return "partial"
+        case ListOf():
+            return f"list of {_layout_name(layout.element)}"
+        case _:
+            return "whole"
+
+
+def _fold(
+    lines: Iterable[_Line],
+) -> Iterable[tuple[tuple[str, str, str], str]]:
+    """Yield what lines share, with the types of their operations."""
+    types: dict[tuple[str, str, str], collections.Counter[str]] = {}
+    for place, layout, type_, where in lines:
+        key = place, layout, where
+        types.setdefault(key, collections.Counter())[type_] += 1
+    for key, counts in types.items():
+        names = [
+            name if count == 1 else f"{name} x {count}"
+            for name, count in counts.items()
+        ]
+        yield key, ", ".join(names)

@@ -1,0 +1,4 @@
+"""Ten small steps, and what ``kt.explain`` says of them, in ``*.txt``.
+
+``python -m tests.explained`` writes these files.
+"""
