@@ -54,7 +54,7 @@ def explain(
     * the layout of the result: ``rows`` of the batch or a ``shard`` of a
       variable on each tower, a ``partial`` sum, or the ``whole``; its dtype,
       and its shape on one device. What towers add is ``local``, with the shape
-      on a tower;
+      on a tower. On columns, they are those of a column's part;
     * the operations, or the bytes of an exchange, and the line of code.
 
     Variables, and the random generators of Python and NumPy, are restored. An
@@ -95,10 +95,13 @@ def explain(
     reader = compat.TFEpochIterator(Undistributed, *arrays)
     dataset = reader._distributed_dataset
     size = reader.data_adapter.batch_size or compat.batch_size_of(dataset)
-    with restored_values(model), adoption.ignoring_default_strategy(model):
-        with strategy:
-            traced, program = calls.plan(model, dataset.element_spec, size)
-            lines = describe_program(traced, program, calls.places("fit"))
+    with (
+        restored_values(model),
+        adoption.ignoring_default_strategy(model),
+        strategy,
+    ):
+        traced, program = calls.plan(model, dataset.element_spec, size)
+        lines = describe_program(traced, program, calls.places("fit"))
     return Explanation(strategy.describe(), lines)
 
 

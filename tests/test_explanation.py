@@ -22,7 +22,7 @@ from tests.test_verification import OwnStep, compiled, lazy
 def test_the_file_of_a_step_says_what_it_does(step):
     """``python -m tests.explained`` writes the files anew."""
     written_by = (FOLDER / "versions.txt").read_text().strip()
-    if VERSIONS != written_by:
+    if written_by != VERSIONS:
         pytest.skip(f"other versions compute steps otherwise: {written_by}")
     assert (
         explained(step).splitlines() == file_of(step).read_text().splitlines()

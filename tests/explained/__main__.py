@@ -1,13 +1,6 @@
 """Writes what is said of the steps."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import keras_towers as kt
-
-kt.virtual_towers(8)
-
+import tests.conftest  # noqa: F401  # The devices of all tests.
 from tests.explained.steps import FOLDER, STEPS, VERSIONS, explained, file_of
 
 for step in STEPS:

@@ -27,7 +27,6 @@ from tests.kit.compare import (
 from tests.kit.meshes import mesh_of
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
-from tests.partition.steps import noting
 
 pytestmark = pytest.mark.alternate
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -42,12 +43,11 @@ from keras_towers.partition.program import (
 
 # What a line is about, how it is laid out, what it is, and where in the code.
 _Line: TypeAlias = "tuple[str, str, str, str]"
+_Row: TypeAlias = "tuple[str, str, str]"
 
 # By the kind of an exchange, and whether all get a result of their own.
 _KINDS = {
-    ("sum", False): "sum",
     ("sum", True): "all-reduce",
-    ("gather", False): "gather",
     ("gather", True): "all-gather",
     ("scatter", True): "reduce-scatter",
     ("before", True): "sum of earlier ones",
@@ -120,38 +120,39 @@ class _Text:
             lines.append(f"exchanged{over}: {describe_total(of_axes)}")
         return lines
 
-    def _of_level(self, level: int) -> list[tuple[str, ...]]:
+    def _of_level(self, level: int) -> list[_Row]:
         program = self._program
-        found: list[_Line] = []
-        for operation in sorted(
-            program.of_level(level), key=attrgetter("phase")
-        ):
-            found.append(self._operation(operation))
-        folded = [
-            (place, layout, f"{types}{where and f': {where}'}")
-            for (place, layout, where), types in _fold(found)
+        exchanges = [e for e in program.exchanges if e.given.level == level]
+        updates = [u for u in program.updates if u.level == level]
+        return [
+            *self._operations(program.of_level(level)),
+            *self._exchanges(exchanges),
+            *itertools.chain(*map(self._update, updates)),
         ]
-        moved: collections.Counter[tuple[str, str, str, str]]
-        moved = collections.Counter()
-        of_bytes: dict[Any, list[Exchanged]] = {}
-        for exchange in program.exchanges:
-            if exchange.given.level != level:
-                continue
-            key = self._exchange(exchange)
-            moved[key] += 1
-            if exchange.kind != "first" and self._peers(exchange.over):
-                exchanged = exchanged_by(exchange, self._parts)
-                of_bytes.setdefault(key, []).append(exchanged)
-        for key, count in moved.items():
-            place, layout, type_, where = key
-            size = describe_total(of_bytes.get(key, ()))
-            times = f" x {count}" if count > 1 else ""
-            text = f"{size}, {type_}{times}{where and f': {where}'}"
-            folded.append((place, layout, text))
-        for update in program.updates:
-            if update.level == level:
-                folded += self._update(update)
-        return folded
+
+    def _operations(self, operations: Iterable[Operation]) -> Iterator[_Row]:
+        in_order = sorted(operations, key=attrgetter("phase"))
+        alike: dict[_Row, collections.Counter[str]] = {}
+        for operation in in_order:
+            place, layout, type_, where = self._operation(operation)
+            key = place, layout, where
+            alike.setdefault(key, collections.Counter())[type_] += 1
+        for (place, layout, where), types in alike.items():
+            names = ", ".join(itertools.starmap(_times, types.items()))
+            yield place, layout, _at(names, where)
+
+    def _exchanges(self, exchanges: Iterable[Exchange]) -> Iterator[_Row]:
+        alike: dict[_Line, list[Exchange]] = {}
+        for exchange in exchanges:
+            alike.setdefault(self._exchange(exchange), []).append(exchange)
+        for (place, layout, type_, where), found in alike.items():
+            moved = [
+                exchanged_by(exchange, self._parts)
+                for exchange in found
+                if exchange.kind != "first"
+            ]
+            size, names = self._describe_bytes(moved), _times(type_, len(found))
+            yield place, layout, f"{size}, {_at(names, where)}"
 
     def _operation(self, operation: Operation) -> _Line:
         place = "towers" if operation.on_towers else "once"
@@ -176,7 +177,7 @@ class _Text:
         where = self._where(operation)
         return place, self._layout(given), _type(operation), where
 
-    def _update(self, update: Update) -> list[tuple[str, ...]]:
+    def _update(self, update: Update) -> Iterator[_Row]:
         call = self._traced.updates[update.name]
         paths = [
             variable.path
@@ -185,20 +186,18 @@ class _Text:
             )
             for _ in components_of(gradient)
         ]
-        lines: list[tuple[str, ...]] = []
         for part, path in zip(update.given, paths, strict=True):
             exchanged = exchanged_for(update, part)
             if exchanged is not None:
                 kind = "sum" if exchanged.is_sum else "gather"
                 place = f"{kind}{self._over(exchanged.over)}"
-                moved = [exchanged] if self._peers(exchanged.over) else []
-                text = f"{describe_total(moved)}, gradient of {path}"
-                lines.append((place, self._layout(part), text))
-        name = type(call.optimizer).__name__
-        count = len(call.variables)
-        noun = "weight" if count == 1 else "weights"
-        lines.append(("update", "", f"{name}: {count} {noun}"))
-        return lines
+                size = self._describe_bytes([exchanged])
+                yield place, self._layout(part), f"{size}, gradient of {path}"
+        name, count = type(call.optimizer).__name__, len(call.variables)
+        yield "update", "", f"{name}: {count} weight{'' if count == 1 else 's'}"
+
+    def _describe_bytes(self, moved: Iterable[Exchanged]) -> str:
+        return describe_total(one for one in moved if self._peers(one.over))
 
     def _peers(self, axes: Iterable[str]) -> list[str]:
         """Return the axes along which there is anyone to exchange with."""
@@ -268,17 +267,9 @@ def _layout_name(layout: Layout) -> str:
             return "whole"
 
 
-def _fold(
-    lines: Iterable[_Line],
-) -> Iterable[tuple[tuple[str, str, str], str]]:
-    """Yield what lines share, with the types of their operations."""
-    types: dict[tuple[str, str, str], collections.Counter[str]] = {}
-    for place, layout, type_, where in lines:
-        key = place, layout, where
-        types.setdefault(key, collections.Counter())[type_] += 1
-    for key, counts in types.items():
-        names = [
-            name if count == 1 else f"{name} x {count}"
-            for name, count in counts.items()
-        ]
-        yield key, ", ".join(names)
+def _times(name: str, count: int) -> str:
+    return name if count == 1 else f"{name} x {count}"
+
+
+def _at(what: str, where: str) -> str:
+    return f"{what}: {where}" if where else what

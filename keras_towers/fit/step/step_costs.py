@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time
