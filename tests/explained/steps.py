@@ -16,6 +16,20 @@ WORDS = np.ones((12, 4), "int32")
 SENTENCES = np.ones((12, 7, 6), "float32")
 
 
+class Decayed(layers.Layer):
+    """A mean of words, of which the last ones count most."""
+
+    def build(self, shape):
+        self.decay = self.add_weight(shape=shape[2:], name="decay")
+
+    def call(self, sentences):
+        words = tf.transpose(sentences, [1, 0, 2])
+        return tf.foldl(self.next_mean, words)
+
+    def next_mean(self, mean, word):
+        return mean * self.decay + word * (1 - self.decay)
+
+
 def plain(*inner, name, optimizer="sgd", x=X, strategy=None, outputs=3):
     """A sequential model with little to explain but its layers."""
     shape, dtype = x.shape[1:], x.dtype.name
@@ -111,20 +125,6 @@ def attention():
     model = keras.Model(sentences, outputs, name="attention")
     model.compile("sgd", "mse", jit_compile=False)
     return model, SENTENCES, SENTENCES, on_mesh(1, 2, layouts)
-
-
-class Decayed(layers.Layer):
-    """A mean of words, of which the last ones count most."""
-
-    def build(self, shape):
-        self.decay = self.add_weight(shape=shape[2:], name="decay")
-
-    def call(self, sentences):
-        words = tf.transpose(sentences, [1, 0, 2])
-        return tf.foldl(self.next_mean, words)
-
-    def next_mean(self, mean, word):
-        return mean * self.decay + word * (1 - self.decay)
 
 
 def loop():

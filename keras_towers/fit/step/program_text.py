@@ -20,7 +20,6 @@ from keras_towers.fit.step.step_costs import (
     describe_total,
     exchanged_by,
     exchanged_for,
-    exchanged_in,
 )
 from keras_towers.fit.step.trace import Trace, components_of
 from keras_towers.partition.layouts import (
@@ -99,25 +98,13 @@ class _Text:
             min(_WIDEST, max(map(len, column), default=0))
             for column in zip(*rows, strict=True)
         ]
-        lines = self._summary()
+        levels = "1 level" if len(by_level) == 1 else f"{len(by_level)} levels"
+        lines = [f"{levels}, for n examples in the global batch"]
         for level, of_level in enumerate(by_level):
             lines.append(f"level {level}")
             for *columns, text in of_level:
                 padded = map(str.ljust, columns, widths)
                 lines.append("  ".join(["", *padded, text]))
-        return lines
-
-    def _summary(self) -> list[str]:
-        levels = self._program.levels
-        count = "1 level" if levels == 1 else f"{levels} levels"
-        lines = [f"{count}, for n examples in the global batch"]
-        moved: dict[str, list[Exchanged]] = {}
-        for exchanged in exchanged_in(self._program, self._parts):
-            if self._peers(exchanged.over):
-                over = self._over(exchanged.over)
-                moved.setdefault(over, []).append(exchanged)
-        for over, of_axes in moved.items():
-            lines.append(f"exchanged{over}: {describe_total(of_axes)}")
         return lines
 
     def _of_level(self, level: int) -> list[_Row]:
