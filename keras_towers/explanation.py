@@ -86,7 +86,7 @@ def explain(
     if model_state.runs_eagerly(model):
         raise TowerError(
             f"explain got model {model.name!r}, which runs eagerly, so that "
-            f"its steps are not divided: leave out "
+            "its steps are not divided: leave out "
             f"{model_state.eager_cause(model)}."
         )
     calls = _calls_of(strategy)

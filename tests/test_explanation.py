@@ -30,7 +30,8 @@ def test_the_file_of_a_step_says_what_it_does(step):
 
 
 def normalized():
-    return linear(layers.BatchNormalization(), layers.Dropout(0.3))
+    large = layers.Dense(3000)
+    return linear(large, layers.BatchNormalization(), layers.Dropout(0.3))
 
 
 def drawn():
