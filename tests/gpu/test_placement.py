@@ -10,6 +10,7 @@ from keras_towers.devices import canonical
 from tests.exactness import models as m
 from tests.gpu.towers import some_on_cpus, strategy, towers
 from tests.kit import gpus
+from tests.kit.compare import assert_all_close
 from tests.kit.ordinary import Originals
 from tests.kit.training import classifier, fit
 
@@ -94,9 +95,42 @@ def used():
     return np.array([look(name)["current"] for name in names]) / 2**20
 
 
-@pytest.mark.skipif(
+class Widened(keras.layers.Layer):
+    """Takes several MiB for each row."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(512,))
+
+    def call(self, x):
+        wide = tf.tanh(x[:, :, None, None] * self.kernel[:, None])
+        return tf.reduce_mean(wide * tf.ones([512]), [2, 3])
+
+
+_ON_GPUS_ONLY = pytest.mark.skipif(
     gpus.KIND == "cpu", reason="TensorFlow knows the memory of GPUs only"
 )
+
+
+@_ON_GPUS_ONLY
+def test_a_step_that_runs_out_of_memory_takes_smaller_parts(caplog):
+    # A row takes a MiB in each of some tensors, and a tower has 1024.
+    x = np.random.default_rng(0).random((600, 1), "float32")
+
+    def trained(parts):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([Widened(), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False)
+        with strategy(number=1, micro_batches=parts):
+            model.fit(x, x, batch_size=len(x), epochs=2, verbose=0)
+        return model.get_weights()
+
+    with caplog.at_level("INFO", "keras_towers"):
+        found = trained("auto")
+    assert "ran out of memory" in caplog.text
+    assert_all_close(found, trained(100), 1e-5)
+
+
+@_ON_GPUS_ONLY
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_of_weights(shared):
     # A model of 64 MiB whose optimizer keeps nothing.
