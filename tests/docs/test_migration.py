@@ -1,4 +1,4 @@
-"""Every row of the page on migration is so, and its scripts run."""
+"""Every row of the pages on migration is so, and their scripts run."""
 
 import ast
 import contextlib
@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import keras
@@ -22,7 +24,10 @@ from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.compare import assert_all_close
 from tests.kit.processes import Launched
 
-PAGE = ROOT / "docs" / "migration.md"
+PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("migration", "horovod", "byteps", "tensorpack")
+]
 
 
 class Row(NamedTuple):
@@ -57,9 +62,9 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """All rows of the page."""
+    """All rows of the pages."""
     found, section = [], ""
-    for line in PAGE.read_text().splitlines():
+    for line in "\n".join(page.read_text() for page in PAGES).splitlines():
         if line.startswith("## "):
             section = line[3:]
         # Above the rows of each table are its head and a rule.
@@ -80,10 +85,14 @@ class Script(NamedTuple):
 
 
 def scripts() -> dict[str, Script]:
-    """The scripts of the page, by the strategy that each is given."""
-    found = {}
-    commands = blocks(PAGE, "bash")
-    for block in blocks(PAGE, "diff"):
+    """The scripts of the pages, by the strategy that each is given."""
+    return dict(script for page in PAGES for script in scripts_of(page))
+
+
+def scripts_of(page: Path) -> Iterator[tuple[str, Script]]:
+    """The scripts of one page, each with its strategy."""
+    commands = blocks(page, "bash")
+    for block in blocks(page, "diff"):
         lines = block.code.splitlines()
         before, after = (
             "\n".join(line[1:] for line in lines if line[:1] != other)
@@ -93,8 +102,7 @@ def scripts() -> dict[str, Script]:
         end = block.line + len(lines)
         command = [c.code for c in commands if end < c.line < end + 5]
         name = re.search(r"\w+Strategy\(.*\)|DataParallel\(\)", after)[0]
-        found[name] = Script(before, after, "".join(command).strip())
-    return found
+        yield name, Script(before, after, "".join(command).strip())
 
 
 ROWS = rows()
