@@ -31,16 +31,16 @@ ENV_TASKS = "KERAS_TOWERS_TASKS"
 #: Folder of the commits of a job that may start again (`--restarts`,
 #: `--min-np`), which its launcher names.
 ENV_COMMITS = "KERAS_TOWERS_COMMITS"
-#: Key of the job's store for which a process waits that stands by;
-#: `keras-towers run --standby` sets it.
+#: Key of the job's store for which a standby process waits; `keras-towers run
+#: --standby` sets it.
 ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 #: 1: each process is shown only its own GPUs, not all of the machine. Set it
 #: where your launcher does that.
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it supervises.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: 1: every process does as if it had imported keras_towers first, so that a
-#: script written for Horovod or BytePS runs as it is.
+#: 1: Python imports keras_towers before a script, so that one written for
+#: Horovod or BytePS runs as it is.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
 #: Seconds in which all ranks have to meet, and parameter servers and the chief
 #: to start. Default: 600.

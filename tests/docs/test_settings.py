@@ -12,8 +12,7 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """## Environment variables
 
-A test makes this list from `keras_towers/settings.py`, which also has the time
-limits that are no [options of a strategy](strategies.md).
+Some time limits are [options of a strategy](api.md).
 
 | variable | meaning |
 |---|---|
