@@ -8,7 +8,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "examples/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
 )
 
