@@ -28,14 +28,12 @@ ENV_SECRET = "KERAS_TOWERS_SECRET"
 ENV_STORE = "KERAS_TOWERS_STORE"
 #: Set where ranks become tasks of TensorFlow, which they find by the store.
 ENV_TASKS = "KERAS_TOWERS_TASKS"
-#: Folder of the commits of a job that may start again (`--restarts`,
-#: `--min-np`), which its launcher names.
+#: Folder of the commits of a job that may start again; launchers set it.
 ENV_COMMITS = "KERAS_TOWERS_COMMITS"
 #: Key of the job's store for which a standby process waits; `keras-towers run
 #: --standby` sets it.
 ENV_STANDBY = "KERAS_TOWERS_STANDBY"
-#: 1: each process is shown only its own GPUs, not all of the machine. Set it
-#: where your launcher does that.
+#: 1: your launcher shows each process only its own GPUs.
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it supervises.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
@@ -48,11 +46,10 @@ ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
 #: Seconds in which BytePS processes that were started by hand have to find one
 #: another. Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-#: Seconds in which NCCL has to add up a small tensor when a strategy first
-#: needs it; if it does not, gradients are summed without it. Default: 60; 0:
-#: NCCL is not used.
+#: Seconds in which NCCL has to add up a first, small tensor; otherwise
+#: gradients are summed without it. Default: 60; 0: NCCL is not used.
 ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
-#: Seconds until a waiting rank names the ranks that it waits for:
+#: Seconds until a waiting rank names those that it waits for:
 #: `--stall-warning`. Default: 30.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 #: Seconds until a stalled job is ended: `--stall-shutdown`; 0: never. Default:

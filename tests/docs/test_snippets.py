@@ -2,8 +2,8 @@
 
 A page's blocks share one namespace, in which ``x``, ``y`` and ``model`` are
 those of the README's first example, with fewer examples. ``<!-- not run: why
--->`` above a block leaves it out; ``<!-- needs mlflow -->`` does where there is
-no such module.
+-->`` above a block leaves it out; ``<!-- needs horovod -->`` does where there
+is no such module.
 """
 
 import importlib.util
@@ -45,9 +45,6 @@ def first_example():
 def namespace(first_example, tmp_path, monkeypatch):
     """What the snippets of a page start with."""
     monkeypatch.chdir(tmp_path)
-    # No server, and no database.
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     keras.utils.set_random_seed(1)
     model = keras.models.clone_model(first_example["model"])
     model.compile("adam", "mse")
