@@ -45,20 +45,24 @@ def _refusal(options):
 
 
 def table():
-    """The lines of the table."""
+    """The lines of the table: each pair is named once."""
     options = _options()
-    refused = {name: {} for name in options}
-    for pair in itertools.combinations(options, 2):
-        first, second = pair
+    partners = {}
+    for first, second in itertools.combinations(options, 2):
         reason = _refusal(options[first] | options[second])
         if reason is not None:
-            refused[first].setdefault(reason, []).append(second)
-            refused[second].setdefault(reason, []).append(first)
-    lines = ["| | is refused with |", "|---|---|"]
-    for name, reasons in refused.items():
-        cells = [f"{', '.join(of)}: {why}" for why, of in reasons.items()]
-        lines.append(f"| {name} | {'; '.join(cells) or 'nothing below'} |")
-    return lines
+            partners.setdefault((first, reason), []).append(second)
+    rows = {}
+    for (first, reason), seconds in partners.items():
+        rows.setdefault((reason, tuple(seconds)), []).append(first)
+    refused = {name for key in partners for name in (key[0], *partners[key])}
+    lines = ["| | is refused with | because |", "|---|---|---|"]
+    for (reason, seconds), firsts in rows.items():
+        lines.append(
+            f"| {', '.join(firsts)} | {', '.join(seconds)} | {reason} |"
+        )
+    free = [name for name in options if name not in refused]
+    return [*lines, f"| {', '.join(free)} | nothing here | |"]
 
 
 if __name__ == "__main__":
