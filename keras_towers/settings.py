@@ -1,8 +1,8 @@
 """Environment variables, which ``docs/errors.md`` lists, and time limits.
 
 Names of variables begin with ``ENV_``; the comment above one is its line on the
-page. A script may change a limit before it trains. Names that end in ``_S`` are
-in seconds.
+page, unless it begins with "Set by". A script may change a limit before it
+trains. Names that end in ``_S`` are in seconds.
 """
 
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
@@ -24,18 +24,18 @@ ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 #: Secret of the job, of 16 characters or more, instead of that file; launchers
 #: set it.
 ENV_SECRET = "KERAS_TOWERS_SECRET"
-#: `host:port` of the job's store; launchers set it.
+#: Set by launchers: `host:port` of the job's store.
 ENV_STORE = "KERAS_TOWERS_STORE"
-#: Set where ranks become tasks of TensorFlow, which they find by the store.
+#: Set by launchers: ranks become tasks of TensorFlow, which they find by the
+#: store.
 ENV_TASKS = "KERAS_TOWERS_TASKS"
-#: Folder of the commits of a job that may start again; launchers set it.
+#: Set by launchers: folder of the commits of a job that may start again.
 ENV_COMMITS = "KERAS_TOWERS_COMMITS"
-#: Key of the job's store for which a standby process waits; `keras-towers run
-#: --standby` sets it.
+#: Set by launchers: key of the store for which a standby process waits.
 ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 #: 1: your launcher shows each process only its own GPUs.
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
-#: Set by `keras-towers run` for workers of BytePS, which it supervises.
+#: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
 #: 1: Python imports keras_towers before a script, so that one written for
 #: Horovod or BytePS runs as it is.

@@ -48,16 +48,14 @@ def plan(
 
     One column for each way to put it there: a copy on every device, with the
     optimizer's state in shards (updates="sharded"), and with the weights in
-    shards, too (weights="sharded"). The devices need not exist, and the weights
-    take no memory: the step is traced, divided as for training, and added up.
+    shards, too (weights="sharded"). The devices need not exist.
 
-    With --hosts, one row for each way and number of hosts: how long the
-    exchanges of a step take on your links, and what is left of the speed.
+    With --hosts, one row for each way and number of hosts: how long a step
+    takes on your links.
 
     Args:
         target: A function without arguments that returns a compiled model,
-            alone or with data as for fit: (model, x, y) or (model, dataset). Of
-            the data only shapes and dtypes are used.
+            alone or with data as for fit: (model, x, y) or (model, dataset).
         towers: Number of devices; with --hosts, of each host.
         batch_size: Examples in a global batch; with --hosts, that each host
             adds to it.
@@ -66,7 +64,7 @@ def plan(
             gathered weights a device has at a time.
         layouts: A function of a list of N devices' names that returns a
             keras.distribution.LayoutMap, or a ModelParallel, whose mesh has
-            these devices: one more column, for this model parallelism.
+            these devices: one more column.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64: three dots double
             the number before them.
         link_between: What each host can send to others, and receive at the same

@@ -94,23 +94,20 @@ def run(
     Args:
         script: The script that each rank runs.
         arguments: Arguments and options of SCRIPT.
-        processes: Number of processes. Default: the slots of the hosts that
-            are named or that a cluster has allocated.
-        hosts: Hosts to run on. Default: the cluster's allocation, or this
-            machine.
+        processes: Number of processes. Default: the slots of all hosts.
+        hosts: Hosts to run on. Default: those of the cluster, or this machine.
         hostfile: Hosts in a file, with lines like 'host slots=2'.
         ps: Number of parameter servers, on this machine.
         workers: Number of processes that train, connected by TensorFlow; with
             --ps, by parameter servers.
         strategy: Run the unmodified script inside this strategy, such as
-            horovod. Default: the script enters a strategy itself.
-        no_strategy: Let each process train a separate model. Otherwise fit
-            fails if neither --strategy nor the script sets a strategy.
+            horovod.
+        no_strategy: Let each process train a separate model.
         towers: Towers per process, with --strategy or --ps. Without GPUs, the
             CPU is split into this number.
         servers: BytePS servers to start besides the processes. Default: 1 with
             --strategy byteps, else none.
-        seed: Random seed of all ranks, with --strategy. Default: a random seed.
+        seed: Seed of all ranks, with --strategy. Default: a random one.
         module: SCRIPT is a module name, as for python -m.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
@@ -119,20 +116,17 @@ def run(
         grace: Seconds that a script may take to end after SIGTERM, for a backup
             (kt.Backup), before it is killed.
         restarts: How often to start all processes again if one is lost: it was
-            killed, its host does not answer, or it ended with exit code 75. A
-            script that gives kt.Backup to fit goes on where it was.
-        standby: With --restarts, or in an elastic job, keep a second process of
-            each rank, which has imported TensorFlow, to start again in less
-            time. The script cannot set variables that TensorFlow reads when it
-            is imported: export them.
-        network_interface: Network interface for the rendezvous. Default:
-            loopback if all ranks are local, otherwise the one with a route to
-            the hosts.
+            killed, its host does not answer, or it ended with exit code 75.
+            With kt.Backup, fit goes on where it was.
+        standby: Keep a second process of each rank, which has imported
+            TensorFlow, to start again in less time. Export the variables that
+            TensorFlow reads when it is imported.
+        network_interface: Network interface for the rendezvous. Default: the
+            one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
         max_np: Elastic jobs: maximum number of ranks.
-        host_discovery_script: Elastic jobs: a program that prints the available
-            hosts, one host:slots per line (one slot where there is no number);
-            run once a second.
+        host_discovery_script: Elastic jobs: a program that prints the hosts
+            that are there, one host:slots per line; run once a second.
         elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
             giving up. Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
@@ -141,8 +135,7 @@ def run(
         reset_limit: Elastic jobs: how often to start again with other ranks.
             Default: without a limit.
         commits: Folder for the commits of kt.elastic, the same on every host.
-            Default: a temporary one here; for a job on several hosts, in the
-            working folder.
+            Default: a temporary one; on several hosts, in the working folder.
     """
     elastic = bool(min_np or max_np or host_discovery_script)
     slots = _slots(hosts, hostfile)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-A test makes this page from what `--help` prints.
+The commands and their options, as `--help` shows them.
 """
 
 

@@ -1,4 +1,4 @@
-"""``docs/errors.md`` lists the variables of ``keras_towers/settings.py``."""
+"""``docs/errors.md`` lists the variables that users may set."""
 
 import re
 
@@ -34,8 +34,9 @@ def section():
     lines = []
     for comment, name in found:
         variable = getattr(settings, name)
-        if isinstance(variable, str):
-            meaning = " ".join(comment.replace("#: ", "").split())
+        meaning = " ".join(comment.replace("#: ", "").split())
+        # The others are not for users.
+        if isinstance(variable, str) and not meaning.startswith("Set by"):
             lines.append(f"| `{variable}` | {meaning} |\n")
     return HEAD + "".join(lines)
 
