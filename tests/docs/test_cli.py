@@ -16,9 +16,9 @@ The commands and their options, as `--help` shows them.
 """
 
 
-def row(parameter):
-    """Return the row of an argument, or of an option with its default."""
-    name, said = parameter.metavar, [parameter.help.replace("|", r"\|")]
+def line(parameter):
+    """Return the line of an argument, or of an option with its default."""
+    name, said = parameter.metavar, [parameter.help]
     if parameter.param_type_name == "option":
         name = ", ".join(parameter.opts)
         if not parameter.is_flag:
@@ -29,7 +29,7 @@ def row(parameter):
                 said.append(f"Default: {parameter.default!s}.")
     if parameter.envvar:
         said.append(f"The variable `{parameter.envvar}` sets it, too.")
-    return f"| `{name}` | {' '.join(said)} |\n"
+    return f"* `{name}`: {' '.join(said)}\n"
 
 
 def section(name, command):
@@ -49,7 +49,7 @@ def section(name, command):
     )
     return (
         f"\n## {name}\n\n```\n{' '.join(usage)}\n```\n\n{text.strip()}\n\n"
-        f"| | |\n|---|---|\n{''.join(map(row, parameters))}"
+        f"{''.join(map(line, parameters))}"
     )
 
 

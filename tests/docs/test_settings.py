@@ -14,8 +14,6 @@ HEAD = """## Environment variables
 
 Some time limits are [options of a strategy](api.md).
 
-| variable | meaning |
-|---|---|
 """
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
 _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
@@ -37,7 +35,7 @@ def section():
         meaning = " ".join(comment.replace("#: ", "").split())
         # The others are not for users.
         if isinstance(variable, str) and not meaning.startswith("Set by"):
-            lines.append(f"| `{variable}` | {meaning} |\n")
+            lines.append(f"* `{variable}`: {meaning}\n")
     return HEAD + "".join(lines)
 
 
