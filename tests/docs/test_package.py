@@ -17,9 +17,9 @@ pytestmark = pytest.mark.core
 
 PACKAGE = ROOT / "keras_towers"
 PAGE = (ROOT / "docs" / "errors.md").read_text()
-# The first column of its tables of messages.
+# What its items begin with.
 MESSAGES = re.findall(
-    r"^\| `([^`]+)`", PAGE.partition("## No error")[0], re.MULTILINE
+    r"^\* `([^`]+)`", PAGE.partition("## No error")[0], re.MULTILINE
 )
 # The parts as a table lists them, from the top down.
 ORDER = re.findall(
