@@ -143,14 +143,13 @@ def bench(
             core or GPU each.
         strategies: Names of strategies. Default: tower, and with --processes
             multi-worker. Options follow a name, as in
-            tower:mode=cpu,horovod:compression=fp16.
+            tower:mode=host,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
         batch_size: Examples per step, however many replicas share them.
         repeats: Runs per row.
         device: cpu, gpu, or auto, which uses GPUs if there are enough of them.
         memory_limit: Split the first GPU into logical ones of so many MiB, one
-            for each tower. They show what towers cost, not how fast they are:
-            they share its cores.
+            for each tower, which share its cores.
         timeout: Time limit of one run in seconds.
         json_path: Also write all measurements to this file.
         plot: Also draw the step times into this file (.png, .svg, .pdf), with
