@@ -207,6 +207,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _share_effects(self, call: str = "", needs_all: str = "") -> bool:
         """Share the values that callbacks wrote, and their requests to stop.
 
+        Values wait until all ranks are about to do the same.
+
         Args:
             call: the call that this rank is about to make; empty: its callbacks
                 are done.
@@ -230,9 +232,11 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
             if stop and not stopped:
                 setattr(model, name, True)
-        if written:
-            self._take_over()
         if len(set(next_calls)) == 1:
+            # Before, a rank would get in the middle of a callback what others
+            # have written at its end, and write it once more.
+            if written:
+                self._take_over()
             return True
         ranks = rank_checks.gather(
             transport, (call, needs_all), "ends an event of callbacks"
