@@ -261,9 +261,15 @@ def _fused_step(
     learning_rate: Any,
 ) -> None:
     """``SGD.update_step`` as one operation, for dense gradients."""
+    slot: Any = None
+    if optimizer.momentum != 0:
+        index = optimizer._get_variable_index(variable)
+        slot = optimizer.momentums[index]._value
     if (
         isinstance(gradient, tf.IndexedSlices)
         or not _is_plain(variable)
+        # Also beside a whole weight; its own handle holds nothing.
+        or isinstance(slot, ShardedVariable)
         # XLA fuses the passes itself.
         or compat.in_xla_context(compat.get_default_graph())
         or variable.dtype not in (tf.float32, tf.float64)
@@ -274,14 +280,13 @@ def _fused_step(
     where = {"var": variable.handle, "use_locking": True}
     gradient = tf.cast(gradient, variable.dtype)
     learning_rate = tf.cast(learning_rate, variable.dtype)
-    if optimizer.momentum == 0:
+    if slot is None:
         tf.raw_ops.ResourceApplyGradientDescent(
             alpha=learning_rate, delta=gradient, **where
         )
         return
-    index = optimizer._get_variable_index(variable)
     tf.raw_ops.ResourceApplyKerasMomentum(
-        accum=optimizer.momentums[index]._value.handle,
+        accum=slot.handle,
         lr=learning_rate,
         grad=gradient,
         momentum=tf.cast(optimizer.momentum, variable.dtype),

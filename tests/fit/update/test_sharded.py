@@ -142,6 +142,33 @@ def test_in_turns_with_other_blocks_and_one_device():
     assert_same_model(found, wanted)
 
 
+def test_momentum_in_a_loop_of_ones_own():
+    """The operation that updates a whole weight takes whole slots only."""
+    x, y = m.FEATURES[:8], m.FEATURES[8:16, :2]
+
+    def train():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+        def replica(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((model(x) - y) ** 2)
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+        strategy = tf.distribute.get_strategy()
+        step = tf.function(lambda batch: strategy.run(replica, args=batch))
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        for batch in strategy.experimental_distribute_dataset(data):
+            step(batch)
+        return model.get_weights()
+
+    with kt.TowerStrategy(2, updates="sharded"):
+        found = train()
+    assert_all_close(found, train())
+
+
 def test_one_tower_does_not_shard(caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         strategy = kt.TowerStrategy(1, updates="sharded")
