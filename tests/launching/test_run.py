@@ -35,7 +35,10 @@ FAMILY = """
 import os, signal, subprocess, sys, time
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 subprocess.Popen(sleeper, start_new_session=True)
-subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
+two = subprocess.Popen(
+    ["sh", "-c", "sleep 600 & echo; sleep 600"], stdout=subprocess.PIPE
+)
+two.stdout.readline()
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open("ready", "a") as file:
