@@ -227,12 +227,12 @@ ROWS: dict[str, Row] = {
 
 
 def find_row(rows: Mapping[str, Row], name: str) -> Row:
-    """Return a row by name, with options as in ``tower:mode=cpu``, or raise."""
+    """Return a row by name, with options as ``tower:mode=host``, or raise."""
     known, *texts = name.split(":")
     if known not in rows or (texts and known not in STRATEGIES):
         raise TowerError(
             f"unknown strategy '{name}'; choose {', '.join(rows)}, or one of "
-            "them with options, such as tower:mode=cpu"
+            "them with options, such as tower:mode=host"
         )
     row = rows[known]
     if not texts:

@@ -20,8 +20,8 @@ from tests.bench.shared import RANK
 
 
 def test_options_behind_a_name_are_those_of_the_strategy():
-    row = find_row(ROWS, "tower:mode=cpu:average=False")
-    options = {"mode": "cpu", "average": False}
+    row = find_row(ROWS, "tower:mode=host:average=False")
+    options = {"mode": "host", "average": False}
     assert row.train.keywords == {"name": "tower", "options": options}
     served = find_row(ROWS, "sync-replicas:ps=2")
     assert served.launcher(3) == ["--ps", "2", "--workers", "3"]

@@ -40,7 +40,7 @@ def shown(samples):
 
 
 def test_table_shows_medians_and_ranges():
-    rows = {"async": [20.0, 30.0], "tower:mode=cpu": [5.0, 10.0]}
+    rows = {"async": [20.0, 30.0], "tower:mode=host": [5.0, 10.0]}
     samples = samples_of({"plain": [10.0, 20.0]})
     for towers in (2, 4):
         samples += samples_of(rows, towers)
@@ -49,7 +49,7 @@ def test_table_shows_medians_and_ranges():
     assert re.search(r" 1 +plain +15\.00 +1\.00 +1\.5 s +10 MB", text)
     assert re.search(r" 2 +async +25\.00 +1\.75 ", text)
     assert re.search(r"\n +1\.50–2\.00", text)
-    assert re.search(r"\n +2 +tower:mode=cpu +7\.50 +0\.50 ", text)
+    assert re.search(r"\n +2 +tower:mode=host +7\.50 +0\.50 ", text)
     assert re.search(r"\n +\n +4 +async ", text)
 
 

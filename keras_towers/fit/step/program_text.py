@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from keras_towers.fit.step.step_costs import (
     exchanged_for,
 )
 from keras_towers.fit.step.trace import Trace, components_of
+from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.layouts import (
     Layout,
     ListOf,
@@ -32,7 +33,6 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import (
     Exchange,
-    Function,
     Operation,
     Phase,
     Program,
@@ -229,16 +229,12 @@ def _type(operation: Operation) -> str:
 
 def _inside(operation: Operation) -> int:
     """Return how many operations the functions have that one calls."""
-    number = 0
-    for functions in operation.functions.values():
-        called: Sequence[Function] = (
-            [functions] if isinstance(functions, Function) else functions
-        )
-        for function in called:
-            for inner in function.operations:
-                if not inner.is_repeated:
-                    number += 1 + _inside(inner)
-    return number
+    return sum(
+        1 + _inside(inner)
+        for function in functions_of(operation)
+        for inner in function.operations
+        if not inner.is_repeated
+    )
 
 
 def _layout_name(layout: Layout) -> str:
