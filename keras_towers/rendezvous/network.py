@@ -89,6 +89,16 @@ def task_answers(address: str) -> bool:
     return True
 
 
+def address_of_name(name: str) -> str | None:
+    """The first address of this machine that its name resolves to, if any."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    addresses = (str(address) for *_, (address, *_) in found)
+    return next(filter(is_local_address, addresses), None)
+
+
 def source_address(address: str) -> str:
     """The address of this machine on the route to another address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

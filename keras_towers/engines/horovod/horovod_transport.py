@@ -14,7 +14,9 @@ before the step, or once for two of them, and the others would wait.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -27,6 +29,7 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     launchers,
     meet,
+    network,
     rank_checks,
     store,
     tf_config,
@@ -55,6 +58,11 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         # Without a rendezvous, Horovod's C++ code would wait and then abort.
         if not (hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)):
             _check_alone(member)
+        if (
+            not hvd.mpi_built()
+            or os.environ.get("HOROVOD_CONTROLLER") == "gloo"
+        ):
+            _check_name()
         with _watch_start():
             hvd.init(*args, **kwargs)
         _arguments = args, kwargs
@@ -65,6 +73,29 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         tf_config.refuse_unread("Horovod")
     elif hvd.size() == 1 and not may_be_one:
         _check_alone(member)
+
+
+def _check_name() -> None:
+    """Raise an error if Horovod cannot use the name of this machine.
+
+    Horovod exchanges through the address that the name resolves to, whatever
+    interface it is told, and crashes if there is none.
+    """
+    name = socket.gethostname()
+    address = network.address_of_name(name)
+    others = launchers.whole_number_in(os.environ, "HOROVOD_CROSS_SIZE") or 1
+    if address is None:
+        what = "resolves to no address of this machine"
+    elif others > 1 and ipaddress.ip_address(address).is_loopback:
+        what = f"resolves to {address}, where other machines cannot reach it"
+    else:
+        return
+    raise TowerError(
+        f"the name of this machine, {name}, {what}, and Horovod exchanges "
+        "through the address of its name. Give the name the machine's address "
+        f"in /etc/hosts, before any other line with it, such as: 10.0.0.1 "
+        f"{name}"
+    )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Where a strategy of several processes cannot be."""
 
 import json
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,27 @@ def test_engines_that_would_train_separately_are_refused(
         horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
         byteps_transport.connect(alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "words"),
+    [
+        ("no-such-host.invalid", 1, "to no address of this machine"),
+        ("localhost", 2, "to .*, where other machines cannot reach it"),
+    ],
+)
+def test_horovod_needs_the_address_of_the_machine_s_name(
+    monkeypatch, name, hosts, words
+):
+    """Its C++ code would end the process."""
+    monkeypatch.setattr(horovod_transport, "_connected", True)
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    monkeypatch.setenv("HOROVOD_CROSS_SIZE", str(hosts))
+    engine = SimpleNamespace(
+        is_initialized=lambda: False, mpi_built=lambda: False
+    )
+    with pytest.raises(TowerError, match=f"{name}, resolves {words}.*hosts"):
+        horovod_transport.connect(engine)
 
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
