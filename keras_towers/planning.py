@@ -166,6 +166,17 @@ CHOICES: Sequence[Choice] = (
 )
 """What is compared; the first one is all that one device can do."""
 
+_WITHIN_HOSTS = Choice(
+    'shard_over="process"',
+    lambda setting: _Planned(
+        setting,
+        weights="sharded",
+        shard_over="process",
+        gather_bytes=setting.gather_bytes,
+    ),
+)
+# With several hosts and devices of each.
+
 _LAYOUTS = Choice("layouts", _PlannedOnMesh)
 
 
@@ -246,9 +257,11 @@ def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
     """
     hosts = setting.hosts or [1]
     is_alone = len(setting.devices) * max(hosts) == 1
-    choices = CHOICES[:1] if is_alone else CHOICES
+    choices = [*(CHOICES[:1] if is_alone else CHOICES)]
+    if len(setting.devices) > 1 and max(hosts) > 1:
+        choices.append(_WITHIN_HOSTS)
     if setting.layouts is not None:
-        choices = [*choices, _LAYOUTS]
+        choices.append(_LAYOUTS)
     plans: list[Plan] = []
     for choice in choices:
         found = _plan(choice, build, setting)

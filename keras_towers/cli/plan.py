@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # How many names of weights are printed.
 _SHOWN = 3
+# The columns of a table of hosts, with all that it may have.
+_WIDTH = 100
 
 
 def plan(
@@ -153,7 +155,9 @@ def plan(
         on = f"hosts of {towers} device{'' if towers == 1 else 's'}"
         each = f"{batch_size} examples per step and host"
         console.print(f"{_named(plans[0])} on {on}, {each}", soft_wrap=True)
-        console.print(plan_hosts.table_of(rows, device_memory))
+        # Wider than what is not a terminal, which has 80 columns.
+        wide = Console(highlight=False, width=max(console.width, _WIDTH))
+        wide.print(plan_hosts.table_of(rows, device_memory))
     else:
         on = f"{towers} device{'' if towers == 1 else 's'}"
         each = f"{batch_size} examples per step"

@@ -181,7 +181,12 @@ def table_of(rows: Sequence[OnHosts], device_memory: str | None) -> Table:
         axis for axis in _TITLES if any(r.time.sending.get(axis) for r in rows)
     ]
     is_timed = rows[0].time.computing is not None
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("hosts", justify="right")
     table.add_column("choice", no_wrap=True)
     titles = [f"ms,\n{_TITLES[axis]}" for axis in axes]

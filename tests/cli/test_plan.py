@@ -194,6 +194,11 @@ def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
         f"{0.002 / seconds:.0%}",
     ]
     assert copies[-1] == "no"
+    in_hosts = [r for r in rows if r[1] == 'shard_over="process"']
+    # Hosts sum what copies do, and have what one of them has.
+    assert [row[0] for row in in_hosts] == ["1", "2", "4"]
+    assert float(in_hosts[-1][3]) == pytest.approx(between, rel=0.05)
+    assert len({tuple(row[-3:]) for row in in_hosts}) == 1
     # Copies do not fit, and the state alone is not in enough shards on one.
     assert last.startswith(
         'Take weights="sharded" on 1 host, updates="sharded" on 2 to 4 hosts: '
@@ -205,8 +210,8 @@ def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
 def test_hosts_without_a_step_have_times_of_exchanges_only():
     ended = run("model", *ON_HOSTS, "--json")
     found = json.loads(ended.stdout)
-    assert [c["hosts"] for c in found["choices"]] == [1] * 3 + [2] * 3 + [4] * 3
-    copies = found["choices"][-3]
+    assert [c["hosts"] for c in found["choices"]] == [1] * 4 + [2] * 4 + [4] * 4
+    copies = found["choices"][-4]
     assert copies["efficiency"] is copies["examples_per_s"] is None
     assert copies["step_ms"] == pytest.approx(
         sum(copies["sending_ms"].values())
