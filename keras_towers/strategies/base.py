@@ -350,7 +350,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 stack.enter_context(thread_state.entered_block(block))
             self._announce()
             self._entered = stack.pop_all()
-        self._adoption.in_block = True
+        self._adoption.enter_block()
         return self
 
     def _announce(self) -> None:

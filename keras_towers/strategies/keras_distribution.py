@@ -377,7 +377,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
         _thread.patched = contextlib.ExitStack()
         _thread.patched.enter_context(keras_patches.installed())
         _thread.strategy = strategy
-        strategy._adoption.in_block = True
+        strategy._adoption.enter_block()
 
 
 def _check_kind(distribution: Any) -> None:

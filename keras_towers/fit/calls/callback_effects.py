@@ -200,7 +200,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         what += f" in {callback}.{event}" if callback else ""
         why = ""
         if call is not None and self._adoption is not None:
-            why = why_not_alone(call, self.model, event, self._adoption)
+            why = why_not_alone(call, self.model, self._adoption)
         with watch.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 

@@ -17,9 +17,7 @@ from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.contract import KerasCall, TowerFunction
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
-
-# At these events the ranks' weights are equal even if ranks average them.
-_EVENTS_WITH_MEANS = ("on_epoch_end", "on_train_end")
+from keras_towers.fit.weights.model_stage import Stage
 
 
 class LoneCall(TowerCall):
@@ -56,14 +54,13 @@ class LoneCall(TowerCall):
 
 
 def why_not_alone(
-    call: KerasCall, outer: keras.Model, event: str, adoption: Adoption
+    call: KerasCall, outer: keras.Model, adoption: Adoption
 ) -> str:
     """Return why ranks cannot make a call alone; empty if they can.
 
     Args:
         call: the call, in a callback.
         outer: the model that the callback belongs to.
-        event: the event of the callback.
         adoption: the models of the strategy.
     """
     kind, model = call.kind, call.model
@@ -72,7 +69,8 @@ def why_not_alone(
             f"{kind} needs all ranks. Call it on every rank, or after this "
             "call has ended; evaluate and predict may be called on some ranks"
         )
-    if adoption.ranks_diverge(outer) and event not in _EVENTS_WITH_MEANS:
+    is_apart = adoption.stages.of(outer) is Stage.APART
+    if is_apart and adoption.ranks_diverge(outer):
         return (
             "with sync_every, ranks have the same weights only at the end of "
             f"an epoch. Call {kind} there, or on every rank"

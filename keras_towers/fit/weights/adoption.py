@@ -25,6 +25,7 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.model_stage import ModelStages, Stage
 from keras_towers.fit.weights.tower_variables import bytes_on
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import failed_calls
@@ -58,6 +59,7 @@ class Adoption:
     them.
 
     Attributes:
+        stages: where each model is on its way through the strategy.
         in_block: whether a block is open, at whose end models are released.
     """
 
@@ -70,17 +72,13 @@ class Adoption:
         self._config = config
         self._keeps = keeps
         self.update = update
+        self.stages: ModelStages = ModelStages()
         # For each model and method, the compilation for which it is prepared.
-        # Models that the user has dropped are freed, even inside the block.
-        self._models: weakref.WeakKeyDictionary[
+        self._prepared: weakref.WeakKeyDictionary[
             keras.Model, dict[str, tuple[Any, ...]]
         ] = weakref.WeakKeyDictionary()
-        self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-        # Compiled in the block, but not created or used there.
-        self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-        self._made_variables: IdentityDict[keras.Variable, None] = (
-            IdentityDict()
-        )
+        # Those that were created in the block.
+        self._variables: IdentityDict[keras.Variable, None] = IdentityDict()
         # In the block, or in the previous one.
         self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
@@ -89,23 +87,27 @@ class Adoption:
     @property
     def models(self) -> list[keras.Model]:
         """The models on the towers, and those created in the block."""
-        return [*self._models, *self._created]
+        return [*self.stages.bound, *self.stages.at(Stage.CREATED)]
+
+    def enter_block(self) -> None:
+        """Note that a block begins, which ``release`` ends."""
+        self.in_block = True
 
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
-        if self.in_block:
-            self._created.add(model)
+        if self.in_block and self.stages.of(model) is Stage.FREE:
+            self.stages.move(model, Stage.CREATED)
         if self._keeps or not self.in_block:
             _defaults[model] = self._config.strategy
 
     def register_compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
-        if model in self._models:
+        if self.stages.of(model).is_bound:
             # A running loop may continue, for example after a callback.
             self.claim(model)
             self.bind(model)
-        if self._keeps and self.in_block and strategy_of(model) is None:
-            self._compiled.add(model)
+        elif self._keeps and self.in_block and strategy_of(model) is None:
+            self.stages.move(model, Stage.COMPILED)
 
     @contextlib.contextmanager
     def registering_variable(self, variable: keras.Variable) -> Iterator[None]:
@@ -134,7 +136,7 @@ class Adoption:
         if once and variable.trainable:
             self.update.place_created(variable)
         if self.in_block:
-            self._made_variables[variable] = None
+            self._variables[variable] = None
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
@@ -142,13 +144,14 @@ class Adoption:
         if self._failed != failed_calls.calls.failed:
             # In a call that has failed ranks may have come differently far.
             self._failed = failed_calls.calls.failed
-            for known in self._models:
+            for known in self.stages.bound:
                 _drop_functions(known)
         for optimizer in state_lib.collect(model).optimizers:
             self.update.place_optimizer(optimizer)
         for trainer in state_lib.models_in(model):
-            # Registered separately: a nested model may outlive the outer one.
-            self._models.setdefault(trainer, {})
+            # Each by itself: a nested model may outlive the outer one.
+            if not self.stages.of(trainer).is_bound:
+                self.stages.move(trainer, Stage.CLAIMED)
             strategy = self._config.strategy
             if strategy_of(trainer) is not strategy:
                 trainer._distribute_strategy = strategy
@@ -156,7 +159,6 @@ class Adoption:
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
-        self._compiled.discard(model)
         for trainer in state_lib.models_in(model):
             if strategy_of(trainer) is not self._config.strategy:
                 release_from_default(trainer)
@@ -172,11 +174,11 @@ class Adoption:
 
     def is_prepared(self, model: keras.Model, kind: str) -> bool:
         """Whether a method is prepared for the model's current compilation."""
-        return self._models.get(model, {}).get(kind) == _compilation(model)
+        return self._prepared.get(model, {}).get(kind) == _compilation(model)
 
     def mark_prepared(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
-        self._models.setdefault(model, {})[kind] = _compilation(model)
+        self._prepared.setdefault(model, {})[kind] = _compilation(model)
 
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
@@ -191,6 +193,8 @@ class Adoption:
                 # A nested model may have been placed before, and may train.
                 if not _variables_of(trainer).isdisjoint(map(id, moved)):
                     _renew_functions(trainer)
+        if self.stages.of(model) is Stage.CLAIMED:
+            self.stages.move(model, Stage.PLACED)
         return bool(moved)
 
     def synchronize(
@@ -224,8 +228,13 @@ class Adoption:
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
         # Eager steps run as on one device, and need the slots of all weights.
-        if not state_lib.runs_eagerly(model):
-            self.update.drop_remote_slots()
+        if state_lib.runs_eagerly(model):
+            return
+        self.update.drop_remote_slots()
+        # A model that its first step places begins again after that.
+        is_placed = self.stages.of(model) is not Stage.CLAIMED
+        if is_placed and self._config.transport.size > 1:
+            self.stages.move(model, Stage.APART)
 
     def ranks_diverge(self, model: keras.Model) -> bool:
         """Whether a model's ranks train on their own until the next average."""
@@ -237,6 +246,8 @@ class Adoption:
         """Give every rank the whole optimizer state, and equal weights."""
         self.update.end_rounds()
         self.update.gather_slots()
+        for model in self.stages.at(Stage.APART):
+            self.stages.move(model, Stage.PLACED)
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum the metrics of ranks that train independently. Collective."""
@@ -271,7 +282,7 @@ class Adoption:
 
         In this block or, after it, in the previous one.
         """
-        states = [state_lib.collect(model) for model in self._models]
+        states = [state_lib.collect(model) for model in self.stages.bound]
         kinds = {
             "weights": [v for state in states for v in state.weights],
             "optimizer state": [
@@ -299,10 +310,10 @@ class Adoption:
         # The stack runs in reverse order.
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
-            for model in self._compiled:
+            for model in self.stages.at(Stage.COMPILED):
                 strategy = self._config.strategy
                 stack.callback(_defaults.__setitem__, model, strategy)
-            for variable in self._made_variables:
+            for variable in self._variables:
                 stack.callback(self.update.restore, variable)
             for model in reversed(models):
                 stack.callback(self.release_model, model)
@@ -313,21 +324,23 @@ class Adoption:
         self._held = self.held_bytes()
 
     def _forget(self) -> None:
-        self._models.clear()
-        self._made_variables.clear()
-        self._created = weakref.WeakSet()
-        self._compiled = weakref.WeakSet()
+        self.stages.free_all()
+        self._prepared.clear()
+        self._variables.clear()
         self.in_block = False
 
     def release_model(self, model: keras.Model) -> None:
         """Turn a model into an ordinary one."""
+        if self.stages.of(model) is Stage.COMPILED:
+            self.stages.move(model, Stage.FREE)
         if strategy_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
         with contextlib.ExitStack() as stack:
             for trainer in state_lib.models_in(model):
                 # It is to be claimed and compared again when it is used again.
-                stack.callback(self._models.pop, trainer, None)
+                stack.callback(self._prepared.pop, trainer, None)
+                stack.callback(self.stages.move, trainer, Stage.FREE)
                 stack.callback(_unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)
