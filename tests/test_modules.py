@@ -31,13 +31,13 @@ SHOWN_BY = {
     """,
     "fit/step/test_global_step.py": """
         fit/contract fit/step/exchanges fit/step/program_inputs
-        fit/step/tower_exchanges fit/step/tower_functions fit/step/tower_tensors
-        fit/step/trace
+        fit/step/step_layout fit/step/tower_exchanges
+        fit/step/tower_functions fit/step/tower_tensors fit/step/trace
     """,
     "fit/step/test_xla.py": "fit/step/compiled_step",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
-    "exactness/test_xla.py": "fit/step/compiled_update partition/left_out",
+    "exactness/test_xla.py": "partition/left_out",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",

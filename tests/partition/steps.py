@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import global_step
+from keras_towers.fit.step import step_layout
 from tests.kit.compare import assert_towers_equal
 from tests.partition.cases.table import BATCH
 
@@ -16,13 +16,13 @@ from tests.partition.cases.table import BATCH
 @contextlib.contextmanager
 def noting(programs):
     """Give a list the programs of the steps that are traced in a block."""
-    lay_out = global_step.partition_over_mesh
+    lay_out = step_layout.partition_over_mesh
 
     def noted(*given, **more):
         programs.append(lay_out(*given, **more))
         return programs[-1]
 
-    with unittest.mock.patch.object(global_step, "partition_over_mesh", noted):
+    with unittest.mock.patch.object(step_layout, "partition_over_mesh", noted):
         yield
 
 

@@ -30,7 +30,8 @@ from keras_towers.fit.step.adaptive_function import (
     make_by_keras,
     running_settings,
 )
-from keras_towers.fit.step.global_step import GlobalStep, StepSettings
+from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.rendezvous import rank_checks

@@ -1,13 +1,16 @@
-"""The step of one device as functions that XLA compiles, and its updates.
+"""What XLA compiles besides levels: an optimizer's update, and a whole step.
 
-What towers that each train a batch of their own do with gradients, such as
-waiting for one another, XLA cannot compile. It compiles all before it.
+Keras's ``apply`` is traced, and laid out as a step is: what the variables hold
+goes into a function, and what they hold afterwards comes out. Of towers that
+each train a batch of their own, a step is that of one device. What they do with
+gradients, such as waiting for one another, XLA cannot compile; it compiles all
+before it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,11 +23,12 @@ from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.step_costs import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.step.trace import trace, with_components
+from keras_towers.fit.step.trace import components_of, trace, with_components
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.program import Update
+from keras_towers.partition.layouts import MIRRORED, REPLICATED
+from keras_towers.partition.program import Inputs, Update
 
 
 def run_compiled(
@@ -48,21 +52,10 @@ def run_compiled(
     program = partition_graph(
         traced.graph, layouts, traced.results, traced.update_infos(), xla=True
     )
-    inputs = program.inputs
-    with tf.device(compat.HOST):
-        common: dict[Any, Any] = {inputs.total: tf.constant(0, tf.int64)}
-        parts: list[dict[Any, Any]] = [
-            {
-                inputs.start: tf.constant(0, tf.int64),
-                inputs.is_first: tf.constant(True),
-                inputs.is_first_part: tf.constant(True),
-            }
-        ]
     leaves = tf.nest.flatten(batch, expand_composites=True)
-    given = [leaf for leaf in leaves if leaf is not None]
-    common |= zip(inputs.of_graph, given, strict=False)
-    step_inputs = StepInputs(common, parts)
-    step_inputs.add_captures(inputs, traced.captures, {}, 1)
+    tensors = [leaf for leaf in leaves if leaf is not None]
+    inputs = _step_inputs(program.inputs, tensors, towers=1)
+    inputs.add_captures(program.inputs, traced.captures, {}, 1)
 
     def update(change: Update, _: Any, grads: list[Any]) -> None:
         call: ApplyCall = traced.updates[change.name]
@@ -72,6 +65,89 @@ def run_compiled(
     places = Places(Ranks(), [[active.device]])
     order = StepOrder(places.ranks.step)
     ready = TowerProgram(program, "xla", places, order)
-    results = ready.add_to_graph(step_inputs, update)
+    results = ready.add_to_graph(inputs, update)
     log_not_compiled(model, True, ready.xla)
     return traced.output_with(results)
+
+
+def apply_compiled(
+    apply: Callable[[list[Any]], Any],
+    sums: Sequence[list[Any]],
+    copies: Mapping[int, Sequence[Any]],
+    devices: Sequence[str],
+    order: StepOrder,
+) -> None:
+    """Update variables on the towers that have them.
+
+    Args:
+        apply: updates the variables of the first tower, given gradients.
+        sums: K lists of what ``apply`` takes: tensors, IndexedSlices and None,
+            which are the same on all towers.
+        copies: the handles of variables on K towers, by the ids of the first.
+            Other variables are updated once.
+        devices: the K towers' devices.
+        order: orders the operations that have other effects.
+    """
+    first, *_ = tensors_of_towers = [
+        [t for grad in of_tower for t in components_of(grad)]
+        for of_tower in sums
+    ]
+
+    def run(*tensors: tf.Tensor) -> None:
+        apply(with_components(sums[0], tensors))
+
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in first]
+    with compat.xla_context():
+        graph = compat.func_graph_from_py_func("update", run, specs, {})
+    captures = [outside for outside, _ in graph.captures]
+    on_towers = {
+        index: TowerHandles(MIRRORED, [[h] for h in copies[id(tensor)]])
+        for index, tensor in enumerate(captures)
+        if id(tensor) in copies
+    }
+    of_grads = MIRRORED if len(devices) > 1 else REPLICATED
+    layouts = [of_grads for _ in specs]
+    layouts += [
+        MIRRORED if index in on_towers else REPLICATED
+        for index, _ in enumerate(captures)
+    ]
+    program = partition_graph(graph, layouts, [], xla=True)
+    inputs = _step_inputs(program.inputs, first, len(devices))
+    for index, tensor in program.inputs.copies.items():
+        if index < len(specs):
+            for grads, part in zip(
+                tensors_of_towers, inputs.parts, strict=True
+            ):
+                part[tensor] = grads[index]
+    inputs.add_captures(program.inputs, captures, on_towers, 1)
+    places = Places(Ranks(), [[device] for device in devices])
+    ready = TowerProgram(program, "xla", places, order)
+    ready.add_to_graph(inputs, _refuse)
+
+
+def _step_inputs(
+    inputs: Inputs, tensors: Sequence[Any], towers: int
+) -> StepInputs:
+    """Return what a program gets of which no input is divided.
+
+    Args:
+        inputs: the inputs of the program.
+        tensors: the first of them.
+        towers: the number of towers.
+    """
+    with tf.device(compat.HOST):
+        common: dict[Any, Any] = {inputs.total: tf.constant(0, tf.int64)}
+        parts: list[dict[Any, Any]] = [
+            {
+                inputs.start: tf.constant(0, tf.int64),
+                inputs.is_first: tf.constant(k == 0),
+                inputs.is_first_part: tf.constant(True),
+            }
+            for k in range(towers)
+        ]
+    common |= zip(inputs.of_graph, tensors, strict=False)
+    return StepInputs(common, parts)
+
+
+def _refuse(*_: Any) -> None:
+    raise AssertionError("an update within an update")

@@ -1,0 +1,265 @@
+"""What a step is traced for, and how it is laid out over towers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat, devices
+from keras_towers._notices import first_time
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.places import Places
+from keras_towers.fit.step import step_costs
+from keras_towers.fit.step.divided_batch import DividedBatch
+from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.program_inputs import capture
+from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.tower_variables import TowerHandles
+from keras_towers.partition.layouts import REPLICATED, InShards
+from keras_towers.partition.local_step import (
+    LocalStep,
+    to_local_step,
+    write_only_rows,
+)
+from keras_towers.partition.mesh import partition_over_mesh
+from keras_towers.partition.program import Program
+
+logger = logging.getLogger("keras_towers")
+
+# The batch size to assume if it is unknown.
+_ASSUMED_BATCH = 64
+# Fewer rows per tower are not worth a separate exchange.
+_MIN_GATHERED_ROWS = 32
+# Ranks gather rows instead of a gradient if the rows are at least this many
+# times smaller, and only for batches up to this size: for larger ones computing
+# the gradient on every rank takes longer than sending it.
+_MIN_SAVING_RATIO = 4
+_MAX_GATHERED_BATCH = 256
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepSettings:
+    """What a step is traced for.
+
+    Attributes:
+        model: the model that runs it.
+        kind: the method of Keras that it belongs to.
+        places: where it computes, and with whom.
+        undivided: which parts of batches have no row per example, as batches so
+            far have shown, by the names of all their parts.
+        examples: the usual number of examples of a batch, from which it chooses
+            what to gather; None: unknown.
+        on_trace: called with the graph of the step, and whether it gathers rows
+            because of this number.
+    """
+
+    model: keras.Model
+    kind: str
+    places: Places
+    undivided: dict[tuple[str, ...], set[str]]
+    examples: int | None = None
+    on_trace: Callable[[Any, bool], None] = lambda graph, gathers: None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step trains."""
+        return self.kind in TRAINING
+
+    @property
+    def xla(self) -> bool:
+        """Whether XLA compiles it, where it can."""
+        return bool(self.model.jit_compile)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepLayout:
+    """A step that is laid out over towers.
+
+    Attributes:
+        program: what towers compute and exchange.
+        on_towers: the handles of variables that each tower has a copy or a
+            shard of, by their index among the captures.
+        local_step: the step of a rank that computes its own part only; None:
+            all ranks share one.
+    """
+
+    program: Program
+    on_towers: Mapping[int, TowerHandles]
+    local_step: LocalStep | None
+
+
+def lay_out(
+    update: WeightUpdate,
+    traced: Trace,
+    divided: DividedBatch,
+    settings: StepSettings,
+) -> StepLayout:
+    """Lay a step out over the towers, and record what it costs.
+
+    Args:
+        update: the towers, and their variables.
+        traced: the step on one device.
+        divided: its batch.
+        settings: what it is traced for.
+    """
+    config, ranks = update.config, settings.places.ranks
+    is_alone = ranks.shards.size < config.shards.size
+    on_towers = update.variables.on_towers(traced.captures, is_alone)
+    if ranks.shards.size > 1 and not settings.trains:
+        _refuse_writes_to_shards(traced, on_towers, settings)
+    program = _divide_trace(update, traced, divided, on_towers, settings)
+    local_step = None
+    if not ranks.share_step and update.local_sgd is not None:
+        program = write_only_rows(program)
+    elif not ranks.share_step:
+        local_step = to_local_step(program)
+        program = local_step.program
+        _warn_of_own_rows(config, local_step, settings)
+    step_costs.record_costs(
+        config, settings.kind, settings.model, program, settings.places
+    )
+    return StepLayout(program, on_towers, local_step)
+
+
+def _divide_trace(
+    update: WeightUpdate,
+    traced: Trace,
+    divided: DividedBatch,
+    on_towers: Mapping[int, TowerHandles],
+    settings: StepSettings,
+) -> Program:
+    config, places = update.config, settings.places
+    of_captures = [
+        on_towers[index].layout if index in on_towers else REPLICATED
+        for index, _ in enumerate(traced.captures)
+    ]
+    first = len(divided.layouts)
+    in_columns = {
+        first + index: handles.columns
+        for index, handles in on_towers.items()
+        if handles.columns is not None
+    }
+    return partition_over_mesh(
+        traced.graph,
+        [*divided.layouts, *of_captures],
+        in_columns,
+        traced.results,
+        traced.update_infos(),
+        traced.placed,
+        columns=places.columns,
+        ranks=places.ranks.step.size > 1,
+        replicate_shards=places.ranks.replicate_shards,
+        hooked=config.compresses,
+        xla=settings.xla,
+        gather_ratio=_gather_ratio(update, settings),
+        micro_batches=places.parts > 1,
+        gather_bytes=config.options.gathered_bytes,
+        examples=settings.examples or _ASSUMED_BATCH,
+    )
+
+
+def _warn_of_own_rows(
+    config: TowerConfig, local_step: LocalStep, settings: StepSettings
+) -> None:
+    """Warn if a rank replaces values of the whole batch by its own ones."""
+    has_all = len(local_step.parts) == len(local_step.program.updates)
+    is_first = settings.places.ranks.job.rank == 0
+    if has_all or not is_first:
+        return
+    if first_time(settings.model, ("own rows", config.name)):
+        logger.warning(
+            "the gradients of model %r need values of the whole batch, "
+            "such as the statistics of a BatchNormalization or the "
+            "number of masked entries, and each worker with %s "
+            "computes them from its own part only: the weights will "
+            "differ from the weights on one device. HorovodStrategy "
+            "and MultiWorkerTowerStrategy give equal weights.",
+            settings.model.name,
+            config.name,
+        )
+
+
+def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
+    """Return how many times larger a sum must be to gather rows instead."""
+    config, examples = update.config, settings.examples
+    places, ranks = settings.places, settings.places.ranks
+    on_host = devices.all_on_host(config.devices)
+    is_local = not ranks.share_step and update.local_sgd is None
+    if is_local or places.parts > 1 or update.is_traced:
+        return None
+    if ranks.step.size == 1:
+        # On one host, gathering does not change the computing time.
+        rows = -(-(examples or _ASSUMED_BATCH) // places.towers)
+        return max(rows, _MIN_GATHERED_ROWS) if on_host else None
+    # Every rank computes the gradient.
+    few = examples is not None and examples <= _MAX_GATHERED_BATCH
+    is_lossless = config.options.compression in (None, "none")
+    one_device = on_host or places.towers == 1
+    if not (few and is_lossless and one_device):
+        return None
+    return _MIN_SAVING_RATIO * (examples or 0)
+
+
+def _refuse_writes_to_shards(
+    traced: Trace,
+    on_towers: Mapping[int, TowerHandles],
+    settings: StepSettings,
+) -> None:
+    """Refuse a step that would leave the wholes that ranks hold behind."""
+    written = {id(tensor) for tensor in traced.written}
+    for index, found in on_towers.items():
+        tensor = traced.captures[index]
+        if id(tensor) in written and isinstance(found.layout, InShards):
+            raise TowerError(
+                f"{settings.kind} of model {settings.model.name!r} writes "
+                f"{describe_variable(capture(tensor))}, in shards on several "
+                "ranks, and only steps that train may write it there. Write it "
+                'in the training step, or leave weights="sharded" out.'
+            )
+
+
+def describe_variable(handle: Any) -> str:
+    """Describe a variable, given its handle."""
+    found = compat.get_resource_handle_data(handle).shape_and_type[0]
+    shape, dtype = tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
+    return f"a variable {shape} {dtype.name}"
+
+
+def devices_for(
+    config: TowerConfig, places: Places, has_copies: bool
+) -> Places:
+    """Return places with the devices on which towers compute.
+
+    Args:
+        config: the towers.
+        places: the places of the step.
+        has_copies: whether each tower has copies of variables on its device.
+    """
+    mesh = places.mesh
+    if has_copies or not devices.all_on_host(itertools.chain(*mesh)):
+        return places
+    # They share all cores anyway, and TensorFlow instantiates each function
+    # only once for a single device.
+    mesh = [[mesh[0][0] for _ in row] for row in mesh]
+    return dataclasses.replace(places, mesh=mesh)
+
+
+def call_mode(config: TowerConfig, settings: StepSettings) -> CallMode:
+    """Return how towers call their functions.
+
+    Inlined functions send gradients to other ranks while the step computes
+    more, and TensorFlow optimizes them, as accelerators need.
+    """
+    if settings.xla:
+        return "xla"
+    is_alone = settings.places.ranks.step.size == 1
+    on_host = devices.all_on_host(config.devices)
+    return "called" if is_alone and on_host else "inlined"
