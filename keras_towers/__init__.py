@@ -115,7 +115,8 @@ _MODULES = {
     "byteps": "engines.byteps.bps",
     "byteps.callbacks": "engines.byteps.bps.callbacks",
     "horovod": "engines.horovod.hvd",
-    "horovod.callbacks": "engines.dropin.callbacks",
+    "horovod.callbacks": "engines.dropin.horovod_callbacks",
+    "horovod.elastic": "engines.horovod.hvd.elastic_states",
 }
 
 

@@ -15,7 +15,7 @@ SHOWN_BY = {
         engines/byteps/byteps_transport
     """,
     "engines/horovod": """
-        engines/dropin/callbacks engines/dropin/connection
+        engines/dropin/horovod_callbacks engines/dropin/connection
         engines/dropin/distributed_models engines/dropin/distributed_optimizer
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
@@ -60,7 +60,7 @@ SHOWN_BY = {
     """,
     "partition/test_mirrored.py": "partition/rules/variables",
     "processes/test_elastic.py": """
-        engines/horovod/hvd/elastic
+        engines/horovod/hvd/elastic_states
     """,
     "processes/test_ranks.py": """
         fit/calls/callback_effects fit/calls/joint_call fit/update/local_sgd
@@ -75,7 +75,7 @@ SHOWN_BY = {
     """,
     "strategies/test_base.py": "_strategy strategies/tower",
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/rules/columns strategies/mesh
+        partition/mesh partition/rules/columns strategies/device_mesh
     """,
     "test_explanation.py": "fit/step/program_text",
     "test_what_is_printed.py": "_notices",

@@ -139,7 +139,9 @@ def _connect(
         if towers is not None:
             _split_cpu(towers, name)
         if has_servers:
-            from keras_towers.parameter_servers.connection import take_role
+            from keras_towers.parameter_servers.server_connection import (
+                take_role,
+            )
 
             # Before any model is made.
             take_role("keras-towers run")

@@ -17,7 +17,7 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import copy_on_tower
-from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.server_connection import Connection
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.named_resources import TracedFunctions, variable
 

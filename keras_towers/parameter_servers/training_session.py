@@ -21,9 +21,12 @@ from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.weights.tower_variables import copy_on_tower
-from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
+from keras_towers.parameter_servers.server_connection import (
+    Connection,
+    ServerPeers,
+)
 from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.replicas import named_resources

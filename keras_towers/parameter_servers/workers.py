@@ -16,9 +16,9 @@ from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.data.same_data import different_data
-from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.key_value_store import task_name
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
+from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.server_process import missing_workers
 from keras_towers.rendezvous.liveness import Liveness, State, describe_each
 from keras_towers.rendezvous.store import wait_for

@@ -39,7 +39,7 @@ from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.strategies import modes
-from keras_towers.strategies.mesh import Mesh, UpdateOnMesh
+from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
 from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport, next_key
 

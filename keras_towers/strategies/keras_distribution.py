@@ -28,7 +28,7 @@ from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers
-from keras_towers.strategies.mesh import rows_of
+from keras_towers.strategies.device_mesh import rows_of
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from keras_towers.fit.options import (
     options_of,
 )
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.mesh import Mesh
+from keras_towers.strategies.device_mesh import Mesh
 
 
 class OnMesh(BaseStrategy):

@@ -23,7 +23,10 @@ from keras_towers.fit.options import (
 )
 from keras_towers.fit.update.weight_update import UpdateAtVariable
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
-from keras_towers.parameter_servers.connection import ServerPeers, take_role
+from keras_towers.parameter_servers.server_connection import (
+    ServerPeers,
+    take_role,
+)
 from keras_towers.parameter_servers.training_session import (
     AsyncSession,
     AveragedSession,

@@ -9,8 +9,8 @@ import pytest
 
 from keras_towers import settings
 from keras_towers.parameter_servers import key_value_store, server_process
-from keras_towers.parameter_servers.connection import DroppedResources
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
+from keras_towers.parameter_servers.server_connection import DroppedResources
 from keras_towers.rendezvous.network import is_reachable
 from keras_towers.rendezvous.tf_config import Cluster
 

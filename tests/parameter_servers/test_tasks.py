@@ -12,7 +12,7 @@ import os, sys, time
 import tensorflow as tf
 from keras_towers import settings
 from keras_towers.rendezvous import store
-from keras_towers.parameter_servers.connection import take_role
+from keras_towers.parameter_servers.server_connection import take_role
 settings.NOTICE_S = 0.3
 settings.LOST_S = 6.0
 job = take_role("MyStrategy")

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 

@@ -9,7 +9,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import claim_devices, towers_on
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.engines.dropin import callbacks
+from keras_towers.engines.dropin import horovod_callbacks
 from keras_towers.engines.dropin.distributed_optimizer import (
     is_distributed,
     move_reducer_outward,
@@ -74,7 +74,7 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
         if not is_initialized() or not any(r.all_ranks for r in reducers):
             return original(model, *args, **kwargs)
         arguments = fit_signature.bind(model, *args, **kwargs).arguments
-        with callbacks.sync_callbacks(arguments):
+        with horovod_callbacks.sync_callbacks(arguments):
             return original(arguments.pop("self"), **arguments)
 
     def scale_losses(

@@ -10,7 +10,7 @@ from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import claim_devices, towers_on
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -22,7 +22,7 @@ from keras_towers.fit.options import (
 from keras_towers.rendezvous import store, tf_config
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import claim_devices, towers_on
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")

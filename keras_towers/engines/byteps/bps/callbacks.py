@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_towers.engines.dropin import callbacks
-from keras_towers.engines.dropin.callbacks import (
+from keras_towers.engines.dropin import horovod_callbacks as shared
+from keras_towers.engines.dropin.horovod_callbacks import (
     BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
     MetricAverageCallback as MetricAverageCallback,
 )
 
 
-class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback):
+class LearningRateScheduleCallback(shared.LearningRateScheduleCallback):
     """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
     Args:
@@ -54,7 +54,7 @@ class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback):
         )
 
 
-class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
+class LearningRateWarmupCallback(shared.LearningRateWarmupCallback):
     """Warms the learning rate up to ``initial_lr``.
 
     It grows linearly with every batch, from ``initial_lr / size()`` to

@@ -26,8 +26,8 @@ from keras_towers.engines import HOROVOD as _ENGINE
 _horovod = _ENGINE.import_module()
 
 # ``as`` marks names that this module exports.
-from keras_towers.engines.dropin import callbacks as callbacks
-from keras_towers.engines.horovod.hvd import elastic as elastic
+from keras_towers.engines.dropin import horovod_callbacks as _callbacks
+from keras_towers.engines.horovod.hvd import elastic_states as _elastic
 from keras_towers.engines.horovod.hvd.distributed_gradients import (
     DistributedGradientTape as DistributedGradientTape,
     DistributedOptimizer as DistributedOptimizer,
@@ -54,6 +54,9 @@ from keras_towers.engines.horovod.hvd.operations import (
     reducescatter as reducescatter,
     shutdown as shutdown,
 )
+
+callbacks = _callbacks
+elastic = _elastic
 
 
 def __dir__() -> list[str]:

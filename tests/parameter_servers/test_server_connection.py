@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.connection import (
+from keras_towers.parameter_servers.server_connection import (
     Connection,
     DroppedResources,
     ServerPeers,
