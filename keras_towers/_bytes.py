@@ -20,15 +20,15 @@ def parse_bytes(given: str, text: str) -> int:
     Raises:
         TowerError: it has no unit, or is no number of bytes.
     """
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"{_NUMBER}\s*(?:([kmgt]?)(i?)b|([kmgt]))|0", text.strip().lower()
     )
-    if found is None:
+    if match is None:
         raise TowerError(
             f"{given} is not allowed: give a number of bytes with its unit, "
             "such as 24GiB, 80GB, 500MB or 1000B"
         )
-    number, before_b, is_binary, alone = found.groups()
+    number, before_b, is_binary, alone = match.groups()
     return round(_multiplied(number or "0", before_b or alone, is_binary))
 
 
@@ -42,16 +42,16 @@ def parse_rate(given: str, text: str) -> float:
     Raises:
         TowerError: it has no unit, or is no rate above 0.
     """
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"{_NUMBER}\s*([kmgt]?)(i?)(?:(bit)(?:/?s)?|b/s)",
         text.strip().lower(),
     )
-    if found is None or not float(found[1]):
+    if match is None or not float(match[1]):
         raise TowerError(
             f"{given} is not allowed: give a rate with its unit, such as "
             "100Gbit or 300GB/s"
         )
-    number, prefix, is_binary, in_bits = found.groups()
+    number, prefix, is_binary, in_bits = match.groups()
     return _multiplied(number, prefix, is_binary) / (8 if in_bits else 1)
 
 

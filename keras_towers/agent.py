@@ -198,13 +198,13 @@ def _descendants() -> list[int]:
         children.setdefault(int(parent), []).append(int(name))
         if state in (b"Z", b"X"):
             zombies.add(int(name))
-    found: list[int] = []
+    descendants: list[int] = []
     todo = [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
         todo += below
-        found += below
-    return [pid for pid in found if pid not in zombies]
+        descendants += below
+    return [pid for pid in descendants if pid not in zombies]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -339,12 +339,12 @@ class BackupFile:
             commits.check_last(self.path, [self.epoch, self.batch])
         if peers.size > 1:
             states = self._hook_states
-            found = self._resumes, self._shapes, self._trained, self.metrics
-            values = self._position, found, states.layout
+            contents = self._resumes, self._shapes, self._trained, self.metrics
+            values = self._position, contents, states.layout
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            position, found, layout = of_rank_0
+            position, contents, layout = of_rank_0
             self._move_to(**position)
-            self._resumes, self._shapes, self._trained, self.metrics = found
+            self._resumes, self._shapes, self._trained, self.metrics = contents
             self._hook_states = SavedStates(layout, states.values)
 
     def _load(self) -> None:

@@ -649,8 +649,8 @@ def unknown(value: Any) -> tf.Tensor:
     """
     if tf.executing_eagerly():
         return value
-    _, found = tf.raw_ops.Switch(data=value, pred=_true().read_value())
-    return found
+    _, hidden = tf.raw_ops.Switch(data=value, pred=_true().read_value())
+    return hidden
 
 
 @functools.cache

@@ -201,8 +201,8 @@ class ObjectState(KeptObjects):
     def _read(self) -> bytes | None:
         if self._folder is None:
             return None
-        found = self._path.exists()
-        content = commits.verify(self._path.read_bytes()) if found else None
+        exists = self._path.exists()
+        content = commits.verify(self._path.read_bytes()) if exists else None
         if content is not None:
             self._commits = pickle.loads(content)["_commits"]
         commits.check_last(self._path, [self._commits])

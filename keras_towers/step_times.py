@@ -103,10 +103,10 @@ def time_step(
     """
     together: dict[tuple[int, bool, tuple[Axis, ...], bool], list[Exchanged]]
     together = collections.defaultdict(list)
-    for one in exchanged:
-        if bytes_for(one.size, examples) is not None:
-            key = one.level, one.is_sum, tuple(one.over), one.tensor.on_columns
-            together[key].append(one)
+    for part in exchanged:
+        if bytes_for(part.size, examples) is not None:
+            along, on_columns = tuple(part.over), part.tensor.on_columns
+            together[part.level, part.is_sum, along, on_columns].append(part)
     sending: dict[Axis, float] = collections.defaultdict(float)
     by_level: dict[int, float] = collections.defaultdict(float)
     for (level, is_sum, over, on_columns), group in together.items():
@@ -135,11 +135,11 @@ def _size_and_messages(
 ) -> tuple[float, int]:
     """Return the bytes that are exchanged at a time, and their messages."""
     specs, size = [], 0.0
-    for one in group:
-        own = (bytes_for(one.size, examples) or 0) / one.groups
+    for part in group:
+        own = (bytes_for(part.size, examples) or 0) / part.groups
         size += own
-        entries = math.ceil(own / one.tensor.dtype.size)
-        specs.append(tf.TensorSpec([entries], one.tensor.dtype))
+        entries = math.ceil(own / part.tensor.dtype.size)
+        specs.append(tf.TensorSpec([entries], part.tensor.dtype))
     return size, len(messages.buckets(specs))
 
 
@@ -161,19 +161,19 @@ def work_of(program: Program, lifetimes: Lifetimes) -> dict[int, float]:
     for operation in program.operations:
         if operation.is_repeated:
             continue
-        made = _entries(operation.outputs, lifetimes)
+        entries = _entries(operation.outputs, lifetimes)
         if operation.type.startswith(_PRODUCTS):
             sizes = [_entries([t], lifetimes) for t in operation.inputs]
             # Of shapes [m, k], [k, n] and [m, n]: m k n.
-            made = math.sqrt(math.prod(sorted(sizes)[-2:]) * made)
+            entries = math.sqrt(math.prod(sorted(sizes)[-2:]) * entries)
             shape = operation.outputs[0].shape
             if operation.type.startswith("Batch") and shape.rank is not None:
                 # The axes of the batch are in all three.
                 batch = _entries(operation.outputs, lifetimes)
                 for length in shape[-2:]:
                     batch /= length or 1
-                made /= math.sqrt(batch)
-        work[operation.level] += made
+                entries /= math.sqrt(batch)
+        work[operation.level] += entries
     return dict(work)
 
 

@@ -186,21 +186,21 @@ def measure_all(
     console: Console,
 ) -> Measurements:
     """Measure all cells until Ctrl-C; skip repeats of a row that failed."""
-    found = Measurements()
+    measurements = Measurements()
     # On SIGTERM, end exactly as on Ctrl-C.
     sigterm = handle_signals([signal.SIGTERM], signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as name, sigterm:
         try:
-            _measure(found, cells, rows, setting, console, Path(name))
-            found.complete = True
+            _measure(measurements, cells, rows, setting, console, Path(name))
+            measurements.complete = True
         except KeyboardInterrupt:
-            done = f"{len(found.samples)} of {len(cells)} runs made."
+            done = f"{len(measurements.samples)} of {len(cells)} runs made."
             console.print(f"Interrupted: {done}")
-    return found
+    return measurements
 
 
 def _measure(
-    found: Measurements,
+    measurements: Measurements,
     cells: Sequence[Cell],
     rows: Mapping[str, Row],
     setting: Setting,
@@ -213,18 +213,18 @@ def _measure(
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("models", total=len(cells))
         for model, path in stored.items():
-            found.titles[model] = store(model, path, setting)
+            measurements.titles[model] = store(model, path, setting)
         for number, cell in enumerate(cells):
             title = f"{cell.title} ({number + 1} of {len(cells)})"
             bar.update(task, completed=number, description=title)
             # A repeat would use up the time limit again.
-            if found.has_failed(cell):
+            if measurements.has_failed(cell):
                 continue
             if not console.is_terminal:
                 console.print(title, style="dim")
             row = rows[cell.row]
             sample = run_cell(row, cell, setting, stored[cell.model])
-            found.add(sample, compares=setting.exact and row.exact)
+            measurements.add(sample, compares=setting.exact and row.exact)
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> str:

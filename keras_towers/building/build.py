@@ -42,9 +42,9 @@ def build_wheel(
     """Build a wheel, or find it in the cache; return whether it was found."""
     cache = cache_folder(recipe)
     with _lock(cache, progress):
-        found = next(cache.glob("*.whl"), None)
-        if found and not rebuild:
-            return found, True
+        cached = next(cache.glob("*.whl"), None)
+        if cached and not rebuild:
+            return cached, True
         problems = toolchain.problems(recipe.tools())
         if problems:
             raise InstallError(
@@ -68,10 +68,10 @@ def install_wheel(
         progress("installing")
         _pip_install(recipe, wheel)
         progress("loading it with TensorFlow")
-        found = recipe.find_installed()
-        if found is not None and found.loads:
-            return cached, found
-        reason = found.error if found else "it is not installed"
+        installed = recipe.find_installed()
+        if installed is not None and installed.loads:
+            return cached, installed
+        reason = installed.error if installed else "it is not installed"
         if not cached:
             wheel.unlink(missing_ok=True)
             raise InstallError(
@@ -240,7 +240,7 @@ _NOISE = re.compile(
 def errors_in(lines: Iterable[str]) -> list[str]:
     """The first distinct lines of a log that report errors, else its end."""
     lines = [line.rstrip() for line in lines]
-    found: dict[str, None] = {}
+    errors: dict[str, None] = {}
     for index, line in enumerate(lines):
         if not _ERROR.search(line) or _NOISE.search(line):
             continue
@@ -249,5 +249,5 @@ def errors_in(lines: Iterable[str]) -> list[str]:
             # CMake reports the place on one line and the error below it.
             below = filter(None, map(str.strip, lines[index + 1 :]))
             text = " ".join([text, *itertools.islice(below, 3)])
-        found[text] = None
-    return list(found)[:_SHOWN] or list(filter(None, lines))[-_SHOWN:]
+        errors[text] = None
+    return list(errors)[:_SHOWN] or list(filter(None, lines))[-_SHOWN:]

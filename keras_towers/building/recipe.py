@@ -115,7 +115,7 @@ class Recipe(ABC):
 
     def key(self) -> dict[str, str]:
         """Facts that the wheel depends on besides ``target_facts()``."""
-        found = {
+        variables = {
             name: os.environ[name]
             for name in (*_COMPILER_VARIABLES, *self.build_variables)
             if name in os.environ
@@ -123,7 +123,7 @@ class Recipe(ABC):
         return {
             "recipe": str(self.revision),
             self.name: self.version,
-            "environment": json.dumps(found, sort_keys=True),
+            "environment": json.dumps(variables, sort_keys=True),
             "processor": self.processor(),
             "options": str(self),
             **{t.name: f"{t.path} {t.version}" for t in self.libraries()},

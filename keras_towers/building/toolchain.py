@@ -254,13 +254,13 @@ def of_pip(name: str) -> str | None:
 
 def problems(tools: list[Tool]) -> list[str]:
     """List the problems with these tools and pip."""
-    found = [tool.problem for tool in tools if tool.path is None]
+    texts = [tool.problem for tool in tools if tool.path is None]
     if importlib.util.find_spec("pip") is None:
-        found.append(
+        texts.append(
             f"pip is not in this environment: {sys.executable} -m ensurepip, "
             "or uv pip install pip"
         )
-    return found
+    return texts
 
 
 def jobs() -> int:

@@ -219,25 +219,25 @@ def compare(
     console.print(
         f"{len(cells)} runs on the {setting.device.upper()}", style="dim"
     )
-    found = measure_all(cells, chosen, setting, console)
-    results = summarize(found.samples, columns)
-    print_tables(results, chosen, found.titles, columns, console)
+    measurements = measure_all(cells, chosen, setting, console)
+    results = summarize(measurements.samples, columns)
+    print_tables(results, chosen, measurements.titles, columns, console)
     _explain(console, installed.describe_machine(facts))
     if json_path:
         document = {
             "machine": facts,
             "settings": asdict(setting),
-            "complete": found.complete,
-            "samples": found.samples,
+            "complete": measurements.complete,
+            "samples": measurements.samples,
             "results": results,
         }
         text = json.dumps(document, default=asdict, indent=1)
         json_path.write_text(f"{text}\n", encoding="utf-8")
     if plot:
-        draw_plot(results, found.titles, plot)
-    if not found.complete:
+        draw_plot(results, measurements.titles, plot)
+    if not measurements.complete:
         raise typer.Exit(130)
-    raise typer.Exit(int(any(sample.error for sample in found.samples)))
+    raise typer.Exit(int(any(sample.error for sample in measurements.samples)))
 
 
 def _resolve(

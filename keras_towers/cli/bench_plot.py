@@ -49,16 +49,16 @@ def draw_plot(
         ]
         for model in titles
     }
-    drawn = {model: found for model, found in by_model.items() if found}
+    drawn = {model: own for model, own in by_model.items() if own}
     if not drawn:
         raise TowerError("--plot has nothing to draw: all runs have failed")
-    sizes = [len(found) + 2 for found in drawn.values()]
+    sizes = [len(own) + 2 for own in drawn.values()]
     figure = Figure((_INCHES, _BAR_INCHES * sum(sizes)), layout="constrained")
     axes = figure.subplots(
         len(drawn), squeeze=False, gridspec_kw={"height_ratios": sizes}
     )
-    for (model, found), (axis,) in zip(drawn.items(), axes, strict=True):
-        _draw_model(axis, found)
+    for (model, own), (axis,) in zip(drawn.items(), axes, strict=True):
+        _draw_model(axis, own)
         axis.set_title(titles[model], loc="left", fontsize="medium")
         axis.set_xlabel("milliseconds per step (median; line: all repeats)")
     figure.savefig(path)

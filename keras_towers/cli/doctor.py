@@ -290,12 +290,15 @@ def run_self_test(
     )
     setting = Setting("cpu", 16, steps=1, timeout_s=timeout_s, exact=True)
     try:
-        found = measure_all(cells, rows, setting, console)
+        measurements = measure_all(cells, rows, setting, console)
     except TowerError as error:
         return [_tested("plain", str(error))]
-    if not found.complete:
+    if not measurements.complete:
         return None
-    return [_tested(sample.cell.row, sample.error) for sample in found.samples]
+    return [
+        _tested(sample.cell.row, sample.error)
+        for sample in measurements.samples
+    ]
 
 
 def try_nccl() -> Finding:

@@ -129,7 +129,7 @@ def install(
                 console.print(what, soft_wrap=True)
 
             wheel, cached = build_wheel(recipe, progress, rebuild)
-            cached, found = install_wheel(recipe, wheel, cached, progress)
+            cached, installed = install_wheel(recipe, wheel, cached, progress)
     except KeyboardInterrupt:
         typer.echo(
             f"keras-towers install {engine}: interrupted; nothing was "
@@ -139,12 +139,12 @@ def install(
         raise typer.Exit(130) from None
     seconds = time.monotonic() - start
     how = "from the cache" if cached else f"built in {seconds:.0f} s"
-    version = found.version
-    if found.tensorflow:
-        version += f" for TensorFlow {found.tensorflow}"
+    version = installed.version
+    if installed.tensorflow:
+        version += f" for TensorFlow {installed.tensorflow}"
     console.print(
         f"{kind.title} {version} installed{again}, {how}; with "
-        f"{found.built_in}",
+        f"{installed.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")
@@ -195,7 +195,7 @@ def verify(
                 "(model, x), (model, x, y), (model, x, y, sample_weight) or "
                 f"(model, dataset), but returned {built!r:.200}."
             )
-        found = kt.verify(
+        differences = kt.verify(
             *built,
             strategy=kt.TowerStrategy(towers),
             batch_size=batch_size,
@@ -207,10 +207,10 @@ def verify(
         raise TowerError(
             f"{target} cannot be measured: {type(error).__name__}: {error}"
         ) from error
-    typer.echo(found)
-    if found.difference > tolerance:
+    typer.echo(differences)
+    if differences.difference > tolerance:
         typer.echo(
-            f"keras-towers verify: {found.difference:.1e} is larger than "
+            f"keras-towers verify: {differences.difference:.1e} is larger than "
             f"--tolerance {tolerance:g}",
             err=True,
         )

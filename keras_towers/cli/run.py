@@ -336,10 +336,10 @@ def _allocated_hosts(ranks: int | None) -> dict[str, int] | None:
     If the user gives a number of processes and the allocation is one host, all
     run there, however few tasks the manager was asked for.
     """
-    found = allocation()
-    if found is None or (ranks and len(found[1]) == 1):
+    allocated = allocation()
+    if allocated is None or (ranks and len(allocated[1]) == 1):
         return None
-    manager, hosts = found
+    manager, hosts = allocated
     if ranks is None:
         typer.echo(
             f"keras-towers run: {sum(hosts.values())} processes on "

@@ -63,16 +63,16 @@ class Engine:
         """Raise an error before any rank does, if the package is missing."""
         if not self.module:
             return
-        found = importlib.util.find_spec(self.name)
-        if found is None:
+        spec = importlib.util.find_spec(self.name)
+        if spec is None:
             raise TowerError(
                 f"{self.title} is not installed in this environment: run "
                 f"`keras-towers install {self.name}`."
             )
-        if found.submodule_search_locations is None:
+        if spec.submodule_search_locations is None:
             # Importing a script of that name would run it a second time.
             raise TowerError(
-                f"{self.title} is hidden by {found.origin}, which has its "
+                f"{self.title} is hidden by {spec.origin}, which has its "
                 "name: rename that file."
             )
 

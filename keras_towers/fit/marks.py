@@ -128,11 +128,11 @@ class StepMarks:
         if count:
             for tower, queue in enumerate(self._queues):
                 read = queue.dequeue_many(count).numpy()
-                for (point, _), found in zip(
+                for (point, _), seconds in zip(
                     self._marks[tower], read.T, strict=True
                 ):
                     column = times[:, tower, POINTS.index(point)]
-                    np.fmax(column, found, out=column)
+                    np.fmax(column, seconds, out=column)
         return times
 
 
@@ -199,8 +199,8 @@ def until(tower: int, point: Point) -> Iterator[None]:
     before = 0 if marks is None else len(graph.get_operations())
     yield
     if marks is not None:
-        made = graph.get_operations()[before:]
-        marks.add(tower, point, [o for o in made if o.op_def.is_stateful])
+        operations = graph.get_operations()[before:]
+        marks.add(tower, point, [o for o in operations if o.op_def.is_stateful])
 
 
 def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:

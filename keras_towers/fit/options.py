@@ -189,14 +189,14 @@ class StrategyOptions:
     @property
     def gathered_bytes(self) -> int:
         """``gather_bytes`` as a number."""
-        given = self.gather_bytes
-        if isinstance(given, str):
-            return parse_bytes(f"gather_bytes={given!r}", given)
-        return given
+        number = self.gather_bytes
+        if isinstance(number, str):
+            return parse_bytes(f"gather_bytes={number!r}", number)
+        return number
 
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
-        given = [
+        in_shards = [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
             if getattr(self, name) not in (None, "once", "each")
@@ -207,7 +207,7 @@ class StrategyOptions:
                 'gather_bytes only applies with weights="sharded": set it, or '
                 "leave gather_bytes out."
             )
-        if self.shard_over != StrategyOptions.shard_over and not given:
+        if self.shard_over != StrategyOptions.shard_over and not in_shards:
             raise TowerError(
                 f"shard_over={self.shard_over!r} only applies with "
                 'weights="sharded", updates="sharded" or layouts: set one of '
@@ -226,7 +226,7 @@ class StrategyOptions:
                 "whole weights on every tower. Leave one of them out. The "
                 "optimizer's state is in shards with either."
             )
-        if not given:
+        if not in_shards:
             return
         of_towers = (
             "each tower's rows of a gradient are added up on that tower",
@@ -244,7 +244,7 @@ class StrategyOptions:
             # Some values ask for nothing.
             if value not in (None, False, "none"):
                 raise TowerError(
-                    f"{given[0]} contradicts {name}={value!r}: {reason}. "
+                    f"{in_shards[0]} contradicts {name}={value!r}: {reason}. "
                     f"{advice}"
                 )
 

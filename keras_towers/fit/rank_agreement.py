@@ -358,33 +358,31 @@ class _Words:
             return name
         if not isinstance(config, Mapping):
             return f"{name}({self.of(config)})"
-        made = _class_of(value)
-        if made is not None and issubclass(made, keras.Layer):
+        cls = _class_of(value)
+        if cls is not None and issubclass(cls, keras.Layer):
             return name  # It is described by itself.
-        return f"{name}({self._pairs(_that_counts(made, config))})"
+        return f"{name}({self._pairs(_that_counts(cls, config))})"
 
 
 def _class_of(serialized: Mapping[str, Any]) -> type | None:
     """Return the class of a serialized object, if it can be found."""
     name = serialized[_CLASS]
     registered = str(serialized.get("registered_name") or name)
-    found = keras.saving.get_registered_object(registered) or getattr(
+    cls = keras.saving.get_registered_object(registered) or getattr(
         sys.modules.get(str(serialized.get("module"))), str(name), None
     )
-    return found if isinstance(found, type) else None
+    return cls if isinstance(cls, type) else None
 
 
-def _that_counts(
-    made: type | None, config: Mapping[str, Any]
-) -> dict[str, Any]:
+def _that_counts(cls: type | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a configuration changes the results of ranks.
 
     Args:
-        made: the class that it is of; None: it is not known.
+        cls: the class that it is of; None: it is not known.
         config: the configuration.
     """
     dropped = {_SEED}
-    if made is None or issubclass(made, _NAMED):
+    if cls is None or issubclass(cls, _NAMED):
         dropped.add("name")
     return {
         name: value
@@ -397,8 +395,8 @@ def _initializes(value: Any) -> bool:
     """Whether a setting only gives first values, which are those of rank 0."""
     if not isinstance(value, Mapping) or _CLASS not in value:
         return isinstance(value, keras.initializers.Initializer)
-    made = _class_of(value)
-    return made is not None and issubclass(made, keras.initializers.Initializer)
+    cls = _class_of(value)
+    return cls is not None and issubclass(cls, keras.initializers.Initializer)
 
 
 def _digest(data: Any) -> str:

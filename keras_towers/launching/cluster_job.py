@@ -72,9 +72,9 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
     Inside the block TensorFlow's servers can listen on the ports, also after a
     restart, and no other process is given them.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as ports:
         jobs = {
-            role: tuple(reserve_port(LOOPBACK, held) for _ in range(count))
+            role: tuple(reserve_port(LOOPBACK, ports) for _ in range(count))
             for role, count in tasks.items()
             if count
         }

@@ -49,13 +49,13 @@ class ElasticOptions:
         if not least:
             raise TowerError("an elastic job needs --min-np or -np")
         if not least <= self.ranks <= most:
-            given = [f"--min-np {least}"]
+            options = [f"--min-np {least}"]
             # Without -np, a job begins with the fewest.
-            given += [f"-np {self.ranks}"] if self.ranks != least else []
-            given += [f"--max-np {most}"] if self.max_ranks else []
+            options += [f"-np {self.ranks}"] if self.ranks != least else []
+            options += [f"--max-np {most}"] if self.max_ranks else []
             raise TowerError(
-                f"{', '.join(given[:-1])} and {given[-1]} have to be in this "
-                "order, smallest first"
+                f"{', '.join(options[:-1])} and {options[-1]} have to be in "
+                "this order, smallest first"
             )
         shortest, longest = self.cooldown_s
         if not 1 <= shortest <= longest <= 3600:
@@ -110,10 +110,10 @@ def discover_by_script(script: Path) -> dict[str, int]:
     return read_entries(entries, form) if entries else {}
 
 
-def one_machine(found: dict[str, int]) -> dict[str, int]:
+def one_machine(slots: dict[str, int]) -> dict[str, int]:
     """Count the slots of this machine's names together: they share its GPUs."""
     hosts: collections.Counter[str] = collections.Counter()
-    for host, count in found.items():
+    for host, count in slots.items():
         hosts[THIS_MACHINE if _is_here(host) else host] += count
     return dict(hosts)
 
@@ -186,13 +186,13 @@ class ElasticHosts:
     def available(self) -> dict[str, int]:
         """Return the slots of each host that is there and not avoided."""
         with self._lock:
-            now, found = time.monotonic(), self._found
-            free = [h for h in found if self._avoided_until.get(h, 0) <= now]
+            now, slots = time.monotonic(), self._found
+            free = [h for h in slots if self._avoided_until.get(h, 0) <= now]
             for host in free:
                 if host not in self._known and self._is_reachable(host):
                     self._known.append(host)
-            self._known = [host for host in self._known if host in found]
-            return {h: found[h] for h in self._known if h in free}
+            self._known = [host for host in self._known if host in slots]
+            return {h: slots[h] for h in self._known if h in free}
 
     def _is_reachable(self, host: str) -> bool:
         """Whether ranks can be started on a host; if not, avoid it."""

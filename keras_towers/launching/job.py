@@ -171,12 +171,12 @@ class RunningJob(ProcessContext):
         limit = self.job.restarts
         return limit is None or self.round <= limit
 
-    def within_reach(self, found: dict[str, int]) -> dict[str, int]:
+    def within_reach(self, hosts: dict[str, int]) -> dict[str, int]:
         """Leave out the hosts that could not take part in the job."""
         if not self._stays_here:
-            return found
-        here = {host: slots for host, slots in found.items() if is_local(host)}
-        others = found.keys() - here.keys() - self._left_out
+            return hosts
+        here = {host: slots for host, slots in hosts.items() if is_local(host)}
+        others = hosts.keys() - here.keys() - self._left_out
         if others:
             self._left_out |= others
             self.console.say(

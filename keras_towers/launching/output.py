@@ -250,21 +250,21 @@ class Tagger:
 
     def release(self) -> None:
         """Write the traceback that is held back, if any."""
-        held, self._held = self._held, []
-        while held and not held[-1].strip():
-            held.pop()
-        if held and self._tracebacks is not None:
-            held = self._tracebacks.shorten(self._tag, held)
-        self._write(held)
+        lines, self._held = self._held, []
+        while lines and not lines[-1].strip():
+            lines.pop()
+        if lines and self._tracebacks is not None:
+            lines = self._tracebacks.shorten(self._tag, lines)
+        self._write(lines)
 
     def _put(self, lines: list[bytes]) -> None:
         """Write lines, or hold them back."""
         begin = 0
         if not self.holds:
             begin = len(lines)
-            found = [i for i, x in enumerate(lines) if _TRACEBACK in x]
-            if found and self._tracebacks is not None:
-                begin = found[0]
+            begins = [i for i, x in enumerate(lines) if _TRACEBACK in x]
+            if begins and self._tracebacks is not None:
+                begin = begins[0]
             self._write(lines[:begin])
             self._held_since = time.monotonic()
         self._held += lines[begin:]

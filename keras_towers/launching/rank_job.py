@@ -28,12 +28,12 @@ def run_job(job: Job) -> outcome.Outcome:
             "give -H host:slots,... with more slots, or a smaller -np"
         )
     options = job.elastic or ElasticOptions(job.ranks, 1, job.ranks, job.hosts)
-    found = options.discover()
-    planned = fill_slots(found, options.max_ranks)
+    hosts_now = options.discover()
+    planned = fill_slots(hosts_now, options.max_ranks)
     with RunningJob(job, {slot.hostname for slot in planned}) as run:
         hosts = ElasticHosts(
             lambda: run.within_reach(options.discover()),
-            run.within_reach(found),
+            run.within_reach(hosts_now),
             options.cooldown_s,
             run.console.say,
         )

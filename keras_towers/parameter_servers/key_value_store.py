@@ -59,8 +59,8 @@ class KeyValueStore:
 
     def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
         """Return the values written at ``key-rank``, by rank."""
-        found = self._find([f"{key}-{rank}" for rank in ranks])
-        both = zip(ranks, found, strict=True)
+        values = self._find([f"{key}-{rank}" for rank in ranks])
+        both = zip(ranks, values, strict=True)
         return {rank: value for rank, value in both if value is not None}
 
     def put(self, key: str, value: Any) -> None:
@@ -72,8 +72,8 @@ class KeyValueStore:
     def _find(self, keys: Sequence[str]) -> list[Any]:
         """Read the values of keys in one request."""
         read, _ = _functions(self._device)
-        (found,) = self._request(read, _numbers(keys))
-        return [json.loads(text) if text else None for text in found.numpy()]
+        (texts,) = self._request(read, _numbers(keys))
+        return [json.loads(text) if text else None for text in texts.numpy()]
 
     def _request(self, function: Any, *arguments: tf.Tensor) -> list[Any]:
         """Run a function that returns at once."""

@@ -64,10 +64,10 @@ class RunningFunction:
 
         def run() -> None:
             try:
-                found = compat.call_cancellable(
+                outputs = compat.call_cancellable(
                     function, arguments, self._manager
                 )
-                self._outputs.set_result([*(found or ())])
+                self._outputs.set_result([*(outputs or ())])
             except BaseException as error:
                 self._outputs.set_exception(error)
 

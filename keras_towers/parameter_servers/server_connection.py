@@ -265,8 +265,8 @@ class ServerPeers:
         return [plain_values.decode(text.encode()) for text in values]
 
     def _all_values(self, key: str) -> list[str] | None:
-        found = self.connection.store.by_rank(key, range(self.size))
-        return [*found.values()] if len(found) == self.size else None
+        values = self.connection.store.by_rank(key, range(self.size))
+        return [*values.values()] if len(values) == self.size else None
 
     def _refuse_second_chief(self, key: str) -> None:
         """Refuse a restarted chief if the first one had gathered values."""
@@ -288,8 +288,8 @@ class ServerPeers:
                 return wait_for(read, look_s)
             except TimeoutError:
                 self._poll()
-            found = self.connection.store.by_rank(key, range(self.size))
-            missing = [r for r in range(self.size) if r not in found] or [0]
+            arrived = self.connection.store.by_rank(key, range(self.size))
+            missing = [r for r in range(self.size) if r not in arrived] or [0]
             missing_tasks = ", ".join(
                 key_value_store.task_name(cluster, rank)
                 for rank in missing[: settings.MAX_RANKS_NAMED]

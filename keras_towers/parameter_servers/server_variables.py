@@ -98,12 +98,12 @@ class ServerVariables:
             device = self._placement(local)
         name = f"{self._name}/{self._count}"
         dtype = tf.as_dtype(local.dtype)
-        made: Any = variable(name, device, local.shape, dtype)
+        copy: Any = variable(name, device, local.shape, dtype)
         # Optimizers look up the variables that they train by this id.
-        made._unique_id = copy_on_tower(local._value)._unique_id
-        self._drop_with(made, name)
+        copy._unique_id = copy_on_tower(local._value)._unique_id
+        self._drop_with(copy, name)
         self._count += 1
-        self._copies[local] = made
+        self._copies[local] = copy
 
     def __contains__(self, local: Any) -> bool:
         return isinstance(local, keras.Variable) and local in self._copies
@@ -172,8 +172,8 @@ class ServerVariables:
         self, variables: Sequence[keras.Variable] | None = None
     ) -> None:
         """Read copies into the local variables; None: of all variables."""
-        held = self._held(variables)
-        self._call("download", held, lambda: self.pull(held))
+        with_copies = self._held(variables)
+        self._call("download", with_copies, lambda: self.pull(with_copies))
 
     def pull(self, variables: Sequence[keras.Variable] | None = None) -> None:
         """Like ``download``, inside a function; None: the trained weights."""
@@ -256,8 +256,8 @@ class ServerVariables:
     def _replaced(
         self, variables: Sequence[Any]
     ) -> contextlib.AbstractContextManager[None]:
-        held = self._held(variables)
-        return variables_lib.with_values((v, self._copies[v]) for v in held)
+        own = self._held(variables)
+        return variables_lib.with_values((v, self._copies[v]) for v in own)
 
     @contextlib.contextmanager
     def on_servers(

@@ -102,8 +102,8 @@ class Workers:
         return self._statuses([rank])[rank]
 
     def _statuses(self, ranks: Sequence[int]) -> dict[int, WorkerStatus]:
-        found = self._store.by_rank(self._key, ranks)
-        return {rank: WorkerStatus(**found.get(rank, {})) for rank in ranks}
+        statuses = self._store.by_rank(self._key, ranks)
+        return {rank: WorkerStatus(**statuses.get(rank, {})) for rank in ranks}
 
     def _new_watch(self) -> Liveness:
         def heartbeats(ranks: Sequence[int]) -> dict[int, int | None]:

@@ -49,18 +49,18 @@ class AssumedBatch:
         Raises:
             ValueError: the step does not fit these sizes.
         """
-        found: list[tf.TensorSpec | np.ndarray] = []
+        inputs: list[tf.TensorSpec | np.ndarray] = []
         for tensor in tensors:
             value = self._values[tensor]
             entries = None
             if value.dtype.is_integer:
                 entries = compat.constant_value(value)
             if entries is not None:
-                found.append(np.asarray(entries))
+                inputs.append(np.asarray(entries))
                 continue
             shape = tf.TensorShape(self._filled(value.shape))
-            found.append(tf.TensorSpec(shape, value.dtype))
-        return found
+            inputs.append(tf.TensorSpec(shape, value.dtype))
+        return inputs
 
     def _filled(self, shape: tf.TensorShape) -> Any:
         if shape.rank is None:
@@ -106,9 +106,9 @@ class AssumedBatch:
                         values[tensor] = placeholder_of(tensor)
             for level in range(program.levels):
                 operations = program.of_level(level)
-                made = [t for o in operations for t in o.outputs]
-                found = emit(operations, values, made, program.graphs)
-                values.update(zip(made, found, strict=True))
+                outputs = [t for o in operations for t in o.outputs]
+                computed = emit(operations, values, outputs, program.graphs)
+                values.update(zip(outputs, computed, strict=True))
                 for exchange in program.exchanges:
                     if exchange.given.level == level:
                         values[exchange.result] = self._exchanged(

@@ -114,14 +114,14 @@ class Builder:
             args += [arg] * (longest if arg.number_attr else 1)
             if arg.number_attr:
                 known[arg.number_attr] = longest
-        for arg, given in zip(args, inputs, strict=True):
-            if arg.type_attr and isinstance(given, Tensor):
-                known[arg.type_attr] = given.dtype
+        for arg, operand in zip(args, inputs, strict=True):
+            if arg.type_attr and isinstance(operand, Tensor):
+                known[arg.type_attr] = operand.dtype
         tensors = [
-            given
-            if isinstance(given, Tensor)
-            else self.constant(given, _dtype_of(arg, known))
-            for arg, given in zip(args, inputs, strict=True)
+            operand
+            if isinstance(operand, Tensor)
+            else self.constant(operand, _dtype_of(arg, known))
+            for arg, operand in zip(args, inputs, strict=True)
         ]
         (output,) = definition.output_arg
         size = UNKNOWN_SHAPE if shape is None else static(shape)

@@ -44,11 +44,11 @@ class CompiledDraws:
         return self._names[name]
 
     def _rewritten(self, name: str) -> str:
-        found = compat.definition_of_function([self._graph], name)
-        if found is None:
+        traced = compat.definition_of_function([self._graph], name)
+        if traced is None:
             return name
-        definition = type(found)()
-        definition.CopyFrom(found)
+        definition = type(traced)()
+        definition.CopyFrom(traced)
         has_changed = False
         outputs: dict[str, str] = {}
         for node in list(definition.node_def):

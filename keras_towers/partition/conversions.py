@@ -266,15 +266,15 @@ class Converter(Builder):
         size = whole_bytes(value)
         level = self._gathers.level_for(size, near, local.level)
         if level > local.level:
-            given = [local]
+            tensors = [local]
             if level > near:
                 # Nothing else makes it wait for that level.
-                given.append(self._gathers.before(level))
+                tensors.append(self._gathers.before(level))
             local, *_ = self.add(
                 "IdentityN",
-                given,
-                {"T": [tensor.dtype for tensor in given]},
-                [(tensor.dtype, tensor.shape) for tensor in given],
+                tensors,
+                {"T": [tensor.dtype for tensor in tensors]},
+                [(tensor.dtype, tensor.shape) for tensor in tensors],
                 least=level,
             )
         whole = self._gather(layout, local, value.shape, on_towers)
@@ -289,10 +289,10 @@ class Converter(Builder):
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
-            wholes = [self.assemble(given) for given in value.whole_from.inputs]
+            wholes = [self.assemble(part) for part in value.whole_from.inputs]
             outputs = self.copy(value.whole_from.operation, wholes)
             whole = outputs[value.whole_from.index]
-            if all(given.sharded for given in value.whole_from.inputs):
+            if all(part.sharded for part in value.whole_from.inputs):
                 size = required(whole.shape.num_elements())
                 self.replaced_sums += whole.dtype.size * size
             return whole
@@ -363,8 +363,8 @@ class Converter(Builder):
             )
             for index, size in enumerate(sizes)
         ]
-        given = [tensor, self.size_vector(target, SIZE_DTYPE)]
-        return self.op("Reshape", given, sizes)
+        operands = [tensor, self.size_vector(target, SIZE_DTYPE)]
+        return self.op("Reshape", operands, sizes)
 
     def reduce_over_towers(
         self, kind: str, own: Tensor, sizes: Sequence[Any] | None = None
@@ -506,15 +506,15 @@ class Converter(Builder):
         like = self.replicate(vector)
         if all(isinstance(entry, int) for entry in entries):
             return self.constant(entries, like.dtype)
-        found: list[Tensor] = []
+        sizes: list[Tensor] = []
         for index, entry in enumerate(entries):
             size = (
                 entry if isinstance(entry, Tensor) else self.global_size(entry)
             )
             if size is None:
                 size = self.cast(self.vector_entry(like, index), SIZE_DTYPE)
-            found.append(size)
-        return self.size_vector(found, like.dtype)
+            sizes.append(size)
+        return self.size_vector(sizes, like.dtype)
 
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded

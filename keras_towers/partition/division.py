@@ -267,19 +267,19 @@ def _choose_axis(
 ) -> tuple[Any, Sharded] | None:
     """Return the label of the axis to divide and its layout, or None."""
     pairs = list(zip(inputs, labels_of_inputs, strict=True))
-    found = [
+    may_divide = [
         (labels[value.sharded.axis], value.sharded)
         for value, labels in pairs
         if value.sharded is not None
         and factors.may_divide(labels[value.sharded.axis])
     ]
     # Examples first: a variable is gathered for them.
-    found.sort(key=lambda pair: pair[1].of_variables)
+    may_divide.sort(key=lambda pair: pair[1].of_variables)
     layouts = [value.sharded for value in inputs if value.sharded is not None]
     if all(layout.of_variables for layout in layouts):
-        return found[0] if found else None
-    if found and not found[0][1].of_variables:
-        return found[0]
+        return may_divide[0] if may_divide else None
+    if may_divide and not may_divide[0][1].of_variables:
+        return may_divide[0]
     # No sharded input fits, so one has to be gathered. Look for another axis
     # that has rows.
     for value, labels in pairs:

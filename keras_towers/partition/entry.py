@@ -86,12 +86,12 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    given = graph, layouts, wanted, updates, placed, of_columns
+    arguments = graph, layouts, wanted, updates, placed, of_columns
     try:
-        return _laid_out(*given, LayoutOptions(**options))
+        return _laid_out(*arguments, LayoutOptions(**options))
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return _laid_out(*given, LayoutOptions(**options, lists=False))
+        return _laid_out(*arguments, LayoutOptions(**options, lists=False))
 
 
 def _laid_out(
@@ -137,8 +137,8 @@ def _laid_out(
             zip(graph.inputs, tensors, layouts, strict=True)
         )
     ]
-    for value, one in zip(values[first:], of_columns, strict=True):
-        if one.kind == "start":
+    for value, column_input in zip(values[first:], of_columns, strict=True):
+        if column_input.kind == "start":
             # Of a vector with it, the other entries are still known.
             value.known = np.array(UNKNOWN, object)
     partitioner.sizes.update(sizes)

@@ -235,10 +235,10 @@ def _gathered(node: Node, array: Any, indices: Any, axis: Any) -> Any:
 
 def _indices(array: Any) -> Any:
     """Indices, which do not count from the end, as they do in NumPy."""
-    found = np.array(_ints(np.ravel(array)), int).reshape(np.shape(array))
-    if found.min(initial=0) < 0:
+    indices = np.array(_ints(np.ravel(array)), int).reshape(np.shape(array))
+    if indices.min(initial=0) < 0:
         raise ValueError("a negative index")
-    return found
+    return indices
 
 
 def _scattered(node: Node, indices: Any, entries: Any, shape: Any) -> Any:
@@ -251,10 +251,10 @@ def _scattered(node: Node, indices: Any, entries: Any, shape: Any) -> Any:
 def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
     kept = []
     for k, entry in enumerate(array):
-        found = [compared(operator.eq, entry, other) for other in left_out]
-        if UNKNOWN in found and True not in found:
+        equal = [compared(operator.eq, entry, other) for other in left_out]
+        if UNKNOWN in equal and True not in equal:
             raise ValueError("an entry may be left out or not")
-        if True not in found:
+        if True not in equal:
             kept.append(k)
     return [array[kept], np.array(kept, object)]
 

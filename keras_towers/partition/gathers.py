@@ -140,12 +140,12 @@ def gathered_bytes(program: Program) -> list[int]:
             last[tensor] = max(last.get(tensor, 0), operation.level)
     sizes = [0] * (program.levels + 1)
     for exchange in program.exchanges:
-        given, result = exchange.given, exchange.result
-        if exchange.kind != "gather" or not given.on_towers or given.of_batch:
+        part, result = exchange.given, exchange.result
+        if exchange.kind != "gather" or not part.on_towers or part.of_batch:
             continue
         count = result.shape.num_elements()
-        size = given.dtype.size * (0 if count is None else count)
-        for level in range(given.level, last.get(result, result.level) + 1):
+        size = part.dtype.size * (0 if count is None else count)
+        for level in range(part.level, last.get(result, result.level) + 1):
             sizes[level] += size
     return sizes
 

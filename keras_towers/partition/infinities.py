@@ -94,7 +94,7 @@ def _may_be_infinite(tensor: Any) -> bool:
             # No integer is too large for float32.
             is_real = before.dtype.is_floating or before.dtype.is_complex
             size, size_before = (
-                one.real_dtype.size for one in (dtype, before.dtype)
+                each.real_dtype.size for each in (dtype, before.dtype)
             )
             if size < 4 or (is_real and size < size_before):
                 return True

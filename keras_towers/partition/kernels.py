@@ -75,10 +75,10 @@ class Kernels:
 
 def functions_of(operation: Operation) -> list[Function]:
     """Return the functions of a program that an operation calls."""
-    found: list[Function] = []
-    for one in operation.functions.values():
-        found += one if isinstance(one, Sequence) else [one]
-    return found
+    functions: list[Function] = []
+    for value in operation.functions.values():
+        functions += value if isinstance(value, Sequence) else [value]
+    return functions
 
 
 def called_names(attributes: Mapping[str, Any]) -> list[str]:

@@ -528,7 +528,7 @@ def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     if a is None or b is None or len(a) != len(b):
         return None
     pairs = zip(a, b, strict=True)
-    return tuple(one if one == other else UNKNOWN for one, other in pairs)
+    return tuple(size if size == other else UNKNOWN for size, other in pairs)
 
 
 def _common_entries(a: Any, b: Any) -> Any:

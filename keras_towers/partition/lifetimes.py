@@ -63,14 +63,14 @@ class Lifetimes:
         assumed = AssumedBatch(program, towers, rows)
         # What several tensors share has the size of the first one.
         self._root: dict[Tensor, Tensor] = {}
-        found = zip(tensors, assumed.inputs_of(tensors), strict=True)
-        self._bytes = {tensor: _bytes(spec) for tensor, spec in found}
+        specs = zip(tensors, assumed.inputs_of(tensors), strict=True)
+        self._bytes = {tensor: _bytes(spec) for tensor, spec in specs}
         for operation in program.operations:
             if operation.type in _SAME_MEMORY:
                 # Some have further inputs, such as a shape.
                 pairs = zip(operation.inputs, operation.outputs, strict=False)
-                for given, made in pairs:
-                    self._root[made] = self._root.get(given, given)
+                for source, copy in pairs:
+                    self._root[copy] = self._root.get(source, source)
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
         """Return the bytes of tensors, also of those that nothing uses."""

@@ -32,15 +32,15 @@ class LocalStep:
 
     Attributes:
         program: the program. Its inputs refer to the process's own rows.
-        of_all: its inputs, whose ``start``, ``total`` and ``is_first`` refer to
-            the rows of all processes.
+        joint_inputs: its inputs, whose ``start``, ``total`` and ``is_first``
+            refer to the rows of all processes.
         parts: the names of the updates whose gradients are terms of the global
             gradient. The remaining ones have the gradients of the process's own
             rows.
     """
 
     program: Program
-    of_all: Inputs
+    joint_inputs: Inputs
     parts: frozenset[str]
 
 
@@ -50,15 +50,15 @@ def write_only_rows(program: Program) -> Program:
     For example a BatchNormalization keeps its statistics. A process asks for
     this whose variables need not be those of the others.
     """
-    given = program.inputs
+    inputs = program.inputs
     has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
     # Of one exchange after another, too.
     exchanged: dict[Tensor, Tensor] = {}
     for exchange in program.exchanges:
         given_here = exchange.given
         exchanged[exchange.result] = exchanged.get(given_here, given_here)
-    of_rows = {given.start, given.total, given.is_first}
-    of_rows.update(t for t in given.of_graph if t.on_towers)
+    of_rows = {inputs.start, inputs.total, inputs.is_first}
+    of_rows.update(t for t in inputs.of_graph if t.on_towers)
     builder = Builder()
     for operation in program.operations:
         if any(exchanged.get(t, t) in of_rows for t in operation.inputs):
@@ -69,25 +69,25 @@ def write_only_rows(program: Program) -> Program:
     return dataclasses.replace(
         program,
         operations=builder.operations,
-        inputs=dataclasses.replace(given, has_rows=has_rows),
+        inputs=dataclasses.replace(inputs, has_rows=has_rows),
     )
 
 
 def to_local_step(program: Program) -> LocalStep:
     """Convert a program to the step of one process."""
     program = write_only_rows(program)
-    given = program.inputs
-    of_all = dataclasses.replace(
-        given,
-        start=dataclasses.replace(given.start),
-        total=dataclasses.replace(given.total),
-        is_first=dataclasses.replace(given.is_first),
+    inputs = program.inputs
+    joint_inputs = dataclasses.replace(
+        inputs,
+        start=dataclasses.replace(inputs.start),
+        total=dataclasses.replace(inputs.total),
+        is_first=dataclasses.replace(inputs.is_first),
     )
     # Tensors of the global batch, by their counterparts of the local one.
     whole = {
-        given.start: of_all.start,
-        given.total: of_all.total,
-        given.is_first: of_all.is_first,
+        inputs.start: joint_inputs.start,
+        inputs.total: joint_inputs.total,
+        inputs.is_first: joint_inputs.is_first,
     }
     by_result = {e.result: e for e in program.exchanges}
     exchanges = list(program.exchanges)
@@ -99,27 +99,27 @@ def to_local_step(program: Program) -> LocalStep:
         exchange = by_result.pop(result, None)
         if exchange is None:
             return
-        given = exchange.given
-        if exchange.kind != "first" or given in of_others:
+        part = exchange.given
+        if exchange.kind != "first" or part in of_others:
             of_others.add(result)
-        elif given in whole:
+        elif part in whole:
             whole[result] = dataclasses.replace(result)
-            exchanges.append(Exchange("first", whole[given], whole[result]))
+            exchanges.append(Exchange("first", whole[part], whole[result]))
 
     for operation in program.operations:
         for tensor in operation.inputs:
             exchanged(tensor)
         needs_others = any(t in of_others for t in operation.inputs)
-        inputs = [whole.get(t, t) for t in operation.inputs]
+        operands = [whole.get(t, t) for t in operation.inputs]
         if operation.type == "Assert" and not needs_others:
             # It is about the batch of one device.
-            operation = _with_inputs(operation, inputs)
+            operation = _with_inputs(operation, operands)
         operations.append(operation)
         if needs_others:
             of_others.update(operation.outputs)
             continue
-        if not operation.has_effect and inputs != [*operation.inputs]:
-            copy = _with_inputs(operation, inputs)
+        if not operation.has_effect and operands != [*operation.inputs]:
+            copy = _with_inputs(operation, operands)
             whole.update(zip(operation.outputs, copy.outputs, strict=True))
             operations.append(copy)
     for update in program.updates:
@@ -139,7 +139,7 @@ def to_local_step(program: Program) -> LocalStep:
     of_process = dataclasses.replace(
         program, operations=left, exchanges=needed_exchanges, updates=updates
     )
-    return LocalStep(of_process, of_all, parts)
+    return LocalStep(of_process, joint_inputs, parts)
 
 
 def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:

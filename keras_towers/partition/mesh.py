@@ -93,8 +93,8 @@ def partition_over_mesh(
                 for index, layout in enumerate(layouts)
             ),
             *(
-                layouts[one.key] if one.kind == "handle" else REPLICATED
-                for one in column.inputs
+                layouts[own.key] if own.kind == "handle" else REPLICATED
+                for own in column.inputs
             ),
         ],
         column.graph.outputs,
@@ -138,17 +138,17 @@ class _ColumnGraph:
         self.sources: dict[str, Any] = {}
         self.traced_names: dict[str, str] = {}
         self._program, self._rows = program, rows
-        given = program.inputs
+        source = program.inputs
         with self.graph.as_default():
             self._known: dict[Tensor, Any] = {
-                tensor: placeholder_of(tensor) for tensor in given.of_graph
+                tensor: placeholder_of(tensor) for tensor in source.of_graph
             }
             inputs = list(self._known.values())
-            for index, copy in given.copies.items():
+            for index, copy in source.copies.items():
                 inputs.append(self._add_input("handle", copy, index))
-            for size, (_, start) in given.shares.items():
+            for size, (_, start) in source.shares.items():
                 inputs.append(self._add_input("start", start, size))
-            inputs.append(self._add_input("is_first", given.is_first))
+            inputs.append(self._add_input("is_first", source.is_first))
             self._add_sizes(inputs)
             for level in range(program.levels):
                 self._add_level(level)
@@ -177,12 +177,12 @@ class _ColumnGraph:
             operations = [
                 o for o in program.of_level(level) if o.phase == phase
             ]
-            made = [tensor for o in operations for tensor in o.outputs]
+            outputs = [tensor for o in operations for tensor in o.outputs]
             names: dict[int, str] = {}
             values = emit(
-                operations, self._known, made, program.graphs, names=names
+                operations, self._known, outputs, program.graphs, names=names
             )
-            self._known.update(zip(made, values, strict=True))
+            self._known.update(zip(outputs, values, strict=True))
             for operation in operations:
                 # TensorFlow renames what is named like a scope.
                 name = names[id(operation)]

@@ -162,8 +162,10 @@ class Partitioner(Converter):
         if node.operation.name in self.update_infos:
             self._update(node, inputs)
             return inputs
-        given = [t for v in inputs for t in (v.local, v.whole) if t is not None]
-        self.near = max((tensor.level for tensor in given), default=0)
+        tensors = [
+            t for v in inputs for t in (v.local, v.whole) if t is not None
+        ]
+        self.near = max((tensor.level for tensor in tensors), default=0)
         self.gradient = self.gradients.get(node.operation.name, "")
         if node.operation.name in self.placed:
             (value,), rows = inputs, self.placed[node.operation.name]

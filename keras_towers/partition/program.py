@@ -513,9 +513,9 @@ def emit(
             rename_calls(node.attr, draws.rename)
 
     def added(function: Function) -> str:
-        made = graph_of(function, graphs)
+        graph_of_function = graph_of(function, graphs)
         atomic = compat.function_module.from_func_graph(
-            f"function_{next(_numbers)}", made, {}
+            f"function_{next(_numbers)}", graph_of_function, {}
         )
         compat.add_functions(here, [atomic])
         return tf.compat.as_str(atomic.name)
@@ -558,8 +558,8 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     """
     return graph_of_inputs(
         function.inputs,
-        lambda given: emit(
-            function.operations, given, function.outputs, graphs
+        lambda known: emit(
+            function.operations, known, function.outputs, graphs
         ),
     )
 
@@ -577,11 +577,11 @@ def graph_of_inputs(
     """
     graph = compat.FuncGraph("towers")
     with graph.as_default():
-        given = {tensor: placeholder_of(tensor) for tensor in inputs}
-        graph.inputs = list(given.values())
+        placeholders = {tensor: placeholder_of(tensor) for tensor in inputs}
+        graph.inputs = list(placeholders.values())
         # Keep the order of operations that use the same variables.
         with compat.AutomaticControlDependencies() as ordered:
-            graph.outputs = add(given)
+            graph.outputs = add(placeholders)
     graph.control_outputs.extend(ordered.ops_which_must_run)
     graph.structured_outputs = graph.outputs
     return graph

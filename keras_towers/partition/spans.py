@@ -49,8 +49,8 @@ def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
     """
     if node.type == "Slice":
         return [
-            _span_of_size(*given)
-            for given in zip(range(len(shape)), shape, *ends, strict=True)
+            _span_of_size(*entries)
+            for entries in zip(range(len(shape)), shape, *ends, strict=True)
         ]
     begin, end, strides = ends
     masks = {

@@ -83,9 +83,9 @@ class Stackable:
             source = operation.inputs[0 if is_alone else index]
             return self._element_dtype(source, inputs)
         for function in functions_of(operation):
-            given = zip(*_passed(operation, function), strict=True)
+            passed = zip(*_passed(operation, function), strict=True)
             result = function.outputs[index]
-            return self._element_dtype(result, {**inputs, **dict(given)})
+            return self._element_dtype(result, {**inputs, **dict(passed)})
         return None
 
     def _becomes(
@@ -97,20 +97,22 @@ class Stackable:
             tensor: the list.
             users: for each list of its function, the operations that use it.
         """
-        found: set[Tensor] = set()
+        lists: set[Tensor] = set()
         waiting = [tensor]
         while waiting:
-            one = waiting.pop()
-            if one in found:
+            list_ = waiting.pop()
+            if list_ in lists:
                 continue
-            found.add(one)
-            waiting += [r for r, given in self._given.items() if given is one]
-            for operation in users.get(one, ()):
-                after = self._after(operation, one)
+            lists.add(list_)
+            waiting += [
+                r for r, source in self._given.items() if source is list_
+            ]
+            for operation in users.get(list_, ()):
+                after = self._after(operation, list_)
                 if after is None:
                     return None
                 waiting += after
-        return found
+        return lists
 
     def _after(
         self, operation: Operation, tensor: Tensor
@@ -130,12 +132,12 @@ class Stackable:
             for function in functions:
                 # A branch does not take the first input.
                 own = index if is_loop else index - len(operation.inputs)
-                made = self._outputs_from(function, own)
-                if made is None:
+                ends = self._outputs_from(function, own)
+                if ends is None:
                     return None
-                outputs |= made
+                outputs |= ends
                 # The next round has lists there.
-                inputs += [k for k in made if is_loop and k not in inputs]
+                inputs += [k for k in ends if is_loop and k not in inputs]
         return [operation.outputs[k] for k in outputs]
 
     def _outputs_from(self, function: Function | str, index: int) -> Any:
@@ -143,25 +145,25 @@ class Stackable:
 
         None: the list may grow.
         """
-        made: Any
+        lists: Any
         if isinstance(function, Function):
             users = self._users_in(function)
-            made = self._becomes(function.inputs[index], users)
+            lists = self._becomes(function.inputs[index], users)
             outputs: Sequence[Any] = function.outputs
         else:
-            found = compat.definition_of_function(self._graphs, function)
-            if found is None:
+            body = compat.definition_of_function(self._graphs, function)
+            if body is None:
                 return None
-            made = _becomes_in(found, found.signature.input_arg[index].name)
-            outputs = [found.ret[a.name] for a in found.signature.output_arg]
-        if made is None:
+            lists = _becomes_in(body, body.signature.input_arg[index].name)
+            outputs = [body.ret[a.name] for a in body.signature.output_arg]
+        if lists is None:
             return None
-        return {k for k, output in enumerate(outputs) if output in made}
+        return {k for k, output in enumerate(outputs) if output in lists}
 
     def _users_in(self, function: Function) -> Mapping[Tensor, Any]:
         if id(function) not in self._inside:
-            found = _users_of_lists(function.operations)
-            self._inside[id(function)] = found
+            users = _users_of_lists(function.operations)
+            self._inside[id(function)] = users
         return self._inside[id(function)]
 
 
@@ -180,12 +182,12 @@ def _becomes_in(definition: Any, name: str) -> set[str] | None:
         definition: the function.
         name: the name of the list there.
     """
-    found, before = {name}, 0
+    names, before = {name}, 0
     # In the bodies of some loops nodes are in another order.
-    while before < len(found):
-        before = len(found)
+    while before < len(names):
+        before = len(names)
         for node in definition.node_def:
-            uses = [k for k, source in enumerate(node.input) if source in found]
+            uses = [k for k, source in enumerate(node.input) if source in names]
             if not uses:
                 continue
             is_element = node.op == _SET and max(uses) > 0
@@ -196,8 +198,8 @@ def _becomes_in(definition: Any, name: str) -> set[str] | None:
                     return None
                 dtype = arg.type or node.attr[arg.type_attr].type
                 if dtype == tf.variant.as_datatype_enum:
-                    found.add(f"{node.name}:{arg.name}:0")
-    return found
+                    names.add(f"{node.name}:{arg.name}:0")
+    return names
 
 
 def _users_of_lists(

@@ -212,20 +212,20 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
         return False
     shapes = [tensor.shape for tensor in node.operation.inputs]
     at_towers = [_is_on_every_tower(value) for value in inputs]
-    given = list(zip(inputs, shapes, at_towers, strict=True))
+    operands = list(zip(inputs, shapes, at_towers, strict=True))
     if all(map(_is_small, node.shapes)) and any(
-        value.whole is None for value, _, is_there in given if is_there
+        value.whole is None for value, _, is_there in operands if is_there
     ):
         return True
     # An input that is also computed once costs nothing either way.
     has_much = any(
         value.whole is not None or not _is_small(shape)
-        for value, shape, is_there in given
+        for value, shape, is_there in operands
         if is_there
     )
     lacks_little = all(
         is_there or _is_small(shape) or _is_repeated(value)
-        for value, shape, is_there in given
+        for value, shape, is_there in operands
     )
     return has_much and lacks_little
 

@@ -72,8 +72,8 @@ def verify(signed: bytes) -> bytes:
             damaged.
     """
     size = len(store.sign_file("", b""))
-    given, content = signed[:size], signed[size:]
-    if not hmac.compare_digest(given, store.sign_file(_secret(), content)):
+    signature, content = signed[:size], signed[size:]
+    if not hmac.compare_digest(signature, store.sign_file(_secret(), content)):
         raise TowerError(
             "the commit was not written by this job, or is damaged: start "
             "the job again, from the beginning."

@@ -203,11 +203,11 @@ class JointCalls:
     def _failure(
         self, store: StoreClient | None, hold_s: float = 0
     ) -> Failure | None:
-        found = None
+        failure = None
         if store is not None:
             with contextlib.suppress(OSError):
-                found = store.get(f"{_FAILED}{self.round}", hold_s)
-        return None if found is None else Failure(**found)
+                failure = store.get(f"{_FAILED}{self.round}", hold_s)
+        return None if failure is None else Failure(**failure)
 
     def _connect_again(
         self, ranks: Abortable, limit_s: float, repeats: bool = False

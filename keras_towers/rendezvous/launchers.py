@@ -279,8 +279,10 @@ def detect(
 ) -> ClusterEnvironment | None:
     """Detect the launcher of this process; None if there is none."""
     launchers = (*_CHOSEN, *added(), *_KNOWN)
-    found = (launcher.from_variables(variables) for launcher in launchers)
-    first = next(filter(None, found), None)
+    environments = (
+        launcher.from_variables(variables) for launcher in launchers
+    )
+    first = next(filter(None, environments), None)
     if first and first.is_single_process and first.may_start_others:
         # One task of srun, for example, that starts processes by itself.
         return EnvironmentVariables.from_variables(variables) or first
@@ -289,10 +291,10 @@ def detect(
 
 def detect_foreign() -> ClusterEnvironment | None:
     """Detect a launcher of several processes, other than ours and Horovod's."""
-    found = detect()
-    if found and (found.horovod_reads_variables or found.is_single_process):
+    task = detect()
+    if task and (task.horovod_reads_variables or task.is_single_process):
         return None
-    return found
+    return task
 
 
 def whole_number_in(variables: Mapping[str, str], name: str) -> int | None:

@@ -84,8 +84,8 @@ def check_can_listen(address: str) -> None:
     """Check that a server can listen at an address."""
     host, _, port = address.rpartition(":")
     addresses = _local_addresses(host.strip("[]"))
-    for one in addresses or [ipaddress.IPv4Address(0)]:
-        _check_free(one, int(port), address)
+    for local_address in addresses or [ipaddress.IPv4Address(0)]:
+        _check_free(local_address, int(port), address)
 
 
 def _local_addresses(host: str) -> list[_Address]:
@@ -94,10 +94,10 @@ def _local_addresses(host: str) -> list[_Address]:
     Empty if other machines may resolve the host's name to another address.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    names = {str(entry[4][0]).partition("%")[0] for entry in found}
+    names = {str(entry[4][0]).partition("%")[0] for entry in entries}
     addresses = [ipaddress.ip_address(name) for name in sorted(names)]
     by_name = host not in {"localhost", *names}
     if by_name and any(address.is_loopback for address in addresses):
@@ -129,9 +129,9 @@ def _check_free(address: _Address, port: int, name: str) -> None:
 
 def _listeners(port: int) -> Iterator[socket.socket]:
     """Yield copies of this process's sockets that listen at a port."""
-    for found in psutil.Process().net_connections("tcp"):
-        if found.status == psutil.CONN_LISTEN and found.laddr.port == port:
-            yield socket.socket(fileno=os.dup(found.fd))
+    for end in psutil.Process().net_connections("tcp"):
+        if end.status == psutil.CONN_LISTEN and end.laddr.port == port:
+            yield socket.socket(fileno=os.dup(end.fd))
 
 
 def _attach_filter(listener: socket.socket, program: bytes) -> None:

@@ -112,11 +112,11 @@ class Liveness:
 
     def refresh(self) -> None:
         """Read the signs of all processes."""
-        found = self._source(tuple(self.signs))
+        signs = self._source(tuple(self.signs))
         self._refreshed = time.monotonic()
-        self._ended = {r for r, sign in found.items() if sign == State.ENDED}
-        for rank in found.keys() - self._ended:
-            sign = found[rank]
+        self._ended = {r for r, sign in signs.items() if sign == State.ENDED}
+        for rank in signs.keys() - self._ended:
+            sign = signs[rank]
             if sign is ANSWERED or sign not in (None, self.signs[rank]):
                 self._last_sign[rank] = self._refreshed
                 self.signs[rank] = sign

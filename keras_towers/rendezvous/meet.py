@@ -158,9 +158,9 @@ class RendezvousFile:
     def read(self) -> Endpoint | None:
         """Read the file; None as long as it does not exist."""
         with self._usable():
-            found = self._store.get(self._key)
+            entry = self._store.get(self._key)
         try:
-            return Endpoint(**found)
+            return Endpoint(**entry)
         except TypeError:  # There is no file, or another version wrote it.
             return None
 
@@ -199,14 +199,14 @@ class Meeting:
             else network.reachable_address(self._environment)
         )
         bound = network.listen_address(address)
-        given = self._given or Endpoint(address, 0, "")
+        wanted = self._given or Endpoint(address, 0, "")
         try:
             helper, endpoint = start_store(
-                dataclasses.replace(given, address=bound), self._size
+                dataclasses.replace(wanted, address=bound), self._size
             )
         except OSError as error:
             raise TowerError(
-                f"rank 0 cannot listen on port {given.port} of "
+                f"rank 0 cannot listen on port {wanted.port} of "
                 f"{bound or 'this machine'}: {error.strerror}."
             ) from None
         # Other machines may need another address than this one.
@@ -264,18 +264,19 @@ class Meeting:
         Raises:
             TimeoutError: the limit has passed; it says what failed last.
         """
-        nonce, found, last = secrets.token_hex(8), None, "there is no such file"
+        nonce, endpoint = secrets.token_hex(8), None
+        last = "there is no such file"
         pause_s, answered = settings.NETWORK_POLL_S, [time.monotonic()]
         for late_s in wait_loop(self._limit_s, pause_s, answered):
             # Rank 0 removes the file when all ranks have arrived.
-            found = find() or found
-            if found:
-                last = f"{found.address}:{found.port}"
+            endpoint = find() or endpoint
+            if endpoint:
+                last = f"{endpoint.address}:{endpoint.port}"
                 try:
-                    address = socket.gethostbyname(found.address)
-                    found = dataclasses.replace(found, address=address)
-                    client = StoreClient(found)
-                    introduction = _introduction(found, nonce)
+                    address = socket.gethostbyname(endpoint.address)
+                    endpoint = dataclasses.replace(endpoint, address=address)
+                    client = StoreClient(endpoint)
+                    introduction = _introduction(endpoint, nonce)
                     client.put(f"{INTRODUCTION}-{self._rank}", introduction)
                     key = f"{PLACEMENT}-{self._rank}"
                     placement = client.get(key, settings.HOLD_S) or {}
@@ -285,7 +286,7 @@ class Meeting:
                     last += f" did not answer as rank 0 does: {error}"
                 else:
                     if placement.get("nonce") == nonce:
-                        return _take_place(found, placement)
+                        return _take_place(endpoint, placement)
                     if "failed" in placement:
                         raise TowerError(placement["failed"])
                     if placement:
@@ -451,10 +452,12 @@ def serve(
             return
         # All are read each time: a rank may have ended and been restarted.
         introductions = {r: server.get(f"{INTRODUCTION}-{r}") for r in ranks}
-        arrived = {rank: one for rank, one in introductions.items() if one}
+        arrived = {
+            rank: known for rank, known in introductions.items() if known
+        }
         server.put(MISSING, [rank for rank in ranks if rank not in arrived])
     in_order = [arrived[rank] for rank in ranks]
-    server.begin_round(place_ranks([one["host"] for one in in_order]))
+    server.begin_round(place_ranks([known["host"] for known in in_order]))
     for rank, placement in enumerate(_placements(in_order)):
         server.put(f"{PLACEMENT}-{rank}", placement)
     liveness = Liveness(
@@ -477,20 +480,20 @@ def _placements(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Args:
         ranks: the introduction of each rank.
     """
-    hosts = [one["host"] for one in ranks]
+    hosts = [rank["host"] for rank in ranks]
     # A launcher may have bound each rank to different cores.
-    cores = [(one["host"], *one["cores"]) for one in ranks]
+    cores = [(rank["host"], *rank["cores"]) for rank in ranks]
     sharing = collections.Counter(cores)
-    remote = [one["address"] for one in ranks if one["host"] != hosts[0]]
+    remote = [rank["address"] for rank in ranks if rank["host"] != hosts[0]]
     return [
         {
-            "nonce": one["nonce"],
+            "nonce": rank["nonce"],
             "slot": dataclasses.asdict(slot),
             "sharing": sharing[rank_cores],
             "rank0_name": _name(0, ranks[0]),
             "remote_address": remote[0] if remote else None,
         }
-        for one, slot, rank_cores in zip(
+        for rank, slot, rank_cores in zip(
             ranks, place_ranks(hosts), cores, strict=True
         )
     ]

@@ -61,10 +61,10 @@ def refuses_connections(address: str) -> bool:
 def _connection_error(address: str) -> OSError | None:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), 1) as made:
+        with socket.create_connection((host.strip("[]"), int(port)), 1) as link:
             # If nobody listens, the kernel may choose that very port for this
             # end of the connection, and connect the socket to itself.
-            to_itself = made.getsockname() == made.getpeername()
+            to_itself = link.getsockname() == link.getpeername()
             return ConnectionRefusedError() if to_itself else None
     except OSError as error:
         return error
@@ -173,13 +173,13 @@ def listen_address(address: str) -> str:
         return ""
 
 
-def reserve_port(host: str, held: contextlib.ExitStack) -> str:
-    """Reserve a free port of an address of this machine, until ``held`` ends.
+def reserve_port(host: str, stack: contextlib.ExitStack) -> str:
+    """Reserve a free port of an address of this machine, until ``stack`` ends.
 
     TensorFlow's server can listen on it meanwhile, and no other process is
     given it.
     """
-    holder = held.enter_context(socket.socket())
+    holder = stack.enter_context(socket.socket())
     # TensorFlow sets the same option. With it on both sides, one socket may
     # listen on a port to which another is only bound.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -175,20 +175,20 @@ def process_facts(engine: str = "") -> dict[str, str]:
     """The versions and script of this process, to compare between ranks."""
     import keras_towers
 
-    found = {
+    facts = {
         "TensorFlow": _version("tensorflow"),
         "Keras": _version("keras"),
         "keras_towers": keras_towers.__version__,
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
     }
     if engine:
-        found[engine] = _version(engine.lower())
+        facts[engine] = _version(engine.lower())
     # A notebook or `python -c` has no script.
     with contextlib.suppress(OSError):
         script = Path(*sys.argv[:1])
         digest = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
-        found["script"] = f"{script.name} ({digest})"
-    return found
+        facts["script"] = f"{script.name} ({digest})"
+    return facts
 
 
 def _version(module: str) -> str:
@@ -217,13 +217,13 @@ def compare_facts(
             warned.append(name)
 
     def differs(names: Sequence[str]) -> str:
-        one, two = (
+        mine, theirs = (
             " and ".join(
                 f"{n} {facts[n]}" if n in facts else f"no {n}" for n in names
             )
             for facts in (my_facts, their_facts)
         )
-        return f"{me} has {one}, but {other} has {two}"
+        return f"{me} has {mine}, but {other} has {theirs}"
 
     if refused:
         raise TowerError(

@@ -78,15 +78,15 @@ class Store(ABC):
 
         If that process ends, the launcher ends this one.
         """
-        found = None
-        while found is None:
-            found = self.read(SCOPE, key, settings.HOLD_S)
-        return found
+        content = None
+        while content is None:
+            content = self.read(SCOPE, key, settings.HOLD_S)
+        return content
 
     def get(self, key: str, hold_s: float = 0) -> Any:
         """Read a value, waiting ``hold_s`` for a missing one; None if none."""
-        found = self.read(SCOPE, key, hold_s)
-        return None if found is None else json.loads(found)
+        content = self.read(SCOPE, key, hold_s)
+        return None if content is None else json.loads(content)
 
     def put(self, key: str, value: Any) -> None:
         """Write a value."""
@@ -159,8 +159,8 @@ class StoreClient(Store):
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
         answer = self._request("POST", SCOPE, f"{PROGRESS}{rank}", body)
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        late_and_gone: dict[str, Any] = json.loads(answer)
+        return late_and_gone
 
     def _request(
         self,
@@ -179,12 +179,12 @@ class StoreClient(Store):
             method=method,
         )
         with _OPENER.open(request, timeout=limit_s) as answer:
-            found = bytes(answer.read())
+            content = bytes(answer.read())
             signature = answer.headers.get(SIGNATURE, "")
-        expected = sign_answer(self._secret, method, path, found)
+        expected = sign_answer(self._secret, method, path, content)
         if not is_equal(signature, expected):
             raise OSError("the answer's signature is wrong")
-        return found
+        return content
 
 
 class FileStore:

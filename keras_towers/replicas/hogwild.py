@@ -81,13 +81,13 @@ class HogwildUpdate(WeightUpdate):
                 loss_scale = _scale_of_loss(optimizer)
 
                 def update() -> None:
-                    given = grads
+                    own_grads = grads
                     if loss_scale is not None:
                         # Another tower may have changed the scale since this
                         # one's loss was scaled.
                         change = optimizer.dynamic_scale / loss_scale
-                        given = scaled(grads, change)
-                    call.original(given, variables)
+                        own_grads = scaled(grads, change)
+                    call.original(own_grads, variables)
 
                 self._turn(optimizer).execute(
                     lambda: after_writes_of(update),
@@ -214,7 +214,7 @@ def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
     return [
         operation
         for operation in handle.graph.get_operations()
-        if handle.name in (given.name for given in operation.inputs)
+        if handle.name in (tensor.name for tensor in operation.inputs)
     ]
 
 

@@ -107,9 +107,9 @@ class Queue:
         """
 
         def remove_one(_: tf.Tensor) -> tf.Tensor:
-            (found,) = self.get()
-            with tf.control_dependencies([found]):
-                return tf.maximum(found, latest())
+            (number_removed,) = self.get()
+            with tf.control_dependencies([number_removed]):
+                return tf.maximum(number_removed, latest())
 
         with tf.device(self._device):
             (found,) = tf.while_loop(
@@ -130,14 +130,14 @@ def variable(
     name: str, device: str, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
     """Return the variable of this name, uninitialized."""
-    made = []
+    own = []
 
     def make() -> tf.Tensor:
-        made.append(compat.shared_variable(name, tf.TensorShape(shape), dtype))
-        return made[0].handle
+        own.append(compat.shared_variable(name, tf.TensorShape(shape), dtype))
+        return own[0].handle
 
     make_handle(name, device, make)
-    return made[0]
+    return own[0]
 
 
 def run_flat(function: Any) -> list[Any]:
@@ -152,13 +152,13 @@ def trace(body: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
     process runs there later; a function only raises its error.
     """
 
-    def function(*given: tf.Tensor) -> Any:
-        result = body(*given)
+    def function(*tensors: tf.Tensor) -> Any:
+        result = body(*tensors)
         return None if isinstance(result, tf.Operation) else result
 
     with compat.single_device_mode():
-        made: Any = tf.function(function, autograph=False)
-        return made.get_concrete_function(*specs)
+        traced: Any = tf.function(function, autograph=False)
+        return traced.get_concrete_function(*specs)
 
 
 class TracedFunctions:
@@ -194,7 +194,7 @@ def after_writes_of(function: Callable[..., Any], *args: Any) -> tf.Tensor:
 @contextlib.contextmanager
 def after_writes(begun: int = 0) -> Iterator[None]:
     """Run the operations of this block after all earlier writes."""
-    made = compat.get_default_graph().get_operations()[begun:]
-    writes = [op for op in made if op.op_def.is_stateful]
+    operations = compat.get_default_graph().get_operations()[begun:]
+    writes = [op for op in operations if op.op_def.is_stateful]
     with tf.control_dependencies(writes):
         yield

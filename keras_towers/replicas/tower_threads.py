@@ -344,8 +344,8 @@ class TowerThreads:
     def take_staleness(self) -> Staleness:
         """Return the staleness recorded since the last call."""
         with self._changed:
-            found, self._staleness = self._staleness, collections.Counter()
-        return Staleness(dict(sorted(found.items())))
+            counts, self._staleness = self._staleness, collections.Counter()
+        return Staleness(dict(sorted(counts.items())))
 
     def close(self) -> None:
         """End the threads once all batches are done or dropped by an error."""

@@ -90,11 +90,11 @@ def towers_on(claimed: devices_lib.Towers, layouts: Any) -> list[str] | Mesh:
     if layouts is None:
         return devices_lib.devices_of(claimed)
     assert not isinstance(claimed, int)
-    found = dict(zip(_names_in(layouts), claimed, strict=True))
+    by_name = dict(zip(_names_in(layouts), claimed, strict=True))
     return Mesh.of(
         layouts,
         devices_of=lambda names: devices_lib.devices_of(
-            [found[name] for name in names]
+            [by_name[name] for name in names]
         ),
     )
 
@@ -222,8 +222,8 @@ class _Layouts:
         """
         path = variable.path
         self._paths.add(path)
-        found = getattr(variable, "_layout", None) or self._layout_map[path]
-        names = () if found is None else tuple(found.axes)
+        layout = getattr(variable, "_layout", None) or self._layout_map[path]
+        names = () if layout is None else tuple(layout.axes)
         if len(names) > len(shape):
             raise TowerError(
                 f"the layout {names} of weight {path!r} has "

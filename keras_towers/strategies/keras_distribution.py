@@ -171,8 +171,8 @@ def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
 
 def _layouts_of_rank(distribution: Any) -> keras.distribution.LayoutMap:
     """Return the layout map on this rank's rows of a mesh of all devices."""
-    given = distribution._layout_map
-    rows, axes = rows_of(given.device_mesh, distribution.batch_dim_name)
+    layout_map = distribution._layout_map
+    rows, axes = rows_of(layout_map.device_mesh, distribution.batch_dim_name)
     owned = [[_owner_of(name) for name in row] for row in rows]
     owners = [{owner for owner, _ in row} for row in owned]
     number = len(rows) // _job.size
@@ -191,7 +191,7 @@ def _layouts_of_rank(distribution: Any) -> keras.distribution.LayoutMap:
     names = [name for row in own for _, name in row]
     mesh = keras.distribution.DeviceMesh(shape, axes, names)
     layouts = keras.distribution.LayoutMap(mesh)
-    for key, layout in given.items():
+    for key, layout in layout_map.items():
         layouts[key] = tuple(layout.axes)
     return layouts
 

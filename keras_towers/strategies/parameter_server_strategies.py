@@ -183,16 +183,16 @@ class _WorkerStrategy(BaseStrategy):
         options: ServerKeywords,
         sync: bool = True,
     ):
-        given = options_of(self, ServerKeywords, options)
+        own_options = options_of(self, ServerKeywords, options)
         name = type(self).__name__
-        devices, self._peers = connect(name, towers, given, cluster)
+        devices, self._peers = connect(name, towers, own_options, cluster)
         size = self._peers.size
-        factor = 1.0 if given.scale_gradient else float(size)
+        factor = 1.0 if own_options.scale_gradient else float(size)
         if not sync:
             # Nobody averages the gradients of the workers.
             factor /= size
         super().__init__(
-            devices, given, job=self._peers, gradient_factor=factor
+            devices, own_options, job=self._peers, gradient_factor=factor
         )
         self.sync = sync
 

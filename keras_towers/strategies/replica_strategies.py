@@ -91,8 +91,8 @@ class AsyncTowerStrategy(BaseStrategy):
         scale_gradient: bool = True,
     ):
         devices = devices_lib.devices_of(towers)
-        given = StrategyOptions(batches="each", scale_gradient=scale_gradient)
-        super().__init__(devices, given)
+        options = StrategyOptions(batches="each", scale_gradient=scale_gradient)
+        super().__init__(devices, options)
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
         update = HogwildUpdate(self._config, self._mode.reduce, scale)
@@ -297,9 +297,9 @@ class SyncReplicasStrategy(BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, WorkerCalls) and self._calls.last:
-            held = self._calls.last.variables
-            if variable in held:
-                trained = held.copy_of(variable)
+            copies = self._calls.last.variables
+            if variable in copies:
+                trained = copies.copy_of(variable)
         average = None
         if self._averages is not None:
             average = self._averages.average(trained)

@@ -39,15 +39,15 @@ def failure_of(totals: Callable[[], Sequence[Any]], members: int) -> str:
         return off
     limit_s = _limit_s()
     try:
-        found = call_within(limit_s, lambda: np.array(totals()))
+        sums = call_within(limit_s, lambda: np.array(totals()))
     except TimeoutError:
         return f"a first sum has not ended after {limit_s} s"
     except Exception as error:
         return shorten(error)
     wanted = np.sum([part_of(k) for k in range(members)], 0)
-    if (found == wanted).all():
+    if (sums == wanted).all():
         return ""
-    return f"a first sum is {found.tolist()} instead of {wanted.tolist()}"
+    return f"a first sum is {sums.tolist()} instead of {wanted.tolist()}"
 
 
 def _limit_s() -> int:

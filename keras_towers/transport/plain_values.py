@@ -103,8 +103,8 @@ def gather(
     words = tf.constant(np.frombuffer(padded, np.int32))
     sizes = all_gather(tf.constant([len(padded)]), "kt.values.sizes")
     whole = all_gather(words, "kt.values").numpy().tobytes()
-    found, start = [], 0
+    values, start = [], 0
     for size in sizes.numpy().tolist():
-        found.append(decode(whole[start : start + size]))
+        values.append(decode(whole[start : start + size]))
         start += size
-    return found
+    return values

@@ -74,9 +74,9 @@ def _on_processes(loss, variable=None, mirrored=False):
     @tf.function(autograph=False)
     def run(start, count, first):
         more = [
-            (mine.of_all.start, start),
-            (mine.of_all.total, len(X)),
-            (mine.of_all.is_first, first),
+            (mine.joint_inputs.start, start),
+            (mine.joint_inputs.total, len(X)),
+            (mine.joint_inputs.is_first, first),
             (mine.program.inputs.has_rows, count > 0),
         ]
         parts = [[X[start : start + count]], [W], *([c] for c in captured)]

@@ -117,11 +117,11 @@ class Horovod(Recipe):
     probe = _PROBE
 
     def libraries(self) -> list[toolchain.Tool]:
-        found = [toolchain.find_mpi()] if self.with_mpi else []
+        tools = [toolchain.find_mpi()] if self.with_mpi else []
         if self.with_nccl:
             find = toolchain.find_nvcc, toolchain.find_nccl
-            found += [of_name(self.prefix) for of_name in find]
-        return found
+            tools += [of_name(self.prefix) for of_name in find]
+        return tools
 
     def packages(self) -> tuple[str, ...]:
         packaged = self.with_nccl and not toolchain.find_nvcc(self.prefix).path
@@ -173,9 +173,9 @@ class Horovod(Recipe):
             (links / "libcudart.so").symlink_to(cuda / "lib/libcudart.so.13")
             put_first(variables, "LIBRARY_PATH", [str(cuda / "lib")])
             put_first(variables, "CMAKE_LIBRARY_PATH", [str(links)])
-        found = toolchain.find_nccl(self.prefix).path or ""
-        home, flags = toolchain.linkable("nccl", found, folder / "nccl")
-        if home == found:
+        path = toolchain.find_nccl(self.prefix).path or ""
+        home, flags = toolchain.linkable("nccl", path, folder / "nccl")
+        if home == path:
             variables.setdefault("HOROVOD_NCCL_HOME", home)
             return
         variables.update(

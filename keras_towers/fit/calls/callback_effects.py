@@ -333,10 +333,10 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def _value(variable: keras.Variable) -> Any:
-    held = variables_lib.copy_on_tower(variable._value)
+    copy = variables_lib.copy_on_tower(variable._value)
     # Each rank may have a part of the value.
-    is_absent = isinstance(held, ShardedVariable) and held.is_absent
-    return None if is_absent else held.read_value()
+    is_absent = isinstance(copy, ShardedVariable) and copy.is_absent
+    return None if is_absent else copy.read_value()
 
 
 def _is_same(before: Any, after: Any) -> bool:

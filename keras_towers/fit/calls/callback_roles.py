@@ -163,12 +163,12 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     return in_form_of(callbacks, [*listed(callbacks), added])
 
 
-def in_form_of(given: Any, callbacks: list[Any]) -> Any:
+def in_form_of(passed: Any, callbacks: list[Any]) -> Any:
     """Return callbacks of ``fit`` in the form in which it was given others."""
-    if not isinstance(given, compat.CallbackList):
+    if not isinstance(passed, compat.CallbackList):
         return callbacks
     # Copied: the user may use the list again, with its own callbacks.
-    copied = copy.copy(given)
+    copied = copy.copy(passed)
     copied.callbacks = callbacks
     # Keras would call all of them in another thread if those that the list was
     # created with have nothing to do after a batch.
@@ -187,12 +187,12 @@ def only_one(wanted: type[_Kind], keras_call: KerasCall) -> _Kind | None:
         return None
     callbacks = listed(keras_call.arguments.get("callbacks"))
     for callback in callbacks:
-        held = getattr(callback, "callback", None)
+        inner = getattr(callback, "callback", None)
         if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
-            held, wanted
+            inner, wanted
         ):
             raise TowerError(
-                f"{type(held).__name__} already decides which rank does what: "
+                f"{type(inner).__name__} already decides which rank does what: "
                 f"give it without {type(callback).__name__}."
             )
     chosen = [c for c in callbacks if isinstance(c, wanted)]

@@ -38,16 +38,16 @@ class LoneCall(TowerCall):
         name = "test_function" if is_test else "predict_function"
         # The functions of all ranks hold them: if Keras drops one, when the
         # model is compiled for instance, both are made again.
-        of_all = tower_function(model, name, self.config, self.settings)
-        setattr(model, name, of_all.alone)
+        joint = tower_function(model, name, self.config, self.settings)
+        setattr(model, name, joint.alone)
         try:
             with super().installed():
                 yield
         finally:
             alone = getattr(model, name)
             if isinstance(alone, TowerFunction):
-                of_all.alone = alone
-                setattr(model, name, of_all)
+                joint.alone = alone
+                setattr(model, name, joint)
 
     def _mark_prepared(self) -> None:
         """Do nothing: the ranks have yet to compare the model."""

@@ -228,11 +228,11 @@ class TowerCall:
         if kind == "predict" and iterator is not None:
             self.build(iterator)
         settings = self.settings
-        made = tower_function(
+        function = tower_function(
             self.model, f"{kind}_function", self.config, settings, force
         )
-        if isinstance(made, AdaptiveFunction):
-            made.begin_call(
+        if isinstance(function, AdaptiveFunction):
+            function.begin_call(
                 settings,
                 rows_may_differ=self.config.options.batches == "split"
                 and iterator is not None
@@ -418,11 +418,11 @@ def tower_function(
     """Return a function of a model for towers, made again if needed."""
     before = getattr(model, name)
     uses_towers = before is None or isinstance(before, TowerFunction)
-    made = make_by_keras(model, name, force or not uses_towers)
-    if not isinstance(made, TowerFunction):
-        made = AdaptiveFunction(model, name, config, settings)
-        setattr(model, name, made)
-    return made
+    function = make_by_keras(model, name, force or not uses_towers)
+    if not isinstance(function, TowerFunction):
+        function = AdaptiveFunction(model, name, config, settings)
+        setattr(model, name, function)
+    return function
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

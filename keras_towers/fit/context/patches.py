@@ -31,9 +31,9 @@ def patched_while_used(patches: tuple[Patch, ...]) -> Iterator[None]:
     try:
         with _lock:
             if patches not in _undo:
-                with contextlib.ExitStack() as made:
-                    made.enter_context(replaced(*patches))
-                    _undo[patches] = made.pop_all()
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(replaced(*patches))
+                    _undo[patches] = stack.pop_all()
         yield
     finally:
         with _lock:
@@ -60,24 +60,24 @@ def _replace(
     owner: Any, name: str, ours: Callable[..., Any]
 ) -> Callable[[], None]:
     """Replace an attribute; return a function that puts it back."""
-    found = getattr(owner, name)
-    cell = _cell_of_wrapped(found)
+    attribute = getattr(owner, name)
+    cell = _cell_of_wrapped(attribute)
     if cell is not None:
         original = cell.cell_contents
 
         def put(function: Any) -> None:
-            cell.cell_contents = found.__wrapped__ = function
+            cell.cell_contents = attribute.__wrapped__ = function
 
         put(_calling(ours, original))
         return lambda: put(original)
     is_defined_here = name in vars(owner)
-    if isinstance(found, property):
-        assert found.fget is not None
-        setattr(owner, name, found.getter(_calling(ours, found.fget)))
+    if isinstance(attribute, property):
+        assert attribute.fget is not None
+        setattr(owner, name, attribute.getter(_calling(ours, attribute.fget)))
     else:
-        setattr(owner, name, _calling(ours, found))
+        setattr(owner, name, _calling(ours, attribute))
     if is_defined_here:
-        return lambda: setattr(owner, name, found)
+        return lambda: setattr(owner, name, attribute)
     return lambda: delattr(owner, name)
 
 

@@ -369,14 +369,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         Keras's generator and its iterator reference each other. Data that never
         arrives delays only the exit of the process.
         """
-        held = [
+        iterators = [
             self._epoch_iterator,
             self._current_iterator,
             self._fresh_iterator,
         ]
         self._epoch_iterator = self._current_iterator = None
         self._fresh_iterator = None
-        threading.Thread(target=held.clear, name=RELEASES).start()
+        threading.Thread(target=iterators.clear, name=RELEASES).start()
 
     @property
     def batch_size(self) -> int | None:

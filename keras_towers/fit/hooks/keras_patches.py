@@ -199,7 +199,7 @@ def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-def _share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
+def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
     If a function has a private rendezvous, an error in it cancels the caller's
@@ -208,7 +208,7 @@ def _share_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     A shared rendezvous ends with the error itself. It is not used for functions
     with transfers inside, which overlapping calls would mix up.
     """
-    name, graph, attributes, *rest = given
+    name, graph, attributes, *rest = arguments
     attributes = attributes or {}
     # Variables may be on another device than the function.
     variables = (tf.resource, tf.variant)

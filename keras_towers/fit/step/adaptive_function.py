@@ -113,11 +113,11 @@ class AdaptiveFunction(TowerFunction):
     def __call__(self, data: Any) -> Any:
         if self._prepare is not None:
             prepare, self._prepare = self._prepare, None
-            made = getattr(self._model, self._name)
+            function = getattr(self._model, self._name)
             prepare()
-            if getattr(self._model, self._name) is not made:
+            if getattr(self._model, self._name) is not function:
                 # Placing variables has renewed it.
-                setattr(self._model, self._name, made)
+                setattr(self._model, self._name, function)
                 self._retrace()
         if isinstance(data, list):
             if self._must_inspect(data):
@@ -145,22 +145,22 @@ class AdaptiveFunction(TowerFunction):
         except StopIteration:
             return result
 
-    def _inspect(self, batches: list[Any], given: Callable[[], Any]) -> Any:
+    def _inspect(self, batches: list[Any], data: Callable[[], Any]) -> Any:
         """Run steps, after a look at their batches.
 
         Args:
             batches: their batches.
-            given: returns the batches in the form in which Keras passes them.
+            data: returns the batches in the form in which Keras passes them.
         """
         self._find_undivided_parts(batches)
         self._steps += 1
         if not self._auto_micro_batches:
-            return self._run_once(given())
+            return self._run_once(data())
         # The largest number of rows that a tower gets of one of them.
         rows = max(
             int(count) for batch in batches for count in self._counts_of(batch)
         )
-        return self._run_in_memory(given, rows)
+        return self._run_in_memory(data, rows)
 
     def _must_inspect(self, data: Any) -> bool:
         """Whether to read the next batches before the steps do."""

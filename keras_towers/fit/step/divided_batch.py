@@ -36,14 +36,14 @@ class DividedBatch:
     Attributes:
         batch: its micro-batches, the same number for each of K towers.
         specs: the specs of the batch of one device.
-        of_all: the batch before micro-batching, with its start and total among
+        whole: the batch before micro-batching, with its start and total among
             the examples of all processes.
         fingerprint: by which ranks compare it; None: each has its own data.
     """
 
     batch: TowerBatch
     specs: Batch
-    of_all: TowerBatch
+    whole: TowerBatch
     fingerprint: tf.Tensor | None = None
 
     @classmethod
@@ -76,7 +76,7 @@ class DividedBatch:
             batch = order.count(batch, here)
         elif not batch.is_counted:
             batch = batch._replace(total=here, start=0)
-        of_all = batch
+        whole = batch
         if not ranks.share_step:
             batch = batch._replace(total=here, start=0)
         specs = like.with_structure(batch.pieces[0]).specs(any_size=True)
@@ -85,7 +85,7 @@ class DividedBatch:
             # Keras passes the batch of one device to the step.
             specs = like.specs()
         batch = batch.in_micro_batches(places.parts, like)
-        return cls(batch, specs, of_all, fingerprint)
+        return cls(batch, specs, whole, fingerprint)
 
     @property
     def spec(self) -> Any:
@@ -108,7 +108,7 @@ class DividedBatch:
     @property
     def share(self) -> tf.Tensor:
         """This process's share of all examples."""
-        here, total = self.batch.total, self.of_all.total
+        here, total = self.batch.total, self.whole.total
         numbers = [tf.cast(number, tf.float64) for number in (here, total)]
         return tf.math.divide_no_nan(*numbers)
 
@@ -132,12 +132,12 @@ class DividedBatch:
                 processes.
         """
         inputs, first = program.inputs, len(self.layouts)
-        found = self._inputs_of_batch(inputs, places.ranks, local_step)
-        found.add_captures(inputs, captures, on_towers, places.parts)
-        found.add_shares(inputs, places)
+        step_inputs = self._inputs_of_batch(inputs, places.ranks, local_step)
+        step_inputs.add_captures(inputs, captures, on_towers, places.parts)
+        step_inputs.add_shares(inputs, places)
         handles = {first + index: own for index, own in on_towers.items()}
-        found.add_columns(inputs, handles, places)
-        return found
+        step_inputs.add_columns(inputs, handles, places)
+        return step_inputs
 
     def _inputs_of_batch(
         self, inputs: Inputs, ranks: Ranks, local_step: LocalStep | None
@@ -162,8 +162,11 @@ class DividedBatch:
             if inputs.has_rows is not None:
                 shared[inputs.has_rows] = shared[inputs.total] > 0
             if local_step is not None:
-                inputs, is_first = local_step.of_all, ranks.batch.rank == 0
-                batch = self.of_all
+                inputs, is_first = (
+                    local_step.joint_inputs,
+                    ranks.batch.rank == 0,
+                )
+                batch = self.whole
                 self._add_positions(inputs, batch, is_first, shared, parts)
         return StepInputs(shared, parts)
 

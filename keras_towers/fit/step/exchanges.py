@@ -60,14 +60,14 @@ def exchange_tensors(
         own.
     """
     over_ranks = {
-        k: one
-        for k, one in enumerate(members)
-        if transport.size > 1 and "ranks" in one.exchange.over
+        k: group
+        for k, group in enumerate(members)
+        if transport.size > 1 and "ranks" in group.exchange.over
     }
     results: list[Any] = []
-    for k, one in enumerate(members):
-        with tf.device(one.devices[0]):
-            results.append(_exchange_here(one, k in over_ranks))
+    for k, group in enumerate(members):
+        with tf.device(group.devices[0]):
+            results.append(_exchange_here(group, k in over_ranks))
     if over_ranks:
         exchange = functools.partial(
             _exchange_over_ranks,
@@ -76,8 +76,8 @@ def exchange_tensors(
             sum_gradients,
         )
         with tf.device(members[0].devices[0]):
-            found = in_order([results[k] for k in over_ranks], exchange)
-        for k, result in zip(over_ranks, found, strict=True):
+            exchanged = in_order([results[k] for k in over_ranks], exchange)
+        for k, result in zip(over_ranks, exchanged, strict=True):
             results[k] = result
     return results
 
@@ -133,16 +133,18 @@ def _exchange_over_ranks(
         results: the results of ``_exchange_here``.
     """
     results = [*results]
-    rows_of_ranks = [_RowsOfRanks.of(one, transport.size) for one in members]
+    rows_of_ranks = [
+        _RowsOfRanks.of(group, transport.size) for group in members
+    ]
     _scatter_over_ranks(members, rows_of_ranks, results, transport)
     _gather_over_ranks(members, rows_of_ranks, results, transport)
     summed: dict[int, Any] = {}
     gradients: dict[int, Any] = {}
-    for k, one in enumerate(members):
-        match one.exchange.kind:
+    for k, group in enumerate(members):
+        match group.exchange.kind:
             case "before":
                 summed[k] = row_of_rank(results[k].pop(), transport)
-            case "sum" if one.exchange.gradient and sum_gradients:
+            case "sum" if group.exchange.gradient and sum_gradients:
                 gradients[k] = results[k]
             case "sum" | "scatter" if rows_of_ranks[k] is None:
                 summed[k] = results[k]
@@ -152,13 +154,13 @@ def _exchange_over_ranks(
         names = [members[k].exchange.gradient for k in gradients]
         sums = sum_gradients(names, list(gradients.values()))
         totals.update(zip(gradients, sums, strict=True))
-    for k, one in enumerate(members):
-        exchange, devices = one.exchange, one.devices
+    for k, group in enumerate(members):
+        exchange, devices = group.exchange, group.devices
         match exchange.kind:
             case "sum":
                 results[k] = totals[k]
             case "scatter" if k in totals:
-                rows, axis = one.rows, exchange.axis
+                rows, axis = group.rows, exchange.axis
                 results[k] = _scatter([totals[k]], axis, rows, devices)
             case "before":
                 earlier = tf.reduce_sum(totals[k][: transport.rank], 0)

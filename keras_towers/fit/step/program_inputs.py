@@ -96,19 +96,21 @@ class StepInputs:
         self.of_columns = [{} for _ in columns]
         self.of_cells = [[{} for _ in columns] for _ in places.mesh]
         first = len(inputs.of_graph) - len(inputs.of_columns)
-        for index, one in enumerate(inputs.of_columns, first):
+        for index, own in enumerate(inputs.of_columns, first):
             tensor, copy = inputs.of_graph[index], inputs.copies.get(index)
             for j, shared in enumerate(self.of_columns):
-                match one.kind:
+                match own.kind:
                     case "handle":
-                        found = handles[one.key]
-                        shared[tensor] = capture(found.of_tower(0, j))
+                        variable = handles[own.key]
+                        shared[tensor] = capture(variable.of_tower(0, j))
                         for i, cells in enumerate(self.of_cells):
                             if copy is not None:
-                                cells[j][copy] = capture(found.of_tower(i, j))
+                                cells[j][copy] = capture(
+                                    variable.of_tower(i, j)
+                                )
                     case "start":
                         with tf.device(compat.HOST):
-                            start = one.key // places.columns * j
+                            start = own.key // places.columns * j
                             shared[tensor] = tf.constant(start, tf.int64)
                     case "is_first":
                         with tf.device(compat.HOST):

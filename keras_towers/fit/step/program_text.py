@@ -132,13 +132,13 @@ class _Text:
         alike: dict[_Line, list[Exchange]] = {}
         for exchange in exchanges:
             alike.setdefault(self._exchange(exchange), []).append(exchange)
-        for (place, layout, type_, where), found in alike.items():
+        for (place, layout, type_, where), equal in alike.items():
             moved = [
                 exchanged_by(exchange, self._parts)
-                for exchange in found
+                for exchange in equal
                 if exchange.kind != "first"
             ]
-            size, names = self._describe_bytes(moved), _times(type_, len(found))
+            size, names = self._describe_bytes(moved), _times(type_, len(equal))
             yield place, layout, f"{size}, {_at(names, where)}"
 
     def _operation(self, operation: Operation) -> _Line:
@@ -154,15 +154,15 @@ class _Text:
         return place, layout, _type(operation), self._where(operation)
 
     def _exchange(self, exchange: Exchange) -> _Line:
-        given = exchange.given
+        tensor = exchange.given
         over = self._over(exchange.over)
         name = _KINDS.get((exchange.kind, exchange.is_own), exchange.kind)
         place = f"{name}{over}"
-        operation = given.operation
+        operation = tensor.operation
         if operation is None:
-            return place, self._layout(given), "an input", ""
+            return place, self._layout(tensor), "an input", ""
         where = self._where(operation)
-        return place, self._layout(given), _type(operation), where
+        return place, self._layout(tensor), _type(operation), where
 
     def _update(self, update: Update) -> Iterator[_Row]:
         call = self._traced.updates[update.name]
@@ -184,7 +184,7 @@ class _Text:
         yield "update", "", f"{name}: {count} weight{'' if count == 1 else 's'}"
 
     def _describe_bytes(self, moved: Iterable[Exchanged]) -> str:
-        return describe_total(one for one in moved if self._peers(one.over))
+        return describe_total(part for part in moved if self._peers(part.over))
 
     def _peers(self, axes: Iterable[str]) -> list[str]:
         """Return the axes along which there is anyone to exchange with."""

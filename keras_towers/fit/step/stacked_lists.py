@@ -42,13 +42,13 @@ class StackedLists:
         }
 
         def run(known: dict[Tensor, Any]) -> list[Any]:
-            given = [
+            values = [
                 _list_of(known[stacks[t]]) if t in dtypes else known[t]
                 for t in body.inputs
             ]
             results: list[Any] = []
             for tensor, value in zip(
-                body.outputs, function(given), strict=True
+                body.outputs, function(values), strict=True
             ):
                 if tensor not in dtypes:
                     results.append(value)
@@ -62,13 +62,13 @@ class StackedLists:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Add a call of the function to the current graph."""
-        given = [
+        tensors = [
             _stack_of(value, self._dtypes[tensor])
             if tensor in self._dtypes
             else value
             for tensor, value in zip(self._inputs, inputs, strict=True)
         ]
-        results = iter(self._function(given))
+        results = iter(self._function(tensors))
         return [
             _list_of(next(results)[: next(results)])
             if tensor in self._dtypes
@@ -125,5 +125,5 @@ def _marked_row(list_: Any, mark: Any) -> Any:
     stack = _stack_of(list_, mark.dtype)
     # Elements without entries are all alike: the first one will do.
     rows = tf.reshape(stack, [tf.shape(stack)[0], tf.size(mark)])
-    found = tf.reduce_any(tf.cast(rows, tf.bool), 1)
-    return tf.argmax(tf.cast(found, tf.int32), output_type=tf.int32)
+    has_mark = tf.reduce_any(tf.cast(rows, tf.bool), 1)
+    return tf.argmax(tf.cast(has_mark, tf.int32), output_type=tf.int32)

@@ -212,9 +212,9 @@ def describe_steps(config: TowerConfig) -> list[str]:
             lines.append(
                 f"{name}: at most {most} of gathered weights at a time"
             )
-        held = costs.held_summary
-        if config.options.micro_batches != 1 and held:
-            lines.append(f"{name}: held for all micro-batches: {held}")
+        summary = costs.held_summary
+        if config.options.micro_batches != 1 and summary:
+            lines.append(f"{name}: held for all micro-batches: {summary}")
         lines += [f"{name}: {line}" for line in costs.once_summary]
     return lines
 
@@ -259,9 +259,9 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
             yield exchanged_by(exchange, towers)
     for update in program.updates:
         for part in update.given:
-            found = exchanged_for(update, part)
-            if found is not None:
-                yield found
+            exchanged = exchanged_for(update, part)
+            if exchanged is not None:
+                yield exchanged
 
 
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
@@ -320,25 +320,25 @@ def costs_of(
     here = towers // senders if of_ranks else towers
     others = [("columns", columns), ("towers", here), ("ranks", towers // here)]
     shared = {axis for axis, number in others if number > 1}
-    for one in exchanged:
-        if one.size is None:
+    for exchange in exchanged:
+        if exchange.size is None:
             continue
-        unit, number = _unit_and_number(one.size)
-        axes = " and ".join(axis for axis in one.over if axis in shared)
+        unit, number = _unit_and_number(exchange.size)
+        axes = " and ".join(axis for axis in exchange.over if axis in shared)
         if axes:
             by_axes.setdefault(axes, collections.Counter())[unit] += number
         peers, parts = senders, 1
-        if "columns" in one.over:
+        if "columns" in exchange.over:
             peers = columns
-        elif of_ranks and "ranks" not in one.over:
+        elif of_ranks and "ranks" not in exchange.over:
             # It stays within each process.
             peers = 1
-        elif of_ranks and one.tensor.on_columns:
+        elif of_ranks and exchange.tensor.on_columns:
             parts = columns
-        number *= (2 if one.is_sum else 1) * (peers - 1) * parts
-        sent[unit] += number // (peers * one.groups)
+        number *= (2 if exchange.is_sum else 1) * (peers - 1) * parts
+        sent[unit] += number // (peers * exchange.groups)
     once, growing = _once(program)
-    rounds = len({one.level for one in exchanged})
+    rounds = len({exchange.level for exchange in exchanged})
     fixed = per_unit.pop("", 0)
     return StepCosts(
         exchanges=len(exchanged),
@@ -377,7 +377,7 @@ def total_of(exchanged: Iterable[Exchanged]) -> tuple[dict[str, int], bool]:
     The bytes are by what they are a multiple of, as in ``StepCosts``; "": of
     nothing.
     """
-    sizes = [one.size for one in exchanged]
+    sizes = [exchange.size for exchange in exchanged]
     total: collections.Counter[str] = collections.Counter()
     for size in sizes:
         if size is not None:
@@ -393,7 +393,9 @@ def describe_total(exchanged: Iterable[Exchanged]) -> str:
 
 
 def _describe_bytes(total: Mapping[str, int], has_unknown: bool) -> str:
-    sizes = _terms(total) + [_UNKNOWN_BYTES] * has_unknown
+    sizes = _terms(total)
+    if has_unknown:
+        sizes.append(_UNKNOWN_BYTES)
     return " + ".join(sizes) or format_bytes(0)
 
 
@@ -423,7 +425,7 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
         and tensor.level < operation.level
     }
     later.update(e.given for e in program.exchanges if e.kind == "gather")
-    held: collections.Counter[str] = collections.Counter()
+    total: collections.Counter[str] = collections.Counter()
     for tensor in later:
         if not tensor.of_batch:
             continue
@@ -434,8 +436,8 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
         lengths = tensor.shape.rank - len(sizes) - 1
         if lengths >= 0:
             unit = " x ".join(["length"] * lengths)
-            held[unit] += math.prod(sizes) * tensor.dtype.size
-    return dict(sorted(held.items()))
+            total[unit] += math.prod(sizes) * tensor.dtype.size
+    return dict(sorted(total.items()))
 
 
 def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:

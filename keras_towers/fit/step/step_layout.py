@@ -215,9 +215,9 @@ def _refuse_writes_to_shards(
 ) -> None:
     """Refuse a step that would leave the wholes that ranks hold behind."""
     written = {id(tensor) for tensor in traced.written}
-    for index, found in on_towers.items():
+    for index, handles in on_towers.items():
         tensor = traced.captures[index]
-        if id(tensor) in written and isinstance(found.layout, InShards):
+        if id(tensor) in written and isinstance(handles.layout, InShards):
             raise TowerError(
                 f"{settings.kind} of model {settings.model.name!r} writes "
                 f"{describe_variable(capture(tensor))}, in shards on several "
@@ -228,8 +228,8 @@ def _refuse_writes_to_shards(
 
 def describe_variable(handle: Any) -> str:
     """Describe a variable, given its handle."""
-    found = compat.get_resource_handle_data(handle).shape_and_type[0]
-    shape, dtype = tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
+    content = compat.get_resource_handle_data(handle).shape_and_type[0]
+    shape, dtype = tf.TensorShape(content.shape), tf.as_dtype(content.dtype)
     return f"a variable {shape} {dtype.name}"
 
 

@@ -73,7 +73,9 @@ class TowerExchanges:
                     owners = [*zip(columns, of_columns, strict=True)]
                 if "towers" not in exchange.over:
                     owners = [
-                        (one.shared, [one]) for _, own in owners for one in own
+                        (tower.shared, [tower])
+                        for _, own in owners
+                        for tower in own
                     ]
                 groups += [
                     self._over_towers(exchange, to_all, own)
@@ -97,14 +99,14 @@ class TowerExchanges:
         cells: Sequence[Sequence[TowerTensors]],
     ) -> list[Members]:
         """Return the columns of each tower, or micro-batch, that exchange."""
-        given, of_batch = exchange.given, exchange.result.of_batch
+        tensor, of_batch = exchange.given, exchange.result.of_batch
         rows: list[Sequence[int]] = []
         if exchange.kind == "scatter":
             count: Any = exchange.result.shape[exchange.axis]
             rows = [(k * count, count) for k, _ in enumerate(columns)]
         # The columns' devices and tensors, and who takes the result.
         cases: list[Any] = [(self._mesh[0], columns, known, columns)]
-        if given.on_towers:
+        if tensor.on_towers:
             cases = [
                 (
                     row,
@@ -115,13 +117,13 @@ class TowerExchanges:
                 for row, tower, of_row in zip(
                     self._mesh, towers, cells, strict=True
                 )
-                for k in range(len(tower.parts) if given.of_batch else 1)
+                for k in range(len(tower.parts) if tensor.of_batch else 1)
             ]
         return [
             Members(
                 exchange,
                 devices,
-                [value_of(given, scope) for scope in scopes],
+                [value_of(tensor, scope) for scope in scopes],
                 rows,
                 to_each if exchange.is_own else [to_all],
             )

@@ -117,8 +117,8 @@ class TowerFunctions:
 
     def used(self, operations: Iterable[Operation]) -> list[Tensor]:
         """Return what is used outside of the section that computes it."""
-        made = [t for o in operations for t in o.outputs]
-        return [tensor for tensor in made if tensor in self._users]
+        outputs = [t for o in operations for t in o.outputs]
+        return [tensor for tensor in outputs if tensor in self._users]
 
     def _users_elsewhere(
         self, once: Mapping[tuple[int, bool], Sequence[Stage]]
@@ -229,44 +229,48 @@ class TowerFunctions:
                 own = {id(o) for o in operations}
                 used = {t for o in users if id(o) not in own for t in o.inputs}
                 used.update(body.outputs)
-                made = [t for o in operations for t in o.outputs if t in used]
+                outputs = [
+                    t for o in operations for t in o.outputs if t in used
+                ]
                 if operations is stage.compiled:
-                    values = self.add_compiled(operations, known, made)
+                    values = self.add_compiled(operations, known, outputs)
                 else:
-                    values = self.add_single(operations, known, made)
-                known.update(zip(made, values, strict=True))
+                    values = self.add_single(operations, known, outputs)
+                known.update(zip(outputs, values, strict=True))
         return emit([], known, body.outputs)
 
     def add_compiled(
         self,
         operations: Sequence[Operation],
         known: Mapping[Tensor, Any],
-        made: Sequence[Tensor],
+        wanted: Sequence[Tensor],
     ) -> list[Any]:
         """Add what XLA compiles to the current graph; return what is wanted.
 
         Args:
             operations: the operations, in order.
             known: what they use.
-            made: the tensors to return.
+            wanted: the tensors to return.
         """
         if not needs_call(operations):
-            return self.add_single(operations, known, made)
-        call = self._compiled(self._closure(operations, made))
+            return self.add_single(operations, known, wanted)
+        call = self._compiled(self._closure(operations, wanted))
         values = call([value_of(t, known) for t in call.body.inputs])
-        return [*with_shapes(made, values).values()]
+        return [*with_shapes(wanted, values).values()]
 
     def add_single(
         self,
         operations: Sequence[Operation],
         known: Mapping[Tensor, Any],
-        made: Sequence[Tensor],
+        wanted: Sequence[Tensor],
         **options: Any,
     ) -> list[Any]:
         """Add operations to the current graph without XLA, as ``emit`` does."""
         kernels = self._xla.kernels if self._mode == "xla" else None
         graphs = self._program.graphs
-        return emit(operations, known, made, graphs, kernels=kernels, **options)
+        return emit(
+            operations, known, wanted, graphs, kernels=kernels, **options
+        )
 
     def with_variables(
         self,
@@ -306,10 +310,10 @@ class TowerFunctions:
         reads = [operation for operation in reads if operation not in before]
         if not reads and not writes:
             return call, before, after
-        made = [*body.outputs, *(t for o in writes for t in o.outputs)]
+        ends = [*body.outputs, *(t for o in writes for t in o.outputs)]
         whole = self._closure(
             [*reads, *body.operations, *writes],
-            outputs=[tensor for tensor in made if is_used(tensor)],
+            outputs=[tensor for tensor in ends if is_used(tensor)],
         )
         graphs = self._program.graphs
 

@@ -174,11 +174,11 @@ class TowerProgram:
         """Add what is computed once in a level, or once for a column."""
         with tf.device(device):
             for stage in self._once[level, on_columns]:
-                made = self.functions.used(stage.compiled)
+                outputs = self.functions.used(stage.compiled)
                 values = self.functions.add_compiled(
-                    stage.compiled, known, made
+                    stage.compiled, known, outputs
                 )
-                known.update(zip(made, values, strict=True))
+                known.update(zip(outputs, values, strict=True))
                 self._compute_once(stage.single, known, checks)
 
     def _run_level(
@@ -225,11 +225,11 @@ class TowerProgram:
         """Add operations that each process computes, or only the first one."""
         is_root = self._transport.rank == 0
         here = [o for o in operations if is_root or not o.at_root]
-        made = self.functions.used(here)
+        outputs = self.functions.used(here)
         values = self.functions.add_single(
-            here, known, made, after=self._order.gate, checks=checks
+            here, known, outputs, after=self._order.gate, checks=checks
         )
-        known.update(zip(made, values, strict=True))
+        known.update(zip(outputs, values, strict=True))
 
     def _access_variables(
         self, operations: Sequence[Operation], owner: TowerTensors
@@ -239,12 +239,16 @@ class TowerProgram:
             return
         # Whatever is written is the same for all micro-batches.
         scope, *_ = owner.parts
-        made = self.functions.used(operations)
+        outputs = self.functions.used(operations)
         with tf.device(owner.device):
             values = emit(
-                operations, scope, made, self._program.graphs, self._order.gate
+                operations,
+                scope,
+                outputs,
+                self._program.graphs,
+                self._order.gate,
             )
-        owner.shared.update(zip(made, values, strict=True))
+        owner.shared.update(zip(outputs, values, strict=True))
 
     def _compute_on_towers(
         self,
@@ -263,7 +267,7 @@ class TowerProgram:
             return
         inputs, outputs = call.body.inputs, call.body.outputs
         for owner in owners:
-            made: list[Any] = []
+            before: list[Any] = []
             if once:
                 first, *_ = owner.parts
                 with tf.device(owner.device):
@@ -272,13 +276,13 @@ class TowerProgram:
                 continue
             for part in owner.parts:
                 # One micro-batch frees its memory before the next one begins.
-                after = [*call.gate, *made]
+                after = [*call.gate, *before]
                 with tf.device(owner.device), tf.control_dependencies(after):
-                    given = [value_of(t, part) for t in inputs]
-                    if made:
-                        given = [_after_dependencies(value) for value in given]
-                    part.update(with_shapes(outputs, call(given)))
-                    made = [
+                    taken = [value_of(t, part) for t in inputs]
+                    if before:
+                        taken = [_after_dependencies(value) for value in taken]
+                    part.update(with_shapes(outputs, call(taken)))
+                    before = [
                         owner.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
                     ]

@@ -67,14 +67,16 @@ class Trace:
         or writes to a summary is not among them.
         """
         graphs = self._needed.values()
-        return [operation for found in graphs for operation in found.values()]
+        return [
+            operation for by_name in graphs for operation in by_name.values()
+        ]
 
     @property
     def needed_captures(self) -> list[tuple[Any, Any]]:
         """The captures among what is needed: inside, and of the outer graph."""
-        found = self._needed[self.graph]
+        by_name = self._needed[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
-        return [pair for pair in captures if pair[0].op.name in found]
+        return [pair for pair in captures if pair[0].op.name in by_name]
 
     @functools.cached_property
     def _needed(self) -> _Needed:
@@ -180,13 +182,13 @@ def _is_numeric(handle: Any) -> bool:
 
 def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
     """Add the needed operations of a graph, and of functions that it calls."""
-    found: dict[str, Any] = {}
-    needed[graph] = found
+    by_name: dict[str, Any] = {}
+    needed[graph] = by_name
     waiting = [*ends, *(o for o in graph.get_operations() if written(o))]
     while waiting:
         operation = waiting.pop()
-        if operation.name not in found:
-            found[operation.name] = operation
+        if operation.name not in by_name:
+            by_name[operation.name] = operation
             waiting += [tensor.op for tensor in _operands(needed, operation)]
 
 
@@ -259,8 +261,8 @@ def trace(
                 placed.update(apply(call))
                 traced_for.append(call.optimizer)
                 return
-            given = [t for grad in call.grads for t in components_of(grad)]
-            marker = tf.raw_ops.IdentityN(input=given, name="update")[0].op
+            components = [t for grad in call.grads for t in components_of(grad)]
+            marker = tf.raw_ops.IdentityN(input=components, name="update")[0].op
             updates[marker.name] = call
 
         tracing = dataclasses.replace(
@@ -311,11 +313,11 @@ def with_components(
     remaining = iter(components)
     grads: list[Any] = []
     for gradient in like:
-        found = list(itertools.islice(remaining, len(components_of(gradient))))
-        if len(found) == 2 and found[0] is not None:
-            values, indices = found
+        parts = list(itertools.islice(remaining, len(components_of(gradient))))
+        if len(parts) == 2 and parts[0] is not None:
+            values, indices = parts
             shape = tf.constant(gradient.shape.as_list(), tf.int64)
             grads.append(tf.IndexedSlices(values, indices, shape))
         else:
-            grads.append(found[0] if found else None)
+            grads.append(parts[0] if parts else None)
     return grads

@@ -262,8 +262,8 @@ class UpdateInShards(WeightUpdate):
         assert self.rank_sum is not None
         sums: dict[int, Any] = {}
         of = [self._traced[name] for name in names]
-        for optimizer in {id(one): one for one, _ in of}.values():
-            own = [k for k, (one, _) in enumerate(of) if one is optimizer]
+        for optimizer in {id(traced): traced for traced, _ in of}.values():
+            own = [k for k, (traced, _) in enumerate(of) if traced is optimizer]
             weights = [of[k][1] for k in own]
             totals = self.rank_sum.sum(
                 optimizer, weights, [tensors[k] for k in own]

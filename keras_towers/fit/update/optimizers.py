@@ -59,8 +59,8 @@ def apply(
         original(grads, trainable_variables)
         return
 
-    given = trainable_variables
-    variables = list(optimizer._trainable_variables if given is None else given)
+    named = trainable_variables
+    variables = list(optimizer._trainable_variables if named is None else named)
     names = tuple(map(name_of, variables))
     call = ApplyCall(names, list(grads), optimizer, original, variables)
     if thread_state.current_step() and all(grad is None for grad in call.grads):
@@ -421,10 +421,10 @@ class RecordedOperations:
         }
         for operation, attributes, device in self._steps:
             with tf.device(device) if device else contextlib.nullcontext():
-                given = [now.get(id(old), old) for old in operation.inputs]
+                new_inputs = [now.get(id(old), old) for old in operation.inputs]
                 copy = graph.create_op(
                     operation.type,
-                    given,
+                    new_inputs,
                     [output.dtype for output in operation.outputs],
                     attrs=attributes,
                     op_def=operation.op_def,

@@ -288,7 +288,7 @@ class WeightUpdate:
         present = [grad is not None for grad in tower_grads[0]]
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.local_sgd is None else self.local_sgd.order
-        given = dataclasses.replace(call, grads=list(tower_grads[0]))
+        of_towers = dataclasses.replace(call, grads=list(tower_grads[0]))
         over_ranks = self._sum_of_step
 
         def reduce_all(grads: Gradients) -> list[list[Gradient]]:
@@ -299,7 +299,7 @@ class WeightUpdate:
             return [sums for _ in rows]
 
         rows = order.reduce(
-            given.describe_gradients(),
+            of_towers.describe_gradients(),
             [[g for g in grads if g is not None] for grads in tower_grads],
             reduce_all,
         )

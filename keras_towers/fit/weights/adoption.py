@@ -289,17 +289,17 @@ class Adoption:
                 v for state in states for v in state.optimizer_variables
             ],
         }
-        held = {
+        by_kind = {
             kind: bytes_on(self._config.mesh, variables)
             for kind, variables in kinds.items()
         }
-        return held if states else self._held
+        return by_kind if states else self._held
 
     def describe_held(self) -> list[str]:
         """Describe the bytes of all models' variables on each device."""
         lines = []
-        for kind, held in self.held_bytes().items():
-            parts = [f"{n:,} bytes on {d}" for d, n in held.items() if n]
+        for kind, by_device in self.held_bytes().items():
+            parts = [f"{n:,} bytes on {d}" for d, n in by_device.items() if n]
             lines += [f"{kind}: {', '.join(parts)}"] if parts else []
         return lines
 

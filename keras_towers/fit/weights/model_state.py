@@ -81,8 +81,8 @@ def output_paths(model: keras.Model) -> Iterator[str]:
 def optimizers_in(optimizer: Any) -> Iterator[Any]:
     """Yield an optimizer and, recursively, the optimizers it wraps."""
     yield optimizer
-    held = getattr(optimizer, "inner_optimizer", None)
-    for part in (held, *getattr(optimizer, "optimizers", ())):
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for part in (inner, *getattr(optimizer, "optimizers", ())):
         if isinstance(part, compat.BaseOptimizer):
             yield from optimizers_in(part)
 

@@ -290,7 +290,7 @@ def bytes_on(
         variables: the variables, each once or several times.
     """
     every = map(devices.short_name, itertools.chain(*mesh))
-    held = collections.Counter(dict.fromkeys(every, 0))
+    total = collections.Counter(dict.fromkeys(every, 0))
     for variable in {id(v): v for v in variables}.values():
         value = variable._value
         # Those of a graph that never runs may have no device.
@@ -301,8 +301,8 @@ def bytes_on(
                 place for row in rows for place in zip(*row, strict=False)
             ]
         for device, part in places:
-            held[devices.short_name(device)] += byte_size(part)
-    return held
+            total[devices.short_name(device)] += byte_size(part)
+    return total
 
 
 def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:
@@ -492,10 +492,10 @@ class TowerVariables:
 
     def handles(self) -> dict[int, list[Any]]:
         """Return mirrored variables' K handles, by the id of the first one."""
-        found = [v._value.values for v in self._mirrored]
+        mirrored = [v._value.values for v in self._mirrored]
         return {
             id(values[0].handle): [value.handle for value in values]
-            for values in found
+            for values in mirrored
         }
 
     def on_towers(
@@ -519,20 +519,20 @@ class TowerVariables:
                 alone and value.is_remote
             ):
                 in_shards[id(value.handle)] = value
-        found = {}
+        handles = {}
         for index, capture in enumerate(captures):
             copies = self._handles_of_copies(capture)
             value = in_shards.get(id(capture))
             if value is not None:
                 whole = MIRRORED if len(value.shards) > 1 else REPLICATED
-                found[index] = TowerHandles(
+                handles[index] = TowerHandles(
                     value.layout.towers or whole,
                     value.handles,
                     value.layout.columns,
                 )
             elif copies:
-                found[index] = TowerHandles(MIRRORED, [[h] for h in copies])
-        return found
+                handles[index] = TowerHandles(MIRRORED, [[h] for h in copies])
+        return handles
 
     def _handles_of_copies(self, handle: Any) -> list[Any]:
         """Return the handles of a variable's copies, given the first one.

@@ -32,14 +32,14 @@ _RESIZES = ("gather", "scatter")
 
 def as_operation(exchange: Exchange) -> Operation:
     """Return an operation that stands for an exchange over columns."""
-    builder, given, result = Builder(), exchange.given, exchange.result
+    builder, part, result = Builder(), exchange.given, exchange.result
     how = exchange.kind, exchange.axis, exchange.is_own
     builder.add(
         "PartitionedCall",
-        [given],
+        [part],
         {
             "f": AttrValue(func={"name": _FUNCTION}),
-            "Tin": [given.dtype],
+            "Tin": [part.dtype],
             "Tout": [result.dtype],
             "_output_shapes": [result.shape],
             _ATTRIBUTE: json.dumps(how),
@@ -69,9 +69,9 @@ def _exchange(node: Node, *inputs: Value) -> Values:
         sizes = (*sizes[:axis], moved, *sizes[axis + 1 :])
     along = isinstance(layout, Sharded) and layout.axis == axis
     if value.is_replicated:
-        given = partitioner.replicate(value)
+        operand = partitioner.replicate(value)
     elif isinstance(layout, ListOf) or (along and kind in _RESIZES):
-        given = partitioner.assemble(value)
+        operand = partitioner.assemble(value)
     else:
         shape = local_shape(traced, layout)
         result = partitioner.exchange_over_columns(
@@ -79,6 +79,6 @@ def _exchange(node: Node, *inputs: Value) -> Values:
         )
         return [Value(layout, result, shape=sizes)]
     result = partitioner.exchange_over_columns(
-        kind, given, axis, traced, sizes, is_own
+        kind, operand, axis, traced, sizes, is_own
     )
     return [replicated(result, Value(REPLICATED, shape=sizes))]

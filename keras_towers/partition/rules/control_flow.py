@@ -289,8 +289,8 @@ def _lay_out_functions(
     insides = [partitioner.for_function(**options) for _ in graphs]
     ends = []
     for inside, graph in zip(insides, graphs, strict=True):
-        given = [partitioner.captured(value) for value in inputs]
-        outputs = inside.lay_out_function(graph, given)
+        captured = [partitioner.captured(value) for value in inputs]
+        outputs = inside.lay_out_function(graph, captured)
         # A gradient may have added outputs to the graph after this call.
         ends.append([*outputs[: node.num_outputs]])
     # A function that does not write a variable returns what it holds.

@@ -85,13 +85,13 @@ def _draw(
         and not partitioner.options.xla
     ):
         counts = group * _RESERVED // _MOST_PER_COUNT
-    of_all = [
+    shared = [
         partitioner.replicate(value) for value in (key, algorithm, *limits)
     ]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
-        operands = [shape, of_all[0], _advance(partitioner, counter, steps)]
-        operands += of_all[1:]
+        operands = [shape, shared[0], _advance(partitioner, counter, steps)]
+        operands += shared[1:]
         (numbers,) = node.copy(operands, [size])
         return numbers
 

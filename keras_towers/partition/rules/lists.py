@@ -299,9 +299,9 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
     ]
     return tuple(
         size
-        if all(d is not UNKNOWN and d in (-1, size) for d in given)
+        if all(d is not UNKNOWN and d in (-1, size) for d in declared_sizes)
         else UNKNOWN
-        for size, *given in zip(sizes, *declared, strict=True)
+        for size, *declared_sizes in zip(sizes, *declared, strict=True)
     )
 
 

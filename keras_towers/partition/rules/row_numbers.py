@@ -120,9 +120,9 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     rows = partitioner.shard(values, layout)
     trailing = values.sizes[parts.rank :]
     shape = static((None, *trailing))
-    found = node.copy([rows, own_parts], [shape] * node.num_outputs)
+    parts_of_rows = node.copy([rows, own_parts], [shape] * node.num_outputs)
     results = []
-    for index, local in enumerate(found):
+    for index, local in enumerate(parts_of_rows):
         key = skip_reshapes(own_parts), index
         unit = partitioner.data_dependent_unit(
             key, partitioner.axis_size(local)

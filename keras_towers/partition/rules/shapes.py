@@ -188,8 +188,8 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
         if layout is None or value.sizes[axis] != 1:
             continue
         shape = partitioner.local_target(times, times.known, layout)
-        given = [partitioner.replicate(value), shape]
-        return node.run_on_towers(given, layout, shapes=[sizes])
+        operands = [partitioner.replicate(value), shape]
+        return node.run_on_towers(operands, layout, shapes=[sizes])
     raise NotDivided
 
 
@@ -331,5 +331,5 @@ def _concat(node: Node, *values: Value) -> Values:
     blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    given = [*operands, node.partitioner.replicate(over)]
-    return node.run_on_towers(given, joined, shapes=[shape])
+    inputs = [*operands, node.partitioner.replicate(over)]
+    return node.run_on_towers(inputs, joined, shapes=[shape])

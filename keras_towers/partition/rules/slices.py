@@ -148,8 +148,8 @@ def _split_operand(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
 def _split_axes(node: Node, *inputs: Value) -> Factors:
     index, split = _split_operand(node, inputs)
     labels = [None if a in split else a for a in range(inputs[index].rank)]
-    given = [labels if k == index else None for k in range(len(inputs))]
-    return Factors(given, [labels] * node.num_outputs, linear=[[index]])
+    own = [labels if k == index else None for k in range(len(inputs))]
+    return Factors(own, [labels] * node.num_outputs, linear=[[index]])
 
 
 @rule("Split", "SplitV")

@@ -95,15 +95,15 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     rows = indices.sharded
     own = indices.local if rows else partitioner.replicate(indices)
     traced = node.shapes[0]
-    found = partitioner.op(
+    looked_up = partitioner.op(
         "GatherV2",
         [table, own, 0],
         local_shape(traced, indices.layout),
         batch_dims=0,
     )
     if rows is None:
-        return [replicated(found, Value(REPLICATED))]
-    return [Value(rows, found, shape=_looked_up_shape(node, indices))]
+        return [replicated(looked_up, Value(REPLICATED))]
+    return [Value(rows, looked_up, shape=_looked_up_shape(node, indices))]
 
 
 @rule("GatherV2")
@@ -152,13 +152,13 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
     (rows, local), whole = table.as_rows(), partitioner.assemble(indices)
     shape = _looked_up_shape(node, indices)
     if rows.axis:
-        found = partitioner.op("GatherV2", [local, whole, 0], batch_dims=0)
+        looked_up = partitioner.op("GatherV2", [local, whole, 0], batch_dims=0)
         axis = rows.axis + indices.rank - 1
-        part = _widened(partitioner, found, rows.at_axis(axis), shape)
+        part = _widened(partitioner, looked_up, rows.at_axis(axis), shape)
     else:
         own, is_own = _own_indices(partitioner, whole, rows)
-        found = partitioner.op("GatherV2", [local, own, 0], batch_dims=0)
-        part = _zero_others(partitioner, found, is_own, table.rank - 1)
+        looked_up = partitioner.op("GatherV2", [local, own, 0], batch_dims=0)
+        part = _zero_others(partitioner, looked_up, is_own, table.rank - 1)
     sums = Value(PARTIAL, part, shape=shape)
     along = indices.sharded
     if along is None or along.blocks > 1:
@@ -250,9 +250,9 @@ def _scatter(
     where = partitioner.replicate(indices)
     if rows.axis:
         axis = rows.axis + indices.rank - 1
-        given = partitioner.shard(updates, rows.at_axis(axis))
+        operand = partitioner.shard(updates, rows.at_axis(axis))
     else:
-        given = partitioner.replicate(updates)
+        operand = partitioner.replicate(updates)
         own, is_own = _own_indices(partitioner, where, rows)
         # A row beyond the last, which is dropped, takes what others have.
         count = partitioner.cast(
@@ -262,7 +262,7 @@ def _scatter(
         content = _with_row(partitioner, content)
     after = partitioner.op(
         _SCATTERS[node.type],
-        [content, partitioner.op("ExpandDims", [where, -1]), given],
+        [content, partitioner.op("ExpandDims", [where, -1]), operand],
         content.shape,
     )
     if not rows.axis:

@@ -86,8 +86,8 @@ class ObjectState(elastic.ObjectState):
         return self._get_rank() == 0
 
     def _of_rank_0(self, content: bytes) -> bytes:
-        found: bytes = self._bcast_object(content)
-        return found
+        received: bytes = self._bcast_object(content)
+        return received
 
     def _should_end(self) -> bool:
         (told,) = sum_over_ranks(
