@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.hooks import keras_patches
+from keras_towers.fit import keras_patches
 from keras_towers.strategies import keras_distribution
 from tests.kit import scripts
 

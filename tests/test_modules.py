@@ -63,15 +63,16 @@ SHOWN_BY = {
         engines/horovod/hvd/elastic_states
     """,
     "processes/test_ranks.py": """
-        fit/calls/callback_effects fit/calls/joint_call fit/update/local_sgd
+        fit/calls/callback_effects fit/update/local_sgd
         reduction/compression reduction/gradients transport/engine_transport
     """,
     "rendezvous/test_hosts.py": "rendezvous/network",
     "rendezvous/test_store.py": "rendezvous/store_server",
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources
-        replicas/quorum replicas/replica_calls replicas/replica_group
-        replicas/staleness replicas/tower_threads strategies/replica_strategies
+        replicas/replica_calls replicas/replica_counts
+        replicas/replica_group replicas/tower_threads
+        strategies/replica_strategies
     """,
     "strategies/test_base.py": "_strategy strategies/tower",
     "strategies/test_model_parallel.py": """

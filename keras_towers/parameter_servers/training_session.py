@@ -43,7 +43,7 @@ from keras_towers.replicas.named_resources import (
     after_writes,
     variable,
 )
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 _HOST = "/device:CPU:0"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.quorum import ReplicaCounts
+from keras_towers.replicas.replica_counts import ReplicaCounts
 from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 
 THREAD_NAME = "keras-towers-coordinator"

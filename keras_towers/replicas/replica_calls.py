@@ -31,8 +31,11 @@ from keras_towers.replicas.hogwild import (
     SHARED_STATE,
     HogwildUpdate,
 )
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
-from keras_towers.replicas.staleness import Staleness
+from keras_towers.replicas.replica_counts import (
+    Quorum,
+    ReplicaCounts,
+    Staleness,
+)
 from keras_towers.replicas.tower_threads import (
     ReplicaSteps,
     TowerSteps,

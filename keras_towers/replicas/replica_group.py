@@ -16,7 +16,7 @@ from keras_towers.replicas.named_resources import (
     run_flat,
     variable,
 )
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_counts import Quorum
 
 END: int = 1 << 62
 """The last step, for which no gradient is computed."""

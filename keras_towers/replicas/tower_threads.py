@@ -31,9 +31,8 @@ from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_counts import Quorum, Staleness
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
-from keras_towers.replicas.staleness import Staleness
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"

@@ -21,6 +21,7 @@ from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy, Strategy
 from keras_towers.engines import permit_training
 from keras_towers.errors import TowerError
+from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import thread_state
@@ -30,7 +31,6 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.options import Batches, StrategyOptions
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate

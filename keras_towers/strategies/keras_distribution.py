@@ -22,9 +22,9 @@ from keras_towers import compat, engines, strategies
 from keras_towers import devices as devices_lib
 from keras_towers.engines import check_permitted
 from keras_towers.errors import TowerError
+from keras_towers.fit import keras_patches
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.hooks import keras_patches
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers

@@ -38,7 +38,7 @@ from keras_towers.parameter_servers.worker_fit import (
     WorkerCalls,
 )
 from keras_towers.rendezvous import tf_config
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.strategies.base import BaseStrategy
 
 # Smaller copies of a worker are all on its first tower, to avoid many small

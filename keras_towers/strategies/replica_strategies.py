@@ -22,9 +22,12 @@ from keras_towers.parameter_servers.worker_fit import (
 )
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.hogwild import HogwildUpdate
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_calls import AsyncCalls, ReplicaCalls
-from keras_towers.replicas.staleness import Staleness
+from keras_towers.replicas.replica_counts import (
+    Quorum,
+    ReplicaCounts,
+    Staleness,
+)
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.parameter_server_strategies import (
     connect,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.named_resources import free, run_flat, trace
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 DEVICE = "/device:CPU:0"

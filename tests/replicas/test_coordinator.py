@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.replicas.replica_group import END, ReplicaEvent
 from tests.kit.leaving import Boom
 from tests.replicas.game import SECONDS, Game, played

@@ -10,22 +10,23 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import FAILED_ON, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
 from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
-    joint_call,
     tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import Calls, TowerCall
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import FitStart, KerasCall
+from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous.failed_calls import Failure
 
 
 class TowerCalls(Calls):
@@ -38,7 +39,7 @@ class TowerCalls(Calls):
         with contextlib.ExitStack() as stack:
             if is_outermost:
                 stack.enter_context(
-                    joint_call.failing_together(self._config, keras_call.kind)
+                    failing_together(self._config, keras_call.kind)
                 )
             if resuming is None:
                 return self._start(keras_call, None)
@@ -238,3 +239,62 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
                 "examples, it needs .batch(n)."
             )
         raise
+
+
+@contextlib.contextmanager
+def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
+    """Make a call that fails on one rank fail on all.
+
+    Its error says which tower or rank has failed.
+
+    Args:
+        config: the towers.
+        kind: the method of Keras.
+
+    Raises:
+        TowerError: it has failed on another rank.
+    """
+    transport, calls = config.transport, failed_calls.calls
+    joint, first = transport.size > 1, None
+    if joint:
+        try:
+            first = calls.begin(transport)
+        except watch.RanksEnded as error:
+            raise rank_agreement.not_called(config, kind, str(error)) from None
+        if first is not None:
+            raise _failed_elsewhere(config, kind, first)
+    try:
+        yield
+        # Steps of a loop over batches, and ranks with data of their own, do not
+        # wait for one another here.
+        together = config.places(kind).ranks.batch is transport
+        if together and not kind.endswith("_on_batch"):
+            rank_checks.gather(transport, None, f"is at the end of {kind}")
+    except Exception as error:
+        if joint:
+            first = calls.fail(transport, shorten(error))
+        if not isinstance(error, tf.errors.OpError):
+            if first is not None:
+                error.add_note(
+                    f"keras_towers: rank {first.rank} failed first: {first.why}"
+                )
+            raise
+        if first is not None:
+            # The error is that of a collective which other ranks have left.
+            raise _failed_elsewhere(config, kind, first) from None
+        note = step_errors.note_on_towers(error, config)
+        if note:
+            error.add_note(f"keras_towers: {note}")
+        raise
+    finally:
+        if joint:
+            calls.end()
+
+
+def _failed_elsewhere(
+    config: TowerConfig, kind: str, failure: Failure
+) -> TowerError:
+    return TowerError(
+        f"{kind} has ended on rank {config.transport.rank}, {FAILED_ON} rank "
+        f"{failure.rank}: {failure.why}"
+    )
