@@ -55,8 +55,8 @@ SHOWN_BY = {
         partition/rules/shapes partition/rules/slices partition/spans
     """,
     "partition/test_partitioned.py": """
-        partition/entry partition/layouts partition/partitioner
-        partition/program partition/undivided
+        partition/emission partition/entry partition/layouts
+        partition/partitioner partition/program partition/undivided
     """,
     "partition/test_mirrored.py": "partition/rules/variables",
     "processes/test_elastic.py": """
@@ -74,7 +74,9 @@ SHOWN_BY = {
         replicas/replica_group replicas/tower_threads
         strategies/replica_strategies
     """,
-    "strategies/test_base.py": "_strategy strategies/tower",
+    "strategies/test_base.py": """
+        _strategy strategies/tower strategies/tower_extended
+    """,
     "strategies/test_model_parallel.py": """
         partition/mesh partition/rules/columns strategies/device_mesh
     """,

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.step.step_costs import line_of
-from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.step.trace import Trace, line_of
 
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4

@@ -13,13 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.program import (
-    Exchange,
-    Program,
-    Tensor,
-    emit,
-    placeholder_of,
-)
+from keras_towers.partition.emission import emit, placeholder_of
+from keras_towers.partition.program import Exchange, Program, Tensor
 
 
 class AssumedBatch:

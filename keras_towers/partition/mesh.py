@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.emission import emit, placeholder_of
 from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -28,14 +29,7 @@ from keras_towers.partition.layouts import (
     Undivided,
 )
 from keras_towers.partition.partitioner import UpdateInfo
-from keras_towers.partition.program import (
-    ColumnInput,
-    Phase,
-    Program,
-    Tensor,
-    emit,
-    placeholder_of,
-)
+from keras_towers.partition.program import ColumnInput, Phase, Program, Tensor
 from keras_towers.partition.rules.columns import as_operation
 
 

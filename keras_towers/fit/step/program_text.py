@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.step_costs import (
     Exchanged,
-    cause_of,
     describe_total,
     exchanged_by,
     exchanged_for,
 )
-from keras_towers.fit.step.trace import Trace, components_of
+from keras_towers.fit.step.trace import Trace, cause_of, components_of
 from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.layouts import (
     Layout,

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.fit.step.graph_function import GraphFunction
-from keras_towers.partition.program import Function, Tensor, graph_of_inputs
+from keras_towers.partition.emission import graph_of_inputs
+from keras_towers.partition.program import Function, Tensor
 
 _OF_TENSOR = "TensorListFromTensor"
 # Any rank; what describes TensorFlow's types has no such shape.

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-import importlib.util
-import linecache
 import logging
 import math
-import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +17,7 @@ from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
-from keras_towers.fit.step import trace
+from keras_towers.fit.step.trace import cause_of, line_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.program import (
@@ -43,23 +39,8 @@ from keras_towers.partition.stages import Stages
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
-_LIBRARIES = tuple(
-    os.path.join(os.path.dirname(str(spec.origin)), "")
-    for spec in map(
-        importlib.util.find_spec,
-        ("keras", "tensorflow", "keras_towers", "optree", "tree"),
-    )
-    if spec is not None
-)
 # What takes less of a step is only described, if it does not grow with a batch.
 _ANNOUNCED = 0.02
-_GRADIENTS = "gradient_tape/"
-# Parts of Keras that say nothing of what they are called for.
-_HELPERS = tuple(
-    os.path.join(_LIBRARIES[0], "src", name, "")
-    for name in ("backend", "ops", "tree", "utils")
-)
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
@@ -462,53 +443,6 @@ def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:
     total = sum(len(graph.get_operations()) for graph in program.graphs)
     shares = {line: count / total for line, count in counts.items()}
     return shares, frozenset(growing)
-
-
-def cause_of(operation: Any) -> str:
-    """Return the line of an operation, or of what it computes a gradient of."""
-    forward = _forward(operation)
-    if forward is not None:
-        return f"the gradient of {line_of(forward)}"
-    return line_of(operation)
-
-
-def line_of(operation: Any) -> str:
-    """Return the innermost line of the user's code.
-
-    Without one, return the name of the operation, and the function of Keras
-    that added it.
-    """
-    function = ""
-    for frame in reversed(list(operation.traceback)):
-        path = frame.filename
-        if path == trace.__file__:
-            break
-        if _is_users(path):
-            line = linecache.getline(path, frame.lineno).strip()
-            return f"{os.path.basename(path)}:{frame.lineno}: {line}"
-        # Of a comprehension, Python 3.12 has no frame.
-        of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
-        if not function and of_keras and not path.startswith(_HELPERS):
-            file = os.path.basename(path)
-            function = f", in {frame.name}() of Keras's {file}"
-    scope = operation.name.rpartition("/")[0] or operation.type
-    return f"{scope}{function}"
-
-
-def _forward(operation: Any) -> Any:
-    """Return an operation whose gradient an operation computes, or None."""
-    _, is_gradient, name = operation.name.partition(_GRADIENTS)
-    scope = f"{name.rpartition('/')[0]}/"
-    if not is_gradient or scope == "/":
-        return None
-    operations = operation.graph.get_operations()
-    return next((o for o in operations if f"{o.name}/".startswith(scope)), None)
-
-
-@functools.cache
-def _is_users(path: str) -> bool:
-    path = os.path.abspath(path)
-    return not path.startswith(_LIBRARIES) and os.path.exists(path)
 
 
 def _count(number: int, noun: str) -> str:

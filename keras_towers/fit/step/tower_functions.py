@@ -22,15 +22,13 @@ from keras_towers.fit.step.tower_tensors import (
     with_shapes,
 )
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.partition.emission import emit, graph_of, graph_of_inputs
 from keras_towers.partition.program import (
     Function,
     Operation,
     Phase,
     Program,
     Tensor,
-    emit,
-    graph_of,
-    graph_of_inputs,
     needed_operations,
 )
 from keras_towers.partition.resources import type_of_content

@@ -24,13 +24,13 @@ from keras_towers.fit.step.tower_tensors import (
     with_shapes,
 )
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.partition.emission import emit
 from keras_towers.partition.program import (
     Operation,
     Phase,
     Program,
     Tensor,
     Update,
-    emit,
 )
 from keras_towers.partition.stages import Stage, Stages
 

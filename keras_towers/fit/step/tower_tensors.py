@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition.program import Tensor, Update, emit
+from keras_towers.partition.emission import emit
+from keras_towers.partition.program import Tensor, Update
 
 
 class TowerTensors:

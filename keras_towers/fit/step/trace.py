@@ -1,11 +1,17 @@
-"""The trace of a step on one device, which is then divided over towers."""
+"""The trace of a step on one device, which is then divided over towers.
+
+``line_of`` says which line of the user's code has added an operation.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import itertools
+import linecache
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -30,6 +36,22 @@ _CALLS = frozenset(
     for name in ("PartitionedCall", "If", "Case", "While")
 )
 _Needed: TypeAlias = dict[Any, dict[str, Any]]
+
+# Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(str(spec.origin)), "")
+    for spec in map(
+        importlib.util.find_spec,
+        ("keras", "tensorflow", "keras_towers", "optree", "tree"),
+    )
+    if spec is not None
+)
+_GRADIENTS = "gradient_tape/"
+# Parts of Keras that say nothing of what they are called for.
+_HELPERS = tuple(
+    os.path.join(_LIBRARIES[0], "src", name, "")
+    for name in ("backend", "ops", "tree", "utils")
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -321,3 +343,50 @@ def with_components(
         else:
             grads.append(parts[0] if parts else None)
     return grads
+
+
+def cause_of(operation: Any) -> str:
+    """Return the line of an operation, or of what it computes a gradient of."""
+    forward = _forward(operation)
+    if forward is not None:
+        return f"the gradient of {line_of(forward)}"
+    return line_of(operation)
+
+
+def line_of(operation: Any) -> str:
+    """Return the innermost line of the user's code.
+
+    Without one, return the name of the operation, and the function of Keras
+    that added it.
+    """
+    function = ""
+    for frame in reversed(list(operation.traceback)):
+        path = frame.filename
+        if path == __file__:
+            break
+        if _is_users(path):
+            line = linecache.getline(path, frame.lineno).strip()
+            return f"{os.path.basename(path)}:{frame.lineno}: {line}"
+        # Of a comprehension, Python 3.12 has no frame.
+        of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
+        if not function and of_keras and not path.startswith(_HELPERS):
+            file = os.path.basename(path)
+            function = f", in {frame.name}() of Keras's {file}"
+    scope = operation.name.rpartition("/")[0] or operation.type
+    return f"{scope}{function}"
+
+
+def _forward(operation: Any) -> Any:
+    """Return an operation whose gradient an operation computes, or None."""
+    _, is_gradient, name = operation.name.partition(_GRADIENTS)
+    scope = f"{name.rpartition('/')[0]}/"
+    if not is_gradient or scope == "/":
+        return None
+    operations = operation.graph.get_operations()
+    return next((o for o in operations if f"{o.name}/".startswith(scope)), None)
+
+
+@functools.cache
+def _is_users(path: str) -> bool:
+    path = os.path.abspath(path)
+    return not path.startswith(_LIBRARIES) and os.path.exists(path)

@@ -4,7 +4,8 @@ import tensorflow as tf
 
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.stacked_lists import StackedLists
-from keras_towers.partition.program import Function, Tensor, graph_of_inputs
+from keras_towers.partition.emission import graph_of_inputs
+from keras_towers.partition.program import Function, Tensor
 
 _NUMBER = tf.TensorShape([])
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.step import step_costs
+from keras_towers.fit.step.trace import cause_of
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import InShards, Sharded
 
@@ -270,6 +271,6 @@ def test_a_gradient_is_that_of_its_line():
         return tape.gradient(total, x)
 
     graph = function.get_concrete_function(tf.ones(3)).graph
-    lines = map(step_costs.cause_of, graph.get_operations())
+    lines = map(cause_of, graph.get_operations())
     start, end = "the gradient of test_step_costs.py:", "total = tf.cumsum(x)"
     assert [s for s in lines if s.startswith(start) and s.endswith(end)]

@@ -1,0 +1,176 @@
+"""Operations of a program as operations of a TensorFlow graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.compiled_draws import CompiledDraws
+from keras_towers.partition.kernels import Kernels, rename_calls
+from keras_towers.partition.program import Function, Operation, Tensor
+
+# The functions that were emitted are numbered.
+_numbers = itertools.count()
+
+
+def emit(
+    operations: Sequence[Operation],
+    given: Mapping[Tensor, Any],
+    wanted: Sequence[Tensor],
+    graphs: Iterable[Any] = (),
+    after: Sequence[Any] = (),
+    checks: list[Any] | None = None,
+    names: dict[int, str] | None = None,
+    kernels: Kernels | None = None,
+) -> list[Any]:
+    """Add operations to the current graph; return the tensors wanted.
+
+    Operations keep their traced names, with a suffix if a name is taken.
+    Repeated operations are added where they are used.
+
+    Args:
+        operations: the operations, in order.
+        given: graph tensors, by the tensors of the program that the operations
+            use but do not compute.
+        wanted: N tensors that are computed or given.
+        graphs: the graphs whose functions are called.
+        after: graph tensors for which operations with effects wait.
+        checks: a list to which graph operations are added that have an effect
+            but use no variable, such as assertions.
+        names: gets the names of the operations, by their ids.
+        kernels: what XLA compiles, of draws in functions that are called
+            without it; None: nothing.
+    """
+    if not operations and all(tensor in given for tensor in wanted):
+        return [given[tensor] for tensor in wanted]
+    here = compat.get_default_graph()
+    for graph in graphs:
+        compat.add_functions(here, graph._functions.values())
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.CopyFrom(here.graph_def_versions)
+    names = {} if names is None else names
+    acts = any(operation.has_effect for operation in operations)
+    gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
+    inputs: dict[str, Any] = {**gates}
+    known: dict[Tensor, str] = {}
+    draws = None if kernels is None else CompiledDraws(here, kernels)
+
+    def name_of(tensor: Tensor) -> str:
+        operation = tensor.operation
+        if tensor in given:
+            if tensor not in known:
+                known[tensor] = f"_given{len(known)}"
+                inputs[known[tensor]] = given[tensor]
+            return known[tensor]
+        assert operation is not None, "a tensor without a source"
+        if id(operation) not in names:
+            assert operation.is_repeated, operation.type
+            add(operation)
+        return f"{names[id(operation)]}:{tensor.index}"
+
+    def add(operation: Operation) -> None:
+        # A repeated operation may use more of them.
+        sources = [name_of(tensor) for tensor in operation.inputs]
+        node = definition.node.add()
+        name = here.unique_name(operation.name or operation.type)
+        node.name = names[id(operation)] = name
+        node.op = operation.type
+        node.input.extend(sources)
+        if operation.has_effect:
+            node.input.extend(gates)
+        for key, value in operation.attributes.items():
+            node.attr[key].CopyFrom(value)
+        for key, functions in operation.functions.items():
+            if isinstance(functions, Function):
+                node.attr[key].func.name = added(functions)
+                continue
+            for function in functions:
+                node.attr[key].list.func.add().name = added(function)
+        if draws is not None:
+            rename_calls(node.attr, draws.rename)
+
+    def added(function: Function) -> str:
+        graph_of_function = graph_of(function, graphs)
+        atomic = compat.function_module.from_func_graph(
+            f"function_{next(_numbers)}", graph_of_function, {}
+        )
+        compat.add_functions(here, [atomic])
+        return tf.compat.as_str(atomic.name)
+
+    for operation in operations:
+        if not operation.is_repeated:
+            add(operation)
+    ends = [None if tensor in given else name_of(tensor) for tensor in wanted]
+    acting = [
+        names[id(operation)]
+        for operation in operations
+        if checks is not None
+        and operation.has_effect
+        and all(tensor.dtype != tf.resource for tensor in operation.inputs)
+    ]
+    # TensorFlow cannot import a graph inside of control dependencies.
+    with tf.control_dependencies(None):
+        made = tf.graph_util.import_graph_def(
+            definition,
+            input_map=inputs,
+            return_elements=[end for end in ends if end is not None] + acting,
+            name="",
+        )
+    left = iter(made or ())
+    results = [
+        given[tensor] if end is None else next(left)
+        for tensor, end in zip(wanted, ends, strict=True)
+    ]
+    if checks is not None:
+        checks.extend(left)
+    return results
+
+
+def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
+    """Return the graph of a function.
+
+    Args:
+        function: the function.
+        graphs: the graphs whose functions it calls.
+    """
+    return graph_of_inputs(
+        function.inputs,
+        lambda known: emit(
+            function.operations, known, function.outputs, graphs
+        ),
+    )
+
+
+def graph_of_inputs(
+    inputs: Sequence[Tensor],
+    add: Callable[[dict[Tensor, Any]], list[Any]],
+) -> Any:
+    """Return the graph of a function of tensors.
+
+    Args:
+        inputs: the function's inputs.
+        add: adds operations to the current graph, given its placeholders by the
+            inputs; returns the outputs.
+    """
+    graph = compat.FuncGraph("towers")
+    with graph.as_default():
+        placeholders = {tensor: placeholder_of(tensor) for tensor in inputs}
+        graph.inputs = list(placeholders.values())
+        # Keep the order of operations that use the same variables.
+        with compat.AutomaticControlDependencies() as ordered:
+            graph.outputs = add(placeholders)
+    graph.control_outputs.extend(ordered.ops_which_must_run)
+    graph.structured_outputs = graph.outputs
+    return graph
+
+
+def placeholder_of(tensor: Tensor, shape: Any = None) -> Any:
+    """Return a placeholder for a tensor, whose shape may be known better."""
+    result = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
+    if tensor.handle is not None:
+        compat.set_handle_data(result, tensor.handle)
+    return result

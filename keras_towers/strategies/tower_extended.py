@@ -1,0 +1,200 @@
+"""What TensorFlow does with a strategy outside of ``fit``: reductions, data."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._strategy import Strategy
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
+from keras_towers.reduction import divide, sum_over_ranks
+from keras_towers.transport import Transport, next_key
+
+
+@contextlib.contextmanager
+def _without_tf_info_logs() -> Iterator[None]:
+    """Hide TensorFlow's logs of devices and of errors that it also raises."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        from_tf_strategy = record.module in ("coordinator", "mirrored_strategy")
+        return record.levelno > logging.INFO or not from_tf_strategy
+
+    logger = tf.get_logger()
+    logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_shown)
+
+
+def _devices_like(destinations: Any) -> Any:
+    """Return what TensorFlow takes for a variable as destination.
+
+    It asks whether destinations are true; a variable says if its value is.
+    """
+    if isinstance(destinations, TowerMirroredVariable):
+        return compat.Mirrored(destinations.values)
+    return destinations
+
+
+class TowerExtended(compat.MirroredExtended):
+    """A strategy's ``extended`` part, over all processes."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        devices: Sequence[str],
+        transport: Transport,
+    ):
+        ops = tf.distribute.ReductionToOneDevice()
+        if transport.size > 1:
+            ops = RankReduction(transport)
+        with _without_tf_info_logs():
+            super().__init__(strategy, list(devices), ops)
+        self._transport = transport
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        if type(variable) is compat.MirroredVariable:
+            # TensorFlow's tables of classes are those of all strategies.
+            variable.__class__ = TowerMirroredVariable
+        return variable
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        with _without_tf_info_logs():
+            return super()._call_for_each_replica(fn, args, kwargs)
+
+    def _get_cross_device_ops(self, value):
+        # For int32, TensorFlow would use ops that reduce within one process.
+        if self._transport.size > 1:
+            return self._cross_device_ops
+        return super()._get_cross_device_ops(value)
+
+    def _broadcast_to(self, tensor, destinations):
+        return super()._broadcast_to(tensor, _devices_like(destinations))
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        pairs = [(v, _devices_like(d)) for v, d in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        destinations = _devices_like(destinations)
+        if self._transport.size == 1:
+            return super()._reduce_to(reduce_op, value, destinations, options)
+
+        def reduce(leaf: Any) -> Any:
+            mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            if mean and isinstance(leaf, compat.Mirrored):
+                return leaf
+            if not isinstance(leaf, tf.distribute.DistributedValues):
+                leaf = tf.convert_to_tensor(leaf)
+                leaf = compat.PerReplica([leaf] * len(self.worker_devices))
+            return self._get_cross_device_ops(leaf).reduce(
+                reduce_op, leaf, destinations, options
+            )
+
+        return tf.nest.map_structure(reduce, value)
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if self._transport.size > 1 and not isinstance(
+            value, tf.distribute.DistributedValues
+        ):
+            value = compat.PerReplica([value])
+        return super()._gather_to_implementation(
+            value, destinations, axis, options
+        )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        size, rank = self._transport.size, self._transport.rank
+
+        def share(batch: Any) -> Any:
+            return data_lib.Batch.of(batch).split(size, rank, 1).pieces[0]
+
+        if size > 1:
+            dataset = data_lib.mapped(dataset, share)
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        transport = self._transport
+
+        def fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return dataset_fn(
+                tf.distribute.InputContext(
+                    num_input_pipelines=transport.size,
+                    input_pipeline_id=transport.rank,
+                    num_replicas_in_sync=len(self.worker_devices)
+                    * transport.size,
+                )
+            )
+
+        return super()._distribute_datasets_from_function(fn, options)
+
+
+class RankReduction(tf.distribute.ReductionToOneDevice):
+    """Reduces values to one device of each rank, then over all ranks.
+
+    Gradients do not come here: a ``WeightUpdate`` sums them.
+    """
+
+    def __init__(self, transport: Transport):
+        super().__init__()
+        self._transport = transport
+
+    @property
+    def _num_between_graph_workers(self) -> int:
+        # If this is 1, TensorFlow treats a single value as its own sum.
+        return self._transport.size
+
+    def reduce_implementation(
+        self,
+        reduce_op: Any,
+        per_replica_value: Any,
+        destinations: Any,
+        options: Any,
+    ) -> Any:
+        """Reduce one value; TensorFlow calls this."""
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: Any,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any,
+    ) -> list[Any]:
+        """Reduce several values; TensorFlow calls this."""
+        reduce_here = super().reduce_implementation
+        here = [
+            _first(reduce_here(reduce_op, value, destinations, options))
+            for value, destinations in value_destination_pairs
+        ]
+        totals = sum_over_ranks(self._transport, here)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            totals = [divide(total, self._transport.size) for total in totals]
+        pairs = zip(totals, value_destination_pairs, strict=True)
+        return [self.broadcast(total, there) for total, (_, there) in pairs]
+
+    def _gather_implementation(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        here = _first(
+            super()._gather_implementation(
+                per_replica_value, destinations, axis, options
+            )
+        )
+        rows = keras.ops.swapaxes(here, 0, axis)
+        rows = self._transport.all_gather(rows, next_key("gather"))
+        return self.broadcast(keras.ops.swapaxes(rows, 0, axis), destinations)
+
+
+def _first(value: Any) -> Any:
+    """Return a value, or the first replica's value."""
+    several = isinstance(value, tf.distribute.DistributedValues)
+    return value.values[0] if several else value
