@@ -2,5 +2,5 @@
 
 Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
 ``rank_agreement`` and ``step_errors``, ``weights``, ``data``, ``update`` and
-``step``, ``calls``, ``hooks``.
+``step``, ``calls``, ``keras_patches``.
 """
