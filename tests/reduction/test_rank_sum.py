@@ -112,25 +112,23 @@ def test_the_state_of_another_hook_is_dropped(caplog):
     assert "another communication hook" in caplog.text
 
 
-def test_sums_without_a_state_are_refused():
-    class Forgets(Remembers):
-        def sum(self, transport, tensors, state, key):
-            return list(tensors)
-
-    rank_sum, optimizer = RankSum(SingleProcess(), Forgets()), Owner()
-    words = r"Forgets.sum has to return the sums and the next HookState, not \["
-    with pytest.raises(TowerError, match=words):
-        rank_sum.sum(optimizer, [optimizer], [tf.ones(1)])
+NO_STATE = r"sum has to return the sums and the next HookState, not \["
+OTHER_STATE = "state of Wrong needs the struct"
 
 
 @pytest.mark.parametrize(
-    "after", [HookState(), HookState({"mine": [tf.zeros(7)]}, tf.zeros([]))]
+    ("after", "words"),
+    [
+        (None, NO_STATE),
+        (HookState(), OTHER_STATE),
+        (HookState({"mine": [tf.zeros(7)]}, tf.zeros([])), OTHER_STATE),
+    ],
 )
-def test_another_state_than_that_of_init_is_refused(after):
-    class Changes(Remembers):
+def test_another_state_than_that_of_init_is_refused(after, words):
+    class Wrong(Remembers):
         def sum(self, transport, tensors, state, key):
-            return list(tensors), after
+            return [*tensors] if after is None else ([*tensors], after)
 
-    rank_sum, optimizer = RankSum(SingleProcess(), Changes()), Owner()
-    with pytest.raises(TowerError, match="state of Changes needs the struct"):
+    rank_sum, optimizer = RankSum(SingleProcess(), Wrong()), Owner()
+    with pytest.raises(TowerError, match=words):
         rank_sum.sum(optimizer, [optimizer], [tf.ones(1)])
