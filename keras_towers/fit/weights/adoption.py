@@ -232,7 +232,7 @@ class Adoption:
             return
         self.update.drop_remote_slots()
         # A model that its first step places begins again after that.
-        is_placed = self.stages.of(model) is not Stage.CLAIMED
+        is_placed = self.stages.of(model) is Stage.PLACED
         if is_placed and self._config.transport.size > 1:
             self.stages.move(model, Stage.APART)
 
