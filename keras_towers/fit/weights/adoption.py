@@ -102,11 +102,12 @@ class Adoption:
 
     def register_compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
-        if self.stages.of(model).is_bound:
+        stage, keeps = self.stages.of(model), self._keeps and self.in_block
+        if stage.is_bound:
             # A running loop may continue, for example after a callback.
             self.claim(model)
             self.bind(model)
-        elif self._keeps and self.in_block and strategy_of(model) is None:
+        elif stage is Stage.FREE and keeps and strategy_of(model) is None:
             self.stages.move(model, Stage.COMPILED)
 
     @contextlib.contextmanager
