@@ -117,5 +117,6 @@ def test_names_that_are_missing():
 
 def test_both_forms_of_the_import_find_one_module():
     assert importlib.import_module("keras_towers.horovod") is hvd
-    callbacks = importlib.import_module("keras_towers.horovod.callbacks")
-    assert callbacks is hvd.callbacks
+    for name in ("callbacks", "elastic"):
+        module = importlib.import_module(f"keras_towers.horovod.{name}")
+        assert module is getattr(hvd, name)
