@@ -43,8 +43,7 @@ def parse_rate(given: str, text: str) -> float:
         TowerError: it has no unit, or is no rate above 0.
     """
     match = re.fullmatch(
-        rf"{_NUMBER}\s*([kmgt]?)(i?)(?:(bit)(?:/?s)?|b/s)",
-        text.strip().lower(),
+        rf"{_NUMBER}\s*([kmgt]?)(i?)(?:(bit)(?:/?s)?|b/s)", text.strip().lower()
     )
     if match is None or not float(match[1]):
         raise TowerError(

@@ -108,9 +108,7 @@ class _Finder(MetaPathFinder):
     """A finder that Python consults first, for every module."""
 
     def __init__(
-        self,
-        second_names: Mapping[str, str],
-        on_foreign: Callable[[str], None],
+        self, second_names: Mapping[str, str], on_foreign: Callable[[str], None]
     ):
         self._second_names = second_names
         self._on_foreign = on_foreign

@@ -32,11 +32,7 @@ from keras_towers.fit.weights.model_state import shared_variables, trained_by
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.system import (
-    handle_signals,
-    make_writable,
-    replace_file,
-)
+from keras_towers.system import handle_signals, make_writable, replace_file
 from keras_towers.transport import Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")

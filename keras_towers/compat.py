@@ -325,8 +325,7 @@ GeneratorDataAdapter = _keras(
     "_first_batches",
 )
 PyDatasetAdapter = _keras(
-    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter",
-    _epoch=(3, 16),
+    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter", _epoch=(3, 16)
 )
 TFDatasetAdapter = _keras(
     "trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter"
@@ -344,8 +343,7 @@ private_name(
 private_name("keras.layers:BatchNormalization", "call _moments _reduction_axes")
 _keras("losses.losses:LossFunctionWrapper", "_fn_kwargs")
 loss_module = _keras(
-    "losses.loss",
-    "scale_loss_for_distribution unscale_loss_for_distribution",
+    "losses.loss", "scale_loss_for_distribution unscale_loss_for_distribution"
 )
 # Keras: optimizers.
 BaseOptimizer = _keras(

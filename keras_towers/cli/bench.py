@@ -395,9 +395,7 @@ def _explain(console: Console, text: str) -> None:
 
 
 def _table(
-    title: str,
-    results: Sequence[Result],
-    columns: Mapping[str, Column],
+    title: str, results: Sequence[Result], columns: Mapping[str, Column]
 ) -> Table:
     """Create a table with a section for each number of replicas."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -73,10 +73,7 @@ def _draw_model(axis: Any, results: Sequence[Result]) -> None:
         axis.barh(place, median, color=color)
         axis.plot([min(times), max(times)], [place, place], "k", linewidth=1)
         axis.annotate(
-            f" {median:.1f}",
-            (max(times), place),
-            va="center",
-            fontsize="small",
+            f" {median:.1f}", (max(times), place), va="center", fontsize="small"
         )
     axis.set_yticks(
         range(len(results)),

@@ -28,10 +28,7 @@ from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import State, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
-from keras_towers.transport.engine_transport import (
-    MAYBE_LOST,
-    EngineTransport,
-)
+from keras_towers.transport.engine_transport import MAYBE_LOST, EngineTransport
 
 logger = logging.getLogger("keras_towers")
 

@@ -15,11 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
-from keras_towers.fit.data.batches import (
-    TowerBatch,
-    identity_of,
-    tensors_in,
-)
+from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
 from keras_towers.fit.data.same_data import (
     SIZE,
     check_batch,

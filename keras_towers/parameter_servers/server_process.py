@@ -20,12 +20,7 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import key_value_store
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import join
-from keras_towers.rendezvous.liveness import (
-    ANSWERED,
-    Liveness,
-    State,
-    ask_each,
-)
+from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State, ask_each
 from keras_towers.rendezvous.network import refuses_connections, task_answers
 from keras_towers.rendezvous.rank_environment import meeting_limit_s
 from keras_towers.rendezvous.store import report_connected

@@ -19,11 +19,7 @@ from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import (
-    ApplyCall,
-    FitStart,
-    KerasCall,
-)
+from keras_towers.fit.contract import ApplyCall, FitStart, KerasCall
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate

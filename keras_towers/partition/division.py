@@ -27,11 +27,7 @@ from keras_towers.partition.layouts import (
     required,
 )
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Size,
-    broadcast_size,
-)
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
 
 if TYPE_CHECKING:
     from keras_towers.partition.conversions import Converter
@@ -310,9 +306,7 @@ def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
         for k, value in enumerate(inputs)
     ]
     outputs = node.run_on_towers(
-        operands,
-        *[PARTIAL] * node.num_outputs,
-        shapes=factors.shapes(inputs),
+        operands, *[PARTIAL] * node.num_outputs, shapes=factors.shapes(inputs)
     )
     for index, output in enumerate(outputs):
         if len(parts) == 1 and _has_size_of(node, index, *parts):

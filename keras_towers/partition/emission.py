@@ -146,8 +146,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
 
 
 def graph_of_inputs(
-    inputs: Sequence[Tensor],
-    add: Callable[[dict[Tensor, Any]], list[Any]],
+    inputs: Sequence[Tensor], add: Callable[[dict[Tensor, Any]], list[Any]]
 ) -> Any:
     """Return the graph of a function of tensors.
 

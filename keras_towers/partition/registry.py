@@ -148,11 +148,7 @@ class Node:
         ]
 
     def run_with_shape(
-        self,
-        inputs: Values,
-        target: int,
-        sizes: Sequence[Any],
-        layout: Sharded,
+        self, inputs: Values, target: int, sizes: Sequence[Any], layout: Sharded
     ) -> Values:
         """Run an operation that takes a shape on every tower.
 

@@ -34,10 +34,7 @@ CompressionName: TypeAlias = Literal[
 _FEEDBACK = "; a rank's rounding error is added to its next gradient"
 _NAMED: dict[str, tuple[CommunicationHook | StatefulHook, str]] = {
     "none": (all_reduce, ""),
-    "fp16": (
-        fp16,
-        "sent in float16, and summed in float16 by NCCL and BytePS",
-    ),
+    "fp16": (fp16, "sent in float16, and summed in float16 by NCCL and BytePS"),
     "fp16-shards": (fp16_shards, "sent in float16"),
     "bf16": (bf16_shards, "sent in bfloat16"),
     "fp16-feedback": (

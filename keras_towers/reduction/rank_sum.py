@@ -113,10 +113,7 @@ class RankSum:
         ] = weakref.WeakKeyDictionary()
 
     def sum(
-        self,
-        optimizer: Any,
-        weights: Sequence[Any],
-        grads: Sequence[Gradient],
+        self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Gradient]
     ) -> list[Gradient]:
         """Sum each of N gradients over the ranks.
 

@@ -138,11 +138,7 @@ class SharedBucket:
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        lengths: Sequence[int],
-        dtype: np.dtype,
+        self, rank: int, size: int, lengths: Sequence[int], dtype: np.dtype
     ):
         self._rank, self._size = rank, size
         self._lengths, self._dtype = list(lengths), dtype

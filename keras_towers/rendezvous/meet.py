@@ -38,16 +38,8 @@ import platformdirs
 
 from keras_towers import agent, settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import (
-    launchers,
-    network,
-    rank_environment,
-    watch,
-)
-from keras_towers.rendezvous.hosts import (
-    RankPlacement,
-    place_ranks,
-)
+from keras_towers.rendezvous import launchers, network, rank_environment, watch
+from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.liveness import Liveness, State, wait_loop
 from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient

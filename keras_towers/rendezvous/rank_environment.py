@@ -41,9 +41,7 @@ def process_environment(
 
 
 def job_environment(
-    endpoint: Endpoint,
-    common: Mapping[str, str],
-    interface: str | None,
+    endpoint: Endpoint, common: Mapping[str, str], interface: str | None
 ) -> dict[str, str]:
     """Variables by which a process finds its store, and ranks of Horovod."""
     host, port = endpoint.address, endpoint.port

@@ -163,12 +163,7 @@ class StoreClient(Store):
         return late_and_gone
 
     def _request(
-        self,
-        method: str,
-        scope: str,
-        key: str,
-        body: bytes,
-        hold_s: float = 0,
+        self, method: str, scope: str, key: str, body: bytes, hold_s: float = 0
     ) -> bytes:
         path = f"/{scope}/{key}"
         limit_s = settings.STORE_ANSWER_S + hold_s

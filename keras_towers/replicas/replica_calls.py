@@ -27,10 +27,7 @@ from keras_towers.fit.marks import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.hogwild import (
-    SHARED_STATE,
-    HogwildUpdate,
-)
+from keras_towers.replicas.hogwild import SHARED_STATE, HogwildUpdate
 from keras_towers.replicas.replica_counts import (
     Quorum,
     ReplicaCounts,
@@ -202,10 +199,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
     """Runs training on replicas whose gradients are averaged."""
 
     def __init__(
-        self,
-        update: HogwildUpdate,
-        quorum: Quorum,
-        stall_shutdown_s: float,
+        self, update: HogwildUpdate, quorum: Quorum, stall_shutdown_s: float
     ):
         super().__init__(update)
         self.stall_shutdown_s = stall_shutdown_s

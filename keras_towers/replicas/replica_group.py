@@ -62,11 +62,7 @@ class GroupOperations:
     """
 
     def __init__(
-        self,
-        name: str,
-        device: str,
-        quorum: Quorum,
-        early: bool = False,
+        self, name: str, device: str, quorum: Quorum, early: bool = False
     ):
         self.quorum = quorum
         self.early = early

@@ -9,11 +9,7 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import (
-    MeshKeywords,
-    StrategyOptions,
-    options_of,
-)
+from keras_towers.fit.options import MeshKeywords, StrategyOptions, options_of
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import Mesh
 

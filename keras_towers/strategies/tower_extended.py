@@ -48,10 +48,7 @@ class TowerExtended(compat.MirroredExtended):
     """A strategy's ``extended`` part, over all processes."""
 
     def __init__(
-        self,
-        strategy: Strategy,
-        devices: Sequence[str],
-        transport: Transport,
+        self, strategy: Strategy, devices: Sequence[str], transport: Transport
     ):
         ops = tf.distribute.ReductionToOneDevice()
         if transport.size > 1:

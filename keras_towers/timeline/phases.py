@@ -7,11 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_towers.timeline.recording import (
-    RankRecording,
-    join_stamps,
-    latest,
-)
+from keras_towers.timeline.recording import RankRecording, join_stamps, latest
 
 # The phases of a tower's step, in order.
 TOWER_PHASES = ("compute", "wait", "reduction", "update")

@@ -9,11 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_towers.timeline.phases import (
-    StepTimes,
-    find_steps,
-    tower_phases,
-)
+from keras_towers.timeline.phases import StepTimes, find_steps, tower_phases
 from keras_towers.timeline.recording import (
     RankRecording,
     join_stamps,

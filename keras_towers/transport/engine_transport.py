@@ -14,12 +14,7 @@ from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
-from keras_towers.transport import (
-    Transport,
-    messages,
-    nccl_trial,
-    plain_values,
-)
+from keras_towers.transport import Transport, messages, nccl_trial, plain_values
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

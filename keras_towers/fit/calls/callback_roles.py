@@ -28,10 +28,7 @@ from keras_towers.rendezvous.rank_checks import Peers
 logger = logging.getLogger("keras_towers")
 
 # These compare several epochs, and start afresh when training begins.
-_COUNTING = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.ReduceLROnPlateau,
-)
+_COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 _Kind = TypeVar("_Kind")
 # Also the older ``on_batch_*``, which Keras still calls.

@@ -12,11 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import FAILED_ON, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
-from keras_towers.fit.calls import (
-    callback_effects,
-    callback_roles,
-    tower_call,
-)
+from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import Calls, TowerCall

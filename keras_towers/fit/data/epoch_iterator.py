@@ -17,11 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import (
-    FitStart,
-    TowerConfig,
-    words_for_another,
-)
+from keras_towers.fit.contract import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.data.shuffle_order import ShuffleOrder

@@ -44,9 +44,7 @@ class GraphFunction:
             graph.as_graph_def().library.function
         )
         self._function = compat.function_module.from_func_graph(
-            f"{graph.name}_{next(_numbers)}",
-            graph,
-            _ATTRIBUTES[mode],
+            f"{graph.name}_{next(_numbers)}", graph, _ATTRIBUTES[mode]
         )
         # TensorFlow would compute a call with constants before the step, and
         # without XLA, which draws other numbers.

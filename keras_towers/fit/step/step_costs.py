@@ -279,10 +279,7 @@ def exchanged_for(update: Update, part: Tensor) -> Exchanged | None:
 
 
 def costs_of(
-    program: Program,
-    towers: int,
-    senders: int | None = None,
-    columns: int = 1,
+    program: Program, towers: int, senders: int | None = None, columns: int = 1
 ) -> StepCosts:
     """Return the costs of a program.
 

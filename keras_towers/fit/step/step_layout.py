@@ -209,9 +209,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
 
 
 def _refuse_writes_to_shards(
-    traced: Trace,
-    on_towers: Mapping[int, TowerHandles],
-    settings: StepSettings,
+    traced: Trace, on_towers: Mapping[int, TowerHandles], settings: StepSettings
 ) -> None:
     """Refuse a step that would leave the wholes that ranks hold behind."""
     written = {id(tensor) for tensor in traced.written}

@@ -11,10 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
-from keras_towers.fit.step.graph_function import (
-    CallMode,
-    GraphFunction,
-)
+from keras_towers.fit.step.graph_function import CallMode, GraphFunction
 from keras_towers.fit.step.stacked_lists import StackedLists
 from keras_towers.fit.step.tower_tensors import (
     TowerTensors,
@@ -208,10 +205,7 @@ class TowerFunctions:
         return FunctionCall(body, function, gate, lists)
 
     def _add_stages(
-        self,
-        stages: Sequence[Stage],
-        body: Function,
-        known: dict[Tensor, Any],
+        self, stages: Sequence[Stage], body: Function, known: dict[Tensor, Any]
     ) -> list[Any]:
         """Add stages to the current graph; return what the body returns.
 

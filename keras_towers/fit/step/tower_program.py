@@ -182,9 +182,7 @@ class TowerProgram:
                 self._compute_once(stage.single, known, checks)
 
     def _run_level(
-        self,
-        operations: Sequence[Operation],
-        owners: Sequence[TowerTensors],
+        self, operations: Sequence[Operation], owners: Sequence[TowerTensors]
     ) -> None:
         """Add what towers, or all of their columns, do in a level.
 

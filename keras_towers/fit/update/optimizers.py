@@ -157,9 +157,7 @@ class _InPlaceStrategy:
 
 @contextlib.contextmanager
 def as_one_device(
-    optimizer: Any,
-    trainable_variables: Sequence[Any],
-    tower: int = 0,
+    optimizer: Any, trainable_variables: Sequence[Any], tower: int = 0
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
@@ -385,11 +383,7 @@ class RecordedOperations:
     """
 
     def __init__(
-        self,
-        graph: Any,
-        begin: int,
-        inputs: Sequence[tf.Tensor],
-        device: str,
+        self, graph: Any, begin: int, inputs: Sequence[tf.Tensor], device: str
     ):
         self.graph = graph
         self._inputs = [graph.capture(tensor) for tensor in inputs]

@@ -64,10 +64,7 @@ class Adoption:
     """
 
     def __init__(
-        self,
-        config: TowerConfig,
-        update: WeightUpdate,
-        keeps: bool = True,
+        self, config: TowerConfig, update: WeightUpdate, keeps: bool = True
     ):
         self._config = config
         self._keeps = keeps

@@ -223,9 +223,7 @@ def bind(variable: Any, rank: int) -> None:
 
 
 @contextlib.contextmanager
-def with_values(
-    values: Iterable[tuple[keras.Variable, Any]],
-) -> Iterator[None]:
+def with_values(values: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
     """Replace the values of Keras variables inside a block."""
     before = []
     try:
@@ -427,11 +425,7 @@ class TowerVariables:
         self._mirrored[variable] = variable._value = value
         return True
 
-    def move(
-        self,
-        variable: keras.Variable,
-        device: str,
-    ) -> None:
+    def move(self, variable: keras.Variable, device: str) -> None:
         """Move a variable that has a single copy to a device."""
         value = variable._value
         if variable not in self._moved:

@@ -167,10 +167,7 @@ def _layout_of_role(role: str, element: Any) -> Any:
 
 
 def _element_shape_operand(
-    node: Node,
-    shape: Value,
-    layout: Any,
-    elements: Elements | None,
+    node: Node, shape: Value, layout: Any, elements: Elements | None
 ) -> Tensor:
     """Return the local operand for the shape of elements.
 

@@ -24,13 +24,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import (
-    Node,
-    axes,
-    notes,
-    rule,
-    shape_of,
-)
+from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 
