@@ -200,33 +200,38 @@ class Partitioner(Converter):
             NotDivided: it has to be computed once.
         """
         if node.type in LOOPS:
-            return self._apply_to_wholes(node, inputs)
+            return self.apply_to_wholes(node, inputs)
         try:
             return self.apply_rules(node, inputs)
         except NotDivided:
             calls = node.type in _BRANCHES or node.must_be_compiled
             if not calls and not _has_rows_and_shards(inputs):
                 raise
-        return self._apply_to_wholes(node, inputs)
+        return self.apply_to_wholes(node, inputs)
 
-    def _apply_to_wholes(self, node: Node, inputs: Values) -> Values:
+    def apply_to_wholes(self, node: Node, inputs: Values) -> Values:
         """Divide an operation after variables in shards are gathered.
 
         Functions cannot gather them, and a rule may not know what to do with
         them. What is computed from the examples would be larger.
+
+        Raises:
+            NotDivided: it has to be computed once.
         """
-        wholes = [
-            Value(REPLICATED, local=self.replicate(value), shape=value.shape)
-            if value.sharded is not None and value.sharded.of_variables
-            else value
-            for value in inputs
-        ]
+        wholes = list(map(self.gathered, inputs))
         before = self._gathers_for_functions
         self._gathers_for_functions = True
         try:
             return self.apply_rules(node, wholes)
         finally:
             self._gathers_for_functions = before
+
+    def gathered(self, value: Value) -> Value:
+        """Return a value, and of rows of a variable the whole."""
+        rows = value.sharded
+        if rows is None or not rows.of_variables:
+            return value
+        return Value(REPLICATED, self.replicate(value), shape=value.shape)
 
     def _known_values(self, node: Node, known: Sequence[Any]) -> Values:
         """Return outputs whose entries are known; none: compute them.
@@ -287,10 +292,8 @@ class Partitioner(Converter):
         if self._around is not None:
             around = self._around
             content = around.content_of(Value(REPLICATED, whole=handle))
-            rows = content.sharded
-            if rows and rows.of_variables and self._gathers_for_functions:
-                whole = around.replicate(content)
-                content = Value(REPLICATED, whole, shape=content.shape)
+            if self._gathers_for_functions:
+                content = around.gathered(content)
             return around.captured(content)
         local = self.resources.copies.get(common)
         rows = self.resources.rows.get(common)

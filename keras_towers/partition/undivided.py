@@ -20,6 +20,7 @@ from keras_towers.partition.effects import (
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
+    NotDivided,
     Value,
     Values,
     require,
@@ -40,6 +41,13 @@ LOOPS = ("While", "StatelessWhile")
 def compute_once(node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, and share the result."""
     partitioner = node.partitioner
+    calls = _uses_handles(node) and called_graphs(node.operation)
+    if calls and partitioner.options.xla and partitioner.can_exchange:
+        before = len(partitioner.computed_once)
+        try:
+            return _call_with_wholes(node, inputs)
+        except NotDivided:
+            del partitioner.computed_once[before:]
     in_shards = [v for v in inputs if partitioner.rows_of(v) is not None]
     if not in_shards:
         return _compute_whole(node, inputs)
@@ -59,6 +67,31 @@ def compute_once(node: Node, inputs: Values) -> Values:
             sizes = sizes_of(whole.shape)
             partitioner.assign(variable, Value(REPLICATED, None, whole, sizes))
     return outputs
+
+
+def _call_with_wholes(node: Node, inputs: Values) -> Values:
+    """Let all towers call a function with what one device has.
+
+    XLA compiles what gets the values of variables, and not their handles.
+
+    Raises:
+        NotDivided: the function has other effects than to write variables.
+    """
+    partitioner = node.partitioner
+    if any(not v.is_replicated for v in inputs):
+        partitioner.computed_once.append(node.operation)
+    wholes = [
+        value
+        if value.is_replicated
+        else Value(
+            REPLICATED,
+            whole=partitioner.assemble(value),
+            shape=value.shape,
+            known=value.known,
+        )
+        for value in inputs
+    ]
+    return partitioner.apply_to_wholes(node, wholes)
 
 
 def _whole_of(partitioner: Partitioner, variable: Value) -> Value:

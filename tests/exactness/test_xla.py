@@ -150,16 +150,28 @@ class Counting(keras.layers.Layer):
         is_large = tf.reduce_sum(x) > 0.0
         found = tf.cond(is_large, count, lambda: tf.identity(self.large))
         self.rounds.assign_add(found)
-        # A loop gets what a variable holds.
+
+        def round_(k, y):
+            y += 0.01 * self.rounds
+            self.rounds.assign_add(tf.cond(is_large, count, lambda: 0.5))
+            return k + 1, y + 0.01 * self.large
+
+        # A condition reads what a round has written.
+        until = tf.identity(self.rounds) + 2.0
         _, scaled = tf.while_loop(
-            lambda k, _: k < 2,
-            lambda k, y: (k + 1, y + 0.01 * self.rounds),
-            (0, x),
+            lambda k, _: (k < 4) & (self.rounds < until), round_, (0, x)
         )
+
+        def add_up(k):
+            # Of the rows of all towers.
+            self.large.assign_add(0.01 * tf.reduce_mean(scaled))
+            return (k + 1,)
+
+        tf.while_loop(lambda k: k < 2, add_up, (0,))
         return scaled
 
 
-def test_branches_that_write_and_loops_that_read_are_compiled(functions):
+def test_branches_and_loops_that_write_are_compiled(functions):
     def build():
         keras.utils.set_random_seed(1)
         layers = [Counting(), keras.layers.Dense(5, "tanh")]

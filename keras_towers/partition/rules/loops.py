@@ -36,7 +36,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -65,6 +65,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.rules.control_flow import (
     add_call,
     bind_captures,
@@ -76,6 +77,7 @@ from keras_towers.partition.rules.control_flow import (
 )
 from keras_towers.partition.sizes import UNKNOWN, Size, symbol
 
+_K = TypeVar("_K")
 # Enough passes for the layouts of a loop to settle.
 _PASSES = 8
 
@@ -110,13 +112,13 @@ def _skip_identities(tensor: Any) -> Any:
 
 
 def _settle(
-    variables: Mapping[int, Value],
-    lay_out_round: Callable[[Mapping[int, Value]], tuple[Any, Any]],
-) -> tuple[Any, Mapping[int, Value]]:
+    variables: Mapping[_K, Value],
+    lay_out_round: Callable[[Mapping[_K, Value]], tuple[Any, Any]],
+) -> tuple[Any, Mapping[_K, Value]]:
     """Find loop variables that are the same before and after a round.
 
     Args:
-        variables: the initial loop variables, by their indices.
+        variables: the initial loop variables, by their keys.
         lay_out_round: lays out a round; returns a result, and the loop
             variables joined with those after the round.
 
@@ -128,7 +130,9 @@ def _settle(
     """
     for _ in range(_PASSES):
         result, after = lay_out_round(variables)
-        if all(have_same_facts(variables[k], after[k]) for k in variables):
+        if after.keys() == variables.keys() and all(
+            have_same_facts(variables[k], after[k]) for k in variables
+        ):
             return result, variables
         variables = after
     raise NotDivided
@@ -162,35 +166,54 @@ def _add_loop(
 
 # ---- all rounds --------------------------------------------------------------
 
+# A loop variable by its index, or a variable that rounds write, by its handle.
+_Key: TypeAlias = int | Tensor
+
 
 def _lay_out_loop(
     node: Node, body: Any, condition: Any, inputs: Values
 ) -> Values:
-    """Lay out a loop of which every tower runs all rounds."""
+    """Lay out a loop of which every tower runs all rounds.
+
+    What rounds write to variables is a loop variable, too, which is assigned
+    after the loop.
+    """
     partitioner = node.partitioner
     loop_vars = _loop_variables(body)
     require(all(body.inputs[k].dtype != tf.resource for k in loop_vars))
     before = len(partitioner.computed_once)
+    starts: dict[_Key, Value] = {k: inputs[k] for k in loop_vars}
 
-    def lay_out_round(states: Mapping[int, Value]) -> Any:
+    def lay_out_round(states: Mapping[_Key, Value]) -> Any:
         # Only the last pass counts.
         del partitioner.computed_once[before:]
-        round_, tensors, ends = _lay_out_round(
+        round_, tensors, outputs = _lay_out_round(
             partitioner, body, inputs, states
         )
-        after = {k: join_values(states[k], ends[k]) for k in loop_vars}
+        ends: dict[_Key, Value] = {k: outputs[k] for k in loop_vars}
+        for handle in round_.resources.contents:
+            variable = Value(REPLICATED, whole=handle)
+            if handle not in starts:
+                content = partitioner.content_of(variable)
+                starts[handle] = partitioner.gathered(content)
+            ends[handle] = round_.content_of(variable)
+        after = {
+            key: join_values(states.get(key, starts[key]), end)
+            for key, end in ends.items()
+        }
         return (round_, tensors, ends), after
 
     (round_, tensors, ends), states = _settle(
-        {k: join_values(inputs[k], inputs[k]) for k in loop_vars},
+        {key: join_values(value, value) for key, value in starts.items()},
         lay_out_round,
     )
     if partitioner.can_exchange and not uses_variables(inputs):
         require_towers_differ([*states.values()])
     operands, outputs = [], []
-    for k, state in states.items():
-        operands.append(partitioner.to_layout(inputs[k], state.layout))
-        outputs.append(round_.to_layout(ends[k], state.layout))
+    for key, state in states.items():
+        require(isinstance(key, int) or state.is_replicated)
+        operands.append(partitioner.to_layout(starts[key], state.layout))
+        outputs.append(round_.to_layout(ends[key], state.layout))
     new_body = Function(tensors, outputs, round_.operations)
     tester, tensors, (end,) = _lay_out_round(
         partitioner, condition, inputs, states
@@ -199,12 +222,17 @@ def _lay_out_loop(
     new_condition = Function(tensors, [continues], tester.operations)
     results = list(inputs)
     local_results = _add_loop(node, operands, new_body, new_condition)
-    for k, tensor in zip(states, local_results[: len(states)], strict=True):
-        results[k] = (
-            replicated(tensor, states[k])
-            if states[k].layout == REPLICATED
-            else dataclasses.replace(states[k], local=tensor)
+    for key, tensor in zip(states, local_results[: len(states)], strict=True):
+        state = states[key]
+        result = (
+            replicated(tensor, state)
+            if state.layout == REPLICATED
+            else dataclasses.replace(state, local=tensor)
         )
+        if isinstance(key, int):
+            results[key] = result
+        else:
+            partitioner.assign(Value(REPLICATED, whole=key), result)
     return results
 
 
@@ -212,7 +240,7 @@ def _lay_out_round(
     partitioner: Partitioner,
     graph: Any,
     inputs: Values,
-    states: Mapping[int, Value],
+    states: Mapping[_Key, Value],
 ) -> tuple[Partitioner, list[Tensor], Values]:
     """Lay out the body of a loop, or its condition.
 
@@ -220,27 +248,32 @@ def _lay_out_round(
         partitioner: the partitioner of the loop.
         graph: the function.
         inputs: the inputs of the loop.
-        states: the loop variables at the start of any round.
+        states: the loop variables, and what variables hold that rounds write,
+            at the start of any round.
 
     Returns:
-        The partitioner of the function, its inputs that are loop variables,
-        and its outputs.
+        The partitioner of the function, its inputs for these, and its outputs.
     """
     inner = partitioner.for_function()
-    values = []
     tensors: list[Tensor] = []
-    for index, value in enumerate(inputs):
-        if index not in states:
-            values.append(partitioner.captured(value))
-            continue
-        like, state = graph.inputs[index], states[index]
-        shape = local_shape(like.shape, state.layout)
-        tensors.append(Tensor(like.dtype, shape, on_towers=True))
-        values.append(_loop_variable(state, tensors[-1], like.shape))
-    outputs = inner.lay_out_function(graph, values)
-    # A loop that writes variables is computed once.
-    require(not inner.resources.contents)
-    return inner, tensors, outputs
+    values = [
+        value if index in states else partitioner.captured(value)
+        for index, value in enumerate(inputs)
+    ]
+    for key, state in states.items():
+        dtype, traced = (
+            (graph.inputs[key].dtype, graph.inputs[key].shape)
+            if isinstance(key, int)
+            else type_of_content(key)
+        )
+        shape = local_shape(traced, state.layout)
+        tensors.append(Tensor(dtype, shape, on_towers=True))
+        value = _loop_variable(state, tensors[-1], traced)
+        if isinstance(key, int):
+            values[key] = value
+        else:
+            inner.resources.contents[key] = value
+    return inner, tensors, inner.lay_out_function(graph, values)
 
 
 def _loop_variable(
