@@ -158,11 +158,12 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
 
             return UpdateInShards(config, divides_weights, **sums)
         name = "weights" if divides_weights else "updates"
-        logger.warning(
-            '%s="sharded" is off: there is only one tower, so there is nothing '
-            "to divide",
-            name,
-        )
+        if config.transport.rank == 0:
+            logger.warning(
+                '%s="sharded" is off: there is only one tower, so there is '
+                "nothing to divide",
+                name,
+            )
         updates = None
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
