@@ -273,6 +273,9 @@ class Builder:
         """
         if type_ in NEW_LISTS:
             options["is_repeated"] = True
+        if any(tensor.dtype == tf.string for tensor in inputs):
+            # Functions that XLA compiles take no strings.
+            options["is_repeated"] = False
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
         on_columns = any(tensor.on_columns for tensor in inputs)

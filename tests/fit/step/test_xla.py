@@ -336,6 +336,39 @@ def test_only_what_xla_lacks_runs_without_it(reasons):
     assert_same(found, use_model(make(tf.identity), trained), ROUNDING)
 
 
+class Named(keras.Model):
+    """Predicts for examples that have names, and returns them beside."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = Dense(3)
+
+    def call(self, x):
+        return self.out(x["numbers"])
+
+    def predict_step(self, x):
+        return x["names"], self(x)
+
+
+def test_strings_beside_the_numbers(reasons):
+    def make(xla):
+        keras.utils.set_random_seed(1)
+        model = Named()
+        model.compile(m.momentum(), m.cross_entropy(), jit_compile=xla)
+        return model
+
+    def act(model):
+        x = {"numbers": X[:7], "names": tf.strings.as_string(tf.range(7))}
+        data = tf.data.Dataset.from_tensor_slices((x, Y[:7])).batch(4)
+        logs = model.fit(data, verbose=0).history
+        names, outputs = model.predict(data.map(lambda x, _: x), verbose=0)
+        return logs, names.astype("int32"), outputs
+
+    found = use_model(lambda: make(True), act, kt.TowerStrategy(3))
+    assert reasons() == []
+    assert_same(found, use_model(lambda: make(False), act), ROUNDING)
+
+
 class DrawsAll(keras.layers.Layer):
     """Draws numbers of each kind and dtype, in a loop and in a branch, too.
 
