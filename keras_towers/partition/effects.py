@@ -63,6 +63,15 @@ def effect_of(operation: Any) -> Effect:
     return Effect.PER_PROCESS if only_variables else Effect.EXTERNAL
 
 
+def is_check(operation: Any) -> bool:
+    """Whether an operation with an effect either fails or does nothing."""
+    graphs = called_graphs(operation)
+    if not graphs or None in graphs:
+        return operation.type in _CHECKS
+    inside = [o for graph in graphs for o in graph.get_operations()]
+    return all(is_check(o) for o in inside if effect_of(o) > Effect.NONE)
+
+
 @functools.cache
 def is_draw(type_: str) -> bool:
     """Whether operations of a type draw random numbers from an input.

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.effects import is_draw
+from keras_towers.partition.effects import is_check, is_draw
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import (
     Kernels,
@@ -82,6 +82,7 @@ class Stages:
         ends = [*program.results, *(e.given for e in program.exchanges)]
         for tensor in ends:
             self._users.setdefault(tensor, []).append(None)
+        self._used = {*ends, *(t for o in program.operations for t in o.inputs)}
 
     def of(self, operations: Sequence[Operation]) -> list[Stage]:
         """Divide operations of a level into as few stages as possible.
@@ -188,9 +189,15 @@ class Stages:
             return any(tensor.dtype in _NOT_NUMBERS for tensor in tensors)
         if _draws_statefully(operation.type):
             self.not_compiled.setdefault(_DRAWS, operation)
-        elif calls_functions(operation):
+        elif calls_functions(operation) and not self._only_checks(operation):
             self.not_compiled.setdefault(_EFFECTS, operation)
         return True
+
+    def _only_checks(self, operation: Operation) -> bool:
+        """Whether an operation may fail, and does nothing else."""
+        source = operation.source
+        is_unused = self._used.isdisjoint(operation.outputs)
+        return is_unused and source is not None and is_check(source)
 
 
 def needs_call(operations: Sequence[Operation]) -> bool:

@@ -96,7 +96,7 @@ def noisy_in(dtype):
 
 
 class Counts(keras.layers.Layer):
-    """Reads what it has written, also as XLA cannot write it."""
+    """Reads and checks what it has written, also as XLA cannot write it."""
 
     def build(self, shape):
         self.total = self.add_weight(shape=(), trainable=False)
@@ -107,6 +107,7 @@ class Counts(keras.layers.Layer):
         half = self.total * 0.5
         self.total.assign(half)
         self.seen.value.scatter_nd_add([[1]], [half])
+        tf.debugging.assert_less(half, 1e9)
         return x + self.total + tf.reduce_sum(self.seen.value)
 
 
