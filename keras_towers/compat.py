@@ -262,7 +262,10 @@ op_definition = _tf("framework.op_def_registry:get")
 _kernels_of = _tf("framework.kernels:get_registered_kernels_for_op")
 _entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
-_XlaContext = _tf("ops.control_flow_ops:XLAControlFlowContext")
+_XlaContext = _tf(
+    "ops.control_flow_ops:XLAControlFlowContext",
+    "IsXLAContext RequiresUniqueFunctionRetracing",
+)
 
 # TensorFlow: datasets.
 _tf("distribute.input_lib:DistributedDataset", "_strategy")
@@ -669,10 +672,36 @@ def global_seed_of(seed: int) -> Iterator[None]:
         context._seed, context._rng = before
 
 
+class _TraceContext(_XlaContext):
+    """The context of one trace, whether XLA compiles it or not."""
+
+    def __init__(self, xla: bool):
+        super().__init__()
+        self._xla = xla
+
+    def IsXLAContext(self) -> bool:
+        return self._xla
+
+    def RequiresUniqueFunctionRetracing(self) -> bool:
+        return True
+
+
+# TensorFlow tells contexts by their ids, which must not be used again.
+_contexts: list[_TraceContext] = []
+
+
 @contextlib.contextmanager
-def xla_context() -> Iterator[None]:
-    """Trace operations for XLA, as ``tf.function(jit_compile=True)`` does."""
-    context = _XlaContext()
+def trace_context(xla: bool) -> Iterator[None]:
+    """Trace operations, as ``tf.function(jit_compile=xla)`` does.
+
+    A ``tf.function`` called in the block is traced again. Its other traces read
+    variables where they were, such as on one device before a strategy's block.
+
+    Args:
+        xla: whether XLA is to compile them.
+    """
+    context = _TraceContext(xla)
+    _contexts.append(context)
     context.Enter()
     try:
         yield

@@ -28,7 +28,7 @@ def summed():
 
 
 def test_draws_in_loops_and_branches_are_those_of_xla():
-    with compat.xla_context():
+    with compat.trace_context(xla=True):
         traced = compat.func_graph_from_py_func("summed", summed, [], {})
     function = compat.function_module.from_func_graph("loop", traced, {})
     name = tf.compat.as_str(function.name)

@@ -97,7 +97,7 @@ def apply_compiled(
         apply(with_components(sums[0], tensors))
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in first]
-    with compat.xla_context():
+    with compat.trace_context(xla=True):
         graph = compat.func_graph_from_py_func("update", run, specs, {})
     captures = [outside for outside, _ in graph.captures]
     on_towers = {

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -294,8 +293,7 @@ def trace(
             graph=graph,
             own_statistics=own_statistics,
         )
-        compiled = compat.xla_context() if xla else contextlib.nullcontext()
-        with thread_state.tracing(tracing), compiled:
+        with thread_state.tracing(tracing), compat.trace_context(xla):
             return step(data)
 
     with compat.single_device_mode():

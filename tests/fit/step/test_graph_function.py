@@ -94,7 +94,7 @@ def test_a_call_of_constants_is_not_computed_before_the_step():
     def draw():
         return tf.random.stateless_truncated_normal([3], (1, 2))
 
-    with compat.xla_context():
+    with compat.trace_context(xla=True):
         function = GraphFunction(traced(draw), "xla")
     (found,) = tf.function(lambda: function([]))()
     wanted = tf.function(draw, jit_compile=True)()

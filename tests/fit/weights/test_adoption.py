@@ -11,9 +11,10 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit import compare
+from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
-from tests.kit.training import X, Y, adam, fit, linear
+from tests.kit.training import X, Y, adam, fit, linear, stacked
 
 pytestmark = pytest.mark.alternate
 
@@ -77,6 +78,34 @@ def test_references_that_the_user_held_stay_alive():
             kernel = model.layers[0].kernel.numpy()
             compare.assert_close(seen[-1], (kernel**2).sum(), 1e-5)
     assert len(set(seen)) == 3
+
+
+class Scales(keras.layers.Layer):
+    """Reads a weight in a function, whose traces TensorFlow keeps."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape[1:], name="scale")
+
+    @tf.function
+    def scaled(self, x):
+        return x * self.scale
+
+    def call(self, x):
+        return self.scaled(x)
+
+
+def test_functions_read_weights_where_they_are():
+    """Also those that were traced before a block, or in one."""
+    layouts = layout_map(mesh_of(2, 2), {".*scale": ("model",)})
+
+    def act(model):
+        return fit(model), model.evaluate(X, Y, verbose=0)
+
+    make = stacked(lambda: [Scales(), keras.layers.Dense(3)])
+    strategy = kt.ModelParallelStrategy(layouts)
+    found = compare.assert_exact(make, act, strategy, in_graph=True)
+    logs, wanted = found.model.evaluate(X, Y, verbose=0), found.returned[1]
+    compare.assert_close(logs, wanted, 1e-5)
 
 
 METHODS = {
