@@ -23,6 +23,7 @@ from keras_towers.partition.kernels import (
 )
 from keras_towers.partition.left_out import is_left_out
 from keras_towers.partition.program import Operation, Program, Tensor
+from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.stackable import Stackable
 
 _NOT_NUMBERS = (tf.string, tf.resource)
@@ -33,6 +34,9 @@ _LEFT_OUT = (
     "gets what a branch keeps for its gradient from another function, and XLA "
     "has to know its size"
 )
+# What values decide, and XLA then knows only a limit of.
+_OF_VALUES = ("DynamicPartition", "Unique", "UniqueV2", "Where")
+_SIZES = "has a size that depends on values in two of its functions"
 _EFFECTS = "has effects in a function"
 _DRAWS = (
     "draws from TensorFlow's own generator, which gives other numbers than on "
@@ -71,6 +75,8 @@ class Stages:
         self.kernels = Kernels(device, program.graphs)
         self.stackable = Stackable(program)
         self._graphs = program.graphs
+        # XLA returns wrong sizes of what a function returns twice.
+        self._sized_by_values = _sized_by_values(program)
         # By tensor: whether it may be a placeholder of a branch.
         self._left_out: dict[Tensor, bool] = {}
         self.not_compiled: dict[str, Operation] = {}
@@ -80,6 +86,7 @@ class Stages:
             for tensor in self._kept_in(operation.inputs):
                 self._users.setdefault(tensor, []).append(operation)
         ends = [*program.results, *(e.given for e in program.exchanges)]
+        ends += [tensor for u in program.updates for tensor in u.given]
         for tensor in ends:
             self._users.setdefault(tensor, []).append(None)
         self._used = {*ends, *(t for o in program.operations for t in o.inputs)}
@@ -130,7 +137,11 @@ class Stages:
             tensor
             for tensor in tensors
             if not (tensor.operation and tensor.operation.is_repeated)
-            and (self._is_kept_list(tensor) or self._is_left_out(tensor))
+            and (
+                tensor in self._sized_by_values
+                or self._is_kept_list(tensor)
+                or self._is_left_out(tensor)
+            )
         ]
 
     def _is_kept_list(self, tensor: Tensor) -> bool:
@@ -177,6 +188,8 @@ class Stages:
         if any(map(self._is_left_out, operation.inputs)):
             return _LEFT_OUT
         ends = (*operation.inputs, *operation.outputs)
+        if not self._sized_by_values.isdisjoint(ends):
+            return _SIZES
         return _LISTS if any(map(self._is_kept_list, ends)) else None
 
     def _is_single(self, operation: Operation) -> bool:
@@ -225,6 +238,31 @@ def _draws_statefully(type_: str) -> bool:
         definition.is_stateful
         and {"seed", "seed2"} <= {a.name for a in definition.attr}
     )
+
+
+def _sized_by_values(program: Program) -> set[Tensor]:
+    """Return the tensors that have a size which values decide in XLA."""
+    found: set[Tensor] = set()
+    for operation in program.operations:
+        if operation.type in _OF_VALUES or not found.isdisjoint(
+            operation.inputs
+        ):
+            found.update(
+                t for t in operation.outputs if not _is_sized(t, program)
+            )
+    return found
+
+
+def _is_sized(tensor: Tensor, program: Program) -> bool:
+    """Whether sizes of a tensor are known, or those of the batch."""
+    operation = tensor.operation
+    if operation is None or operation.source is None:
+        return tensor.shape.is_fully_defined()
+    if len(operation.source.outputs) <= tensor.index:
+        return tensor.shape.is_fully_defined()
+    value = program.values.get(operation.source.outputs[tensor.index].name)
+    sizes = None if value is None else value.shape
+    return sizes is not None and all(size is not UNKNOWN for size in sizes)
 
 
 def _in_stages(

@@ -15,7 +15,12 @@ def divided(builder, results=()):
     """The types of operations in each stage, and what is said of them."""
     operations = [o for o in builder.operations if not o.is_repeated]
     program = python_types.SimpleNamespace(
-        operations=builder.operations, exchanges=[], results=results, graphs=[]
+        operations=builder.operations,
+        exchanges=[],
+        updates=[],
+        results=results,
+        values={},
+        graphs=[],
     )
     stages = Stages(program, "/device:CPU:0")
     found = [

@@ -370,6 +370,27 @@ def test_strings_beside_the_numbers(reasons):
     assert_same(found, use_model(lambda: make(False), act), ROUNDING)
 
 
+def _found_twice(x):
+    found, _ = tf.unique(tf.cast(tf.reshape(9 * x, [-1]), tf.int32))
+    texts = [tf.strings.as_string(f) for f in (found, tf.reshape(found, [-1]))]
+    return x + sum(tf.reduce_mean(tf.strings.to_number(t)) for t in texts)
+
+
+def test_what_has_a_size_of_its_values_does_not_leave_a_function(reasons):
+    """XLA would return another size, if it returned the same values twice."""
+
+    def make(xla):
+        return compiled(lambda: m.mlp(Acts(_found_twice)), jit_compile=xla)
+
+    def act(model):
+        return model.predict(X[:7], verbose=0)
+
+    found = use_model(make(True), act, kt.TowerStrategy(2))
+    ((_, said),) = reasons()
+    assert "a size that depends on values" in said
+    assert_same(found, use_model(make(False), act), ROUNDING)
+
+
 class DrawsAll(keras.layers.Layer):
     """Draws numbers of each kind and dtype, in a loop and in a branch, too.
 
