@@ -262,7 +262,7 @@ op_definition = _tf("framework.op_def_registry:get")
 _kernels_of = _tf("framework.kernels:get_registered_kernels_for_op")
 _entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
-_XlaContext = _tf(
+_XlaContext: Any = _tf(
     "ops.control_flow_ops:XLAControlFlowContext",
     "IsXLAContext RequiresUniqueFunctionRetracing",
 )
