@@ -151,10 +151,13 @@ class UpdateOnMesh(UpdateInShards):
         self._layouts = _Layouts(mesh, config.shards.size)
         super().__init__(config, True, self._layouts, **sums)
         self._models = models
+        self._speaks: bool = config.transport.rank == 0
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, and name the keys that no weight matches."""
         super().make_ready(optimizer, variables)
+        if not self._speaks:
+            return
         outputs = {
             path for model in self._models() for path in output_paths(model)
         }
