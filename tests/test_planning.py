@@ -223,8 +223,10 @@ def test_more_hosts_have_the_plan_that_each_number_has_alone():
         assert one.optimizer == other.optimizer
         assert one.costs == other.costs
     # Of 128 rows of 128 devices each has one; with 64 KiB or more of weights.
-    shards = together[-1]
-    assert max(shards.weights) < max(together[0].weights) / 10
+    copies, _, shards, in_hosts = (max(one.weights) for one in together)
+    assert shards < copies / 10
+    # The two devices of each host have half of them, whatever others have.
+    assert in_hosts == pytest.approx(copies / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(
