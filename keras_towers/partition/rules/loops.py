@@ -219,6 +219,7 @@ def _lay_out_loop(
         partitioner, condition, inputs, states
     )
     continues = tester.to_layout(end, REPLICATED)
+    _require_no_writes(tester, dict(zip(states, tensors, strict=True)))
     new_condition = Function(tensors, [continues], tester.operations)
     results = list(inputs)
     local_results = _add_loop(node, operands, new_body, new_condition)
@@ -234,6 +235,20 @@ def _lay_out_loop(
         else:
             partitioner.assign(Value(REPLICATED, whole=key), result)
     return results
+
+
+def _require_no_writes(
+    tester: Partitioner, before: Mapping[_Key, Tensor]
+) -> None:
+    """Refuse a condition that writes variables: it returns no more than a bool.
+
+    Args:
+        tester: the partitioner of the condition.
+        before: what it gets of loop variables, and of variables.
+    """
+    for handle, content in tester.resources.contents.items():
+        require(handle in before)
+        require(before[handle] in (content.whole, content.local))
 
 
 def _lay_out_round(

@@ -92,3 +92,42 @@ def test_data_without_rows(updates):
 
     towers = kt.TowerStrategy(2, updates=updates)
     assert_exact(make, act, towers, in_graph=True)
+
+
+class Asked(keras.layers.Layer):
+    """A loop whose condition writes a variable, as its rounds may."""
+
+    def __init__(self, rounds_write):
+        super().__init__()
+        self.rounds_write = rounds_write
+
+    def build(self, shape):
+        self.asked = tf.Variable(0.0, trainable=False)
+
+    def call(self, x):
+        def is_left(k, _):
+            self.asked.assign_add(1.0)
+            return k < 3
+
+        def round_(k, y):
+            if self.rounds_write:
+                self.asked.assign_add(0.5)
+            return k + 1, y + 0.01 * self.asked
+
+        return tf.while_loop(is_left, round_, (0, x))[1]
+
+
+@pytest.mark.parametrize("rounds_write", [False, True])
+def test_conditions_that_write_variables(rounds_write):
+    def make():
+        keras.utils.set_random_seed(1)
+        layers = [Asked(rounds_write), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(adam(), "mse")
+        return model
+
+    def act(model):
+        logs = fit(model, x=X[:20], y=X[:20, :3])
+        return logs, float(model.layers[0].asked)
+
+    assert_exact(make, act, kt.TowerStrategy(3, updates="each"))
