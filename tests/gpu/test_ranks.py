@@ -1,4 +1,4 @@
-"""Two processes on GPUs, over every engine that is there.
+"""Two processes on GPUs, over every engine that is there, or two workers.
 
 Where there is one GPU only they share it, and sum on the host.
 """
@@ -28,8 +28,15 @@ ENGINES = {
     "HorovodStrategy": (("-np",), (), "horovod"),
     "MultiWorkerTowerStrategy": (("--workers",), (), "tensorflow"),
     "BytePSStrategy": (("-np",), ("--servers", "1"), "byteps"),
+    "SyncReplicasStrategy": (("--workers",), ("--ps", "1"), "tensorflow"),
 }
 CHECKED = ("every_rank_has_a_gpu", *HARD)
+# Workers normalize their own rows, and know all optimizers before they train.
+OF_WORKERS = [n for n in CHECKED if n not in ("sync-batch-norm", "gan")]
+OF_ENGINES = {
+    strategy: OF_WORKERS if strategy == "SyncReplicasStrategy" else CHECKED
+    for strategy in ENGINES
+}
 
 
 @functools.cache
@@ -49,7 +56,7 @@ def job(strategy):
         }
     return Job(
         "tests.gpu.ranks",
-        CHECKED,
+        OF_ENGINES[strategy],
         limit_s=500,
         number=number,
         options=options,
@@ -60,7 +67,9 @@ def job(strategy):
     )
 
 
-@pytest.mark.parametrize("name", [*CHECKED, ENDS_WELL])
-@pytest.mark.parametrize("strategy", ENGINES)
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [(s, name) for s in ENGINES for name in (*OF_ENGINES[s], ENDS_WELL)],
+)
 def test_two_ranks(strategy, name):
     job(strategy).assert_passed(name)
