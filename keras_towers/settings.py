@@ -17,7 +17,7 @@ ENV_SIZE = "KERAS_TOWERS_SIZE"
 #: A word that identifies the job, for ranks to meet.
 ENV_JOB = "KERAS_TOWERS_JOB"
 #: Folder of the file through which ranks meet, shared by all machines. Default:
-#: the temporary folder on one machine, else `~/.cache/keras-towers`.
+#: the temporary folder on one machine, else the user's cache folder.
 ENV_RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, instead of that file.
 ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"

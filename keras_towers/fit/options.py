@@ -84,7 +84,7 @@ class StrategyOptions:
             ``batch_norm="tower"`` each part has its own statistics. ``"auto"``:
             start with one part, and double the number whenever one of the first
             steps of a call runs out of memory; that step is retried from the
-            same weights. Not for several processes.
+            same weights. Several processes take as many as any of them needs.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
