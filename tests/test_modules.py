@@ -34,10 +34,9 @@ SHOWN_BY = {
         fit/step/step_layout fit/step/tower_exchanges
         fit/step/tower_functions fit/step/tower_tensors fit/step/trace
     """,
-    "fit/step/test_xla.py": "fit/step/compiled_step",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
-    "exactness/test_xla.py": "partition/left_out",
+    "exactness/test_contract_by_xla.py": "partition/left_out",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",
@@ -58,7 +57,6 @@ SHOWN_BY = {
         partition/emission partition/entry partition/layouts
         partition/partitioner partition/program partition/undivided
     """,
-    "partition/test_mirrored.py": "partition/rules/variables",
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states
     """,

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers.strategies import keras_distribution as jobs
+from keras_towers.transport import SingleProcess
 from tests.kit.ranks import check
 from tests.processes import mesh
 from tests.processes import small as s
@@ -18,7 +19,7 @@ def initialized():
         yield
     finally:
         # No other check is to be in a job that it did not join.
-        jobs._job = None
+        jobs._job = SingleProcess()
 
 
 @check
