@@ -16,6 +16,8 @@ from tests.kit.ordinary import Originals
 from tests.kit.training import X, Y, fit, linear
 from tests.test_verification import OwnStep, compiled, lazy
 
+pytestmark = pytest.mark.alternate
+
 
 @pytest.mark.skipif(bool(gpus.ON), reason="the files are of steps on CPUs")
 @pytest.mark.parametrize("step", STEPS)

@@ -12,6 +12,8 @@ from keras_towers import _imports
 from tests.kit.compare import assert_all_close
 from tests.kit.scripts import ROOT, run_python
 
+pytestmark = pytest.mark.alternate
+
 FIRST = """
 import importlib.util, sys
 import keras_towers

@@ -9,6 +9,8 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_all_close, assert_close
 
+pytestmark = pytest.mark.alternate
+
 X, Y = m.FEATURES[:16], m.LABELS[:16]
 ALONE = (0, 1, True, "/device:CPU:0", None)
 

@@ -10,6 +10,8 @@ import pytest
 from keras_towers import _notices
 from tests.kit.scripts import ROOT, run_python
 
+pytestmark = pytest.mark.alternate
+
 SCRIPT = """
 import contextlib, sys, threading, traceback
 import keras
@@ -87,6 +89,7 @@ def lines(tmp_path_factory):
     return dict(zip(CASES, pairs, strict=True))
 
 
+@pytest.mark.alternate(turn=0)
 def test_an_ordinary_program_prints_one_line_more(lines):
     plain, towers = lines["ordinary"]
     assert towers[0] == HEAD
@@ -98,6 +101,7 @@ def test_an_ordinary_program_prints_one_line_more(lines):
     assert more == told
 
 
+@pytest.mark.alternate(turn=0)
 def test_a_traceback_is_as_long_as_in_plain_keras(lines):
     plain, towers = (
         [
@@ -115,6 +119,7 @@ def test_a_traceback_is_as_long_as_in_plain_keras(lines):
     assert not any(f'"{package}/' in frame for frame in eager)
 
 
+@pytest.mark.alternate(turn=0)
 def test_a_call_in_another_thread_is_warned_of_once(lines):
     plain, towers = lines["threads"]
     (said,) = [line for line in towers if "'other'" in line]
@@ -196,6 +201,7 @@ def notebook():
     ]
 
 
+@pytest.mark.alternate(turn=3)
 def test_a_notebook_shows_an_error_once(notebook):
     first, *errors, last = notebook[0][:4]
     assert "it logs" in first
@@ -203,6 +209,7 @@ def test_a_notebook_shows_an_error_once(notebook):
     assert errors == ["got no attribute 'nothing'"] * 2
 
 
+@pytest.mark.alternate(turn=3)
 def test_logging_that_a_program_set_up_is_respected(notebook):
     _, *parts = notebook[1]
     *shown, logged = [[line for line in part if HEAD in line] for part in parts]

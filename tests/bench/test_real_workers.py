@@ -109,7 +109,7 @@ def running(words):
     return any(all(word in line for word in words) for line in lines)
 
 
-@pytest.mark.alternate(turn=1)
+@pytest.mark.alternate(turn=3)
 @pytest.mark.parametrize("number", sample_of([signal.SIGINT, signal.SIGTERM]))
 def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.

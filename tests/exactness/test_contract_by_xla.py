@@ -18,6 +18,8 @@ from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, compiled
 
+pytestmark = pytest.mark.alternate
+
 # XLA rounds fused operations differently.
 ROUNDING = 1e-5
 DRAWN = 36

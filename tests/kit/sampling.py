@@ -2,6 +2,7 @@
 
 import os
 import random
+import zlib
 
 import pytest
 
@@ -9,6 +10,8 @@ SEEDED_BY = "KERAS_TOWERS_TEST_SEED"
 # A commit has the same tests everywhere, unless continuous integration names
 # another seed: the number of a day, so that each day has its turn.
 SEED = int(os.environ.get(SEEDED_BY, "1"))
+# After so many days all that alternates has run.
+DAYS = 6
 
 
 def long_unless(kept, cases):
@@ -39,9 +42,10 @@ def sample_of(cases, part=2):
 def alternate(tests):
     """Leave those out of `make test` that are marked so, and of another turn.
 
-    A seed is the number of a day. By default the tests of a file have turns,
-    one after another, on three days: a third of them runs for each seed. The
-    three Pythons of continuous integration have three seeds: all of them run.
+    A seed is the number of a day. By default the tests of a file, and the cases
+    of a test, have turns on six days: a sixth of them runs for each seed. The
+    three Pythons of continuous integration have three seeds: on two days in
+    turn, all of them run.
 
     Args:
         tests: pytest's items.
@@ -55,8 +59,11 @@ def alternate(tests):
             names = (n for n in vars(test.module) if n.startswith("test_"))
             of_files[test.module] = {name: n for n, name in enumerate(names)}
         turn = of_files[test.module].get(test.originalname, 0)
+        if hasattr(test, "callspec"):
+            # The same ones, whichever cases are asked for.
+            turn += zlib.crc32(test.callspec.id.encode())
         turn = mark.kwargs.get("turn", turn)
-        if (SEED - turn) % mark.kwargs.get("days", 3):
+        if (SEED - turn) % DAYS:
             test.add_marker(pytest.mark.long)
 
 

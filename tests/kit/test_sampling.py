@@ -81,7 +81,7 @@ def test_tests_alternate(seeded):
             "fourth": Item(
                 module,
                 "test_second",
-                pytest.mark.alternate(days=4, turn=3).mark,
+                pytest.mark.alternate(turn=3).mark,
             ),
             "core": Item(module, "test_second", alternate, core),
             "unmarked": Item(module, "test_second"),
@@ -90,9 +90,9 @@ def test_tests_alternate(seeded):
         for name, test in tests.items():
             runs.setdefault(name, []).append("long" not in test.marks)
     assert runs == {
-        "first": [True, False, False] * 4,
-        "second": [False, True, False] * 4,
-        "fourth": [False, False, False, True] * 3,
+        "first": [True, *[False] * 5] * 2,
+        "second": [False, True, *[False] * 4] * 2,
+        "fourth": [False, False, False, True, False, False] * 2,
         "core": [True] * 12,
         "unmarked": [True] * 12,
     }

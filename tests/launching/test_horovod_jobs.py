@@ -12,6 +12,8 @@ from keras_towers.rendezvous import store
 from tests.kit.processes import all_gone
 from tests.kit.scripts import write_executable
 
+pytestmark = pytest.mark.alternate
+
 JOB = """
 import os, time
 import horovod.tensorflow as hvd, tensorflow as tf
@@ -117,7 +119,7 @@ train(state)
 """
 
 
-@pytest.mark.alternate(turn=0)
+@pytest.mark.alternate(turn=5)
 @pytest.mark.slow
 def test_a_script_for_horovods_elastic_jobs(launch, tmp_path):
     """Its hosts go and come, and one of its ranks is killed."""

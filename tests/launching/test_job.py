@@ -10,6 +10,8 @@ from keras_towers import settings
 from tests.kit.processes import wait_until
 from tests.kit.scripts import write_executable
 
+pytestmark = pytest.mark.alternate
+
 # Rank 1 ends in each round as the next of its arguments says: by a signal, with
 # an exit code, or with the others, which wait for it.
 ENDS = """

@@ -40,7 +40,7 @@ def train(scale, built):
     return model, loss, strategy.size * scale
 
 
-@pytest.mark.alternate(turn=0)
+@pytest.mark.alternate(turn=3)
 def test_what_rank_0_returns_is_that_of_one_process(capsys):
     found, loss, number = kt.launch(
         train, np=2, args=(3,), kwargs={"built": classifier}

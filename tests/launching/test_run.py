@@ -9,6 +9,8 @@ import pytest
 from tests.kit.processes import RUN, all_gone
 from tests.kit.scripts import parse_variables, write_executable
 
+pytestmark = pytest.mark.alternate
+
 SHOWS = """
 import os, sys
 names = "HOROVOD_RANK", "HOROVOD_SIZE", "TF_NUM_INTRAOP_THREADS"

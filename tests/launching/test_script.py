@@ -16,6 +16,8 @@ from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
 
+pytestmark = pytest.mark.alternate
+
 SCRIPT = """
 import os, random, sys
 import keras, numpy as np
@@ -141,7 +143,7 @@ def test_training_without_a_strategy_is_refused(under, monkeypatch):
     assert linear().train_on_batch(X, Y) > 0
 
 
-@pytest.mark.alternate(turn=0)
+@pytest.mark.alternate(turn=4)
 def test_a_job_that_would_train_several_models_fails(run):
     done = run("-np 2", ALONE)
     assert done.code == 1

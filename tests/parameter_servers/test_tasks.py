@@ -56,7 +56,7 @@ print(spread(own).numpy(), own.device)
 """
 
 
-@pytest.mark.alternate(turn=0)
+@pytest.mark.alternate(turn=4)
 def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
     ps_0, ps_1, worker = tasks.cluster(ps=2, worker=1)
     trains = tasks.start(worker, SPREADS)

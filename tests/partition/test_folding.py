@@ -10,6 +10,8 @@ from keras_towers.partition.sizes import UNKNOWN
 from tests.partition.kit import OneDeviceFails, check_on_towers, sharded, trace
 from tests.partition.rules.cases.case import raw_op
 
+pytestmark = pytest.mark.alternate
+
 _N = sharded(-1, 3)
 
 

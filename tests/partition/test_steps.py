@@ -18,6 +18,8 @@ from tests.partition.cases.table import BATCH, EXAMPLES
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import fit, on_towers, used
 
+pytestmark = pytest.mark.alternate
+
 STEPS_DRAWN, CALLS_DRAWN = 50, 80
 _WAYS = [(name, way) for name in CASES for way in ("once", "each")]
 

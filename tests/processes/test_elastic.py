@@ -31,7 +31,7 @@ def need(strategy):
         pytest.skip("BytePS is not installed: make .venv/byteps-cpu")
 
 
-@pytest.mark.alternate(turn=2)
+@pytest.mark.alternate(turn=3)
 @pytest.mark.parametrize(
     ("strategy", "options", "devices"),
     sample_of(
@@ -78,7 +78,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     assert len(rest) == 8
 
 
-@pytest.mark.alternate(turn=0)
+@pytest.mark.alternate(turn=4)
 @pytest.mark.parametrize(
     ("strategy", "standby"),
     sample_of(

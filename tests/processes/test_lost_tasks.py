@@ -77,7 +77,7 @@ def assert_values_of_one_device(task, *fits, backup=None, **options):
         assert_close(one, other, 2e-5)
 
 
-@pytest.mark.alternate(turn=0)
+@pytest.mark.alternate(turn=5)
 @pytest.mark.parametrize(
     "strategy, dies",
     sample_of(

@@ -5,7 +5,7 @@ import pytest
 from tests.kit.ranks import Job, each_check_of, names
 from tests.kit.sampling import draw
 
-pytestmark = [pytest.mark.slow, pytest.mark.alternate(turn=1)]
+pytestmark = [pytest.mark.slow, pytest.mark.alternate(turn=2)]
 MODULE = "tests.processes.served"
 DRAWN, OTHERS = draw(names(MODULE), 6)
 # What depends on how often the workers meet at the servers, not on how many.

@@ -29,6 +29,8 @@ from keras_towers.rendezvous.store import Endpoint, Progress, StoreClient
 from tests.kit.processes import all_gone, wait_until
 from tests.kit.scripts import parse_variables
 
+pytestmark = pytest.mark.alternate
+
 MEMBER = launchers.detect(
     parse_variables(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"

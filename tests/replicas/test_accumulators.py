@@ -10,6 +10,8 @@ from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import GradientSpec, accumulator
 from tests.kit.compare import assert_close
 
+pytestmark = pytest.mark.alternate
+
 DEVICE = "/device:CPU:1"
 _numbers = itertools.count()
 

@@ -16,6 +16,8 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import compiled, fit, linear
 from tests.strategies.before import Before
 
+pytestmark = pytest.mark.alternate
+
 X, Y = m.FEATURES, m.LABELS
 
 

@@ -102,7 +102,6 @@ def test_a_transformer_is_the_same(rows, columns, options):
     assert "computed once" not in description
 
 
-@pytest.mark.alternate(days=4, turn=1)
 def test_towers_may_have_copies_as_gpus_have(monkeypatch):
     monkeypatch.setattr(in_shards.UpdateInShards, "mirrors", True)
     strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2)))
@@ -257,7 +256,6 @@ def test_a_script_for_other_backends_runs_as_it_is():
     assert_same_model(model, wanted.model, 2e-5)
 
 
-@pytest.mark.alternate(days=4, turn=2)
 def test_towers_divide_what_columns_divide_too(tmp_path):
     """As the layout maps of KerasHub do; the file is an ordinary one."""
     both = {
@@ -301,7 +299,6 @@ def test_towers_divide_what_columns_divide_too(tmp_path):
     )
 
 
-@pytest.mark.alternate(days=4, turn=0)
 def test_the_axis_of_the_batch_may_be_the_second():
     mesh = mesh_of(2, 3, ("model", "batch"))
     strategy = kt.ModelParallelStrategy(layout_map(mesh), "batch")
@@ -309,7 +306,6 @@ def test_the_axis_of_the_batch_may_be_the_second():
     assert_same(use_model(transformer, train, strategy), on_one_device(), 2e-5)
 
 
-@pytest.mark.alternate(days=4, turn=3)
 def test_a_mesh_of_one_axis_divides_batches_and_weights():
     mesh = keras.distribution.DeviceMesh((2,), ["data"], ["cpu:0", "cpu:1"])
     layouts = layout_map(mesh, {".*kernel": ("data",)})

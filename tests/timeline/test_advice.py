@@ -15,6 +15,8 @@ from keras_towers.timeline.advice import advise
 from tests.kit.traces import fit_with_timeline
 from tests.kit.training import STEPS, linear
 
+pytestmark = pytest.mark.alternate
+
 PHASES = {
     "input": 1,
     "compute": 80,

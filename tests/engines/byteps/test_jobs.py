@@ -28,7 +28,7 @@ def role(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.mark.alternate(turn=2)
+@pytest.mark.alternate(turn=5)
 def test_a_server_that_is_killed_ends_the_job(tmp_path):
     # It stands still in its third step, where rank 0 waits for it.
     job = Launched(

@@ -10,6 +10,8 @@ from keras_towers import horovod as hvd
 from keras_towers.engines.horovod.hvd import operations
 from tests.kit.scripts import run_python
 
+pytestmark = pytest.mark.alternate
+
 # A module of Horovod, and what is ours in place of it.
 PAIRS = {
     "tensorflow": hvd,

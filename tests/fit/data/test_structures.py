@@ -17,6 +17,8 @@ from tests.kit.compare import assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import strategy_of
 
+pytestmark = pytest.mark.alternate
+
 X, Y = m.FEATURES[:20], m.LABELS[:20]
 
 

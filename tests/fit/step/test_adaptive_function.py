@@ -12,6 +12,8 @@ from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, linear
 
+pytestmark = pytest.mark.alternate
+
 STEPS = 12
 
 

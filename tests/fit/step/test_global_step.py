@@ -8,6 +8,8 @@ import keras_towers as kt
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, adam, fit
 
+pytestmark = pytest.mark.alternate
+
 
 class Asking(keras.Sequential):
     """Asks while it is traced."""

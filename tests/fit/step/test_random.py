@@ -8,6 +8,8 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.fit.step.acts import Acts
 
+pytestmark = pytest.mark.alternate
+
 # 5, 4 and 4 on three towers.
 COUNT = 13
 SEED = [7, 42]

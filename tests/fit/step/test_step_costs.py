@@ -11,6 +11,8 @@ from keras_towers.fit.step.trace import cause_of
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import InShards, Sharded
 
+pytestmark = pytest.mark.alternate
+
 X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 Y = X[:, :3]
 

@@ -12,6 +12,8 @@ from tests.kit.compare import assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit
 
+pytestmark = pytest.mark.alternate
+
 
 def trained(model):
     seen = []

@@ -6,6 +6,8 @@ import tensorflow as tf
 from tests.kit.sampling import sample_of
 from tests.partition.kit import check_divided, check_on_towers, sharded
 
+pytestmark = pytest.mark.alternate
+
 # Towers that a mask leaves nothing, and batches of a single example.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
 DRAWN = 10

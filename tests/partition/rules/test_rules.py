@@ -26,6 +26,8 @@ from tests.partition.rules.cases import (
 )
 from tests.partition.rules.cases.case import SIZES, draw_broadcast_axes
 
+pytestmark = pytest.mark.alternate
+
 DRAWN = 30
 _FAMILIES = (elementwise, images, matrices, moves, parts, picks)
 _CASES = [
