@@ -42,8 +42,8 @@ from keras_towers.fit.step.step_layout import (
 )
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
+from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step_order import ComparedStep, StepOrder
-from keras_towers.fit.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause
 from keras_towers.fit.weights.tower_variables import copy_first
