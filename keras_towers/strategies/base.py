@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
-from keras_towers.engines import permit_training
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import tower_call
@@ -30,6 +29,7 @@ from keras_towers.fit.options import Batches, StrategyOptions
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous.permission import permit_training
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.strategies import modes
 from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh

@@ -9,8 +9,7 @@ import re
 import pytest
 
 import keras_towers as kt
-from keras_towers import engines
-from keras_towers.engines import ENGINES
+from keras_towers.known_engines import ENGINES
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.core
@@ -80,18 +79,10 @@ def test_the_reference_explains_every_type_it_shows():
     assert shown <= explained
 
 
-# What is there before any engine is imported.
-BY_NAME = {"keras_towers.engines"} | {
-    f"keras_towers.engines.{name}"
-    for name, value in vars(engines).items()
-    if not inspect.ismodule(value)
-}
-
-
 # What a launched process sets up before its script begins, in functions.
 UPWARDS = {
     "keras_towers/launching/script.py": {
-        *("engines/", "strategies/", "parameter_servers/", "fit/"),
+        *("strategies/", "parameter_servers/", "fit/"),
     },
 }
 
@@ -117,8 +108,7 @@ def imported(path):
             continue
         for name in names:
             package, part, *_ = [*name.split("."), ""]
-            # Anybody may ask for an engine by name, which imports none.
-            if package != "keras_towers" or name in BY_NAME:
+            if package != "keras_towers":
                 continue
             if (PACKAGE / part).is_dir():
                 yield f"{part}/"
@@ -208,11 +198,16 @@ def test_no_files_import_one_another():
     assert not imports, "\n".join(sorted(imports))
 
 
-def test_every_folder_is_listed():
+def test_every_part_is_listed():
     folders = {
         f"{path.parent.name}/" for path in PACKAGE.glob("[a-z]*/__init__.py")
     }
-    assert folders <= set(ORDER)
+    files = {
+        path.name
+        for path in PACKAGE.glob("*.py")
+        if not path.name.startswith("__")
+    }
+    assert folders | files <= set(ORDER)
 
 
 def written(node):
