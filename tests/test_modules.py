@@ -49,9 +49,10 @@ SHOWN_BY = {
     """,
     "partition/rules": """
         partition/conversions partition/division partition/effects
-        partition/infinities partition/registry partition/rules/batched
-        partition/rules/draws partition/rules/elementwise
-        partition/rules/indexing partition/rules/reductions
+        partition/infinities partition/list_conversions partition/registry
+        partition/rules/batched partition/rules/draws
+        partition/rules/elementwise partition/rules/indexing
+        partition/rules/reductions partition/rules/rounds
         partition/rules/shapes partition/rules/slices partition/spans
     """,
     "partition/test_partitioned.py": """
