@@ -32,12 +32,9 @@ from keras_towers.fit.step.step_costs import (
     costs_of,
     exchanged_in,
 )
-from keras_towers.fit.step.trace import (
-    Trace,
-    components_of,
-    with_components,
-)
+from keras_towers.fit.step.trace import Trace, components_of, with_components
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.copies import bytes_on, copy_on_tower
 from keras_towers.fit.weights.model_state import (
     collect,
     eager_cause,
@@ -50,11 +47,7 @@ from keras_towers.fit.weights.shards import (
     choose_layout,
     share_counts,
 )
-from keras_towers.fit.weights.tower_variables import (
-    bytes_on,
-    copy_on_tower,
-    with_values,
-)
+from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.partition import Program, partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.lifetimes import Lifetimes

@@ -36,6 +36,7 @@ SHOWN_BY = {
     """,
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
+    "fit/weights/test_tower_variables.py": "fit/weights/copies",
     "exactness/test_contract_by_xla.py": "partition/left_out",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",

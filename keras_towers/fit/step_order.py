@@ -22,7 +22,7 @@ from keras_towers.fit.data.same_data import (
     different_data,
     different_numbers,
 )
-from keras_towers.fit.weights.tower_variables import copy_first, read_handle
+from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key

@@ -45,8 +45,8 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step_order import ComparedStep, StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.copies import copy_first
 from keras_towers.fit.weights.model_state import eager_cause
-from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
