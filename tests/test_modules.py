@@ -34,6 +34,7 @@ SHOWN_BY = {
         fit/step/step_layout fit/step/tower_exchanges
         fit/step/tower_functions fit/step/tower_tensors fit/step/trace
     """,
+    "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",

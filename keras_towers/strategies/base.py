@@ -26,7 +26,7 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.options import Batches, StrategyOptions
-from keras_towers.fit.step import step_costs
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.permission import permit_training
@@ -295,7 +295,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             )
         lines += self._describe_axes()
         lines += modes.describe_nccl(config)
-        return lines + step_costs.describe_steps(config)
+        return lines + step_reports.describe_steps(config)
 
     def _describe_axes(self) -> list[str]:
         """Describe the axes of places, if there are several."""
