@@ -9,6 +9,7 @@ import re
 import pytest
 
 import keras_towers as kt
+from keras_towers.fit import keras_patches
 from keras_towers.known_engines import ENGINES
 from tests.docs.pages import ROOT
 
@@ -208,6 +209,17 @@ def test_every_part_is_listed():
         if not path.name.startswith("__")
     }
     assert folders | files <= set(ORDER)
+
+
+def test_what_replaces_names_of_keras_is_listed():
+    replaces = re.compile(r"patches\.(replaced|patched_while_used)\(")
+    found = {
+        path.relative_to(PACKAGE).as_posix().removeprefix("fit/")
+        for path in PACKAGE.rglob("*.py")
+        if replaces.search(path.read_text())
+    } - {"keras_patches.py"}
+    assert "calls/saving.py" in found
+    assert all(name in keras_patches.__doc__ for name in found), found
 
 
 def written(node):
