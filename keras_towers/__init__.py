@@ -12,7 +12,7 @@ import logging
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import _imports, engines
+from keras_towers import _imports, known_engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _connect() -> None:
     try:
         from keras_towers.strategies import keras_distribution
 
-        for engine in engines.ENGINES.values():
+        for engine in known_engines.ENGINES.values():
             if engine.after_keras:
                 engine.load(engine.after_keras)()
         keras_distribution.connect()
@@ -169,9 +169,9 @@ _imports.find_modules(
     # Scripts written for an engine run as they are.
     | {
         own: f"{__name__}.{engine.name}"
-        for engine in engines.ENGINES.values()
+        for engine in known_engines.ENGINES.values()
         for own in engine.keras_modules
     },
-    engines.announce_drop_in,
+    known_engines.announce_drop_in,
 )
 _imports.after_keras(_connect)

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +31,9 @@ from keras_towers.fit.step.step_costs import (
     costs_of,
     exchanged_in,
 )
-from keras_towers.fit.step.trace import (
-    Trace,
-    components_of,
-    with_components,
-)
+from keras_towers.fit.step.trace import Trace, components_of, with_components
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.copies import bytes_on, copy_on_tower
 from keras_towers.fit.weights.model_state import (
     collect,
     eager_cause,
@@ -50,10 +46,11 @@ from keras_towers.fit.weights.shards import (
     choose_layout,
     share_counts,
 )
-from keras_towers.fit.weights.tower_variables import (
-    bytes_on,
-    copy_on_tower,
-    with_values,
+from keras_towers.fit.weights.tower_variables import with_values
+from keras_towers.fit.weights.without_memory import (
+    graph_without_memory,
+    variable_like,
+    without_memory,
 )
 from keras_towers.partition import Program, partition_graph
 from keras_towers.partition.layouts import REPLICATED
@@ -290,9 +287,11 @@ def _plan(
             model, batch = _model_and_batch(
                 build(), None if open_size else size
             )
-        stack.enter_context(_graph_without_memory())
+        stack.enter_context(graph_without_memory())
         variables = collect(model).everything()
-        stack.enter_context(with_values((v, _like(v)) for v in variables))
+        stack.enter_context(
+            with_values((v, variable_like(v)) for v in variables)
+        )
         strategy = choice.strategy(setting)
         noted = stack.enter_context(_noting_gradients(strategy._update))
         calls: Any = strategy._calls
@@ -485,83 +484,6 @@ def _with_rows(spec: Any, examples: int | None) -> Any:
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
     # Of ragged and sparse tensors only the graph knows the number.
     return of_any_size(spec) if has_rows(spec) else spec
-
-
-@contextlib.contextmanager
-def without_memory() -> Iterator[None]:
-    """Create large variables of Keras without memory in this block."""
-
-    def initialize(original: Callable[..., None], variable: Any, value: Any):
-        shape = variable._shape
-        if callable(value) and shape is not None:
-            dtype = tf.as_dtype(variable._dtype)
-            if math.prod(shape) * dtype.size >= SMALLEST_BYTES:
-                value = WithoutMemory(
-                    trainable=variable.trainable,
-                    name=variable.name,
-                    shape=shape,
-                    dtype=dtype,
-                )
-        original(variable, value)
-
-    with patches.replaced((compat.KerasVariable, "_initialize", initialize)):
-        yield
-
-
-class WithoutMemory(compat.UninitializedVariable):
-    """A variable that reads as zeros, and keeps nothing that is written.
-
-    In a graph it is an ordinary one.
-    """
-
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if tf.executing_eagerly():
-            return tf.zeros(self.shape, self.dtype)
-        return super()._read_variable_op(*args, **kwargs)
-
-
-def _writing(name: str) -> Callable[..., Any]:
-    original = getattr(compat.UninitializedVariable, name)
-
-    def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
-            return variable
-        return original(variable, *args, **kwargs)
-
-    return method
-
-
-for _name in ("assign", "assign_add", "assign_sub"):
-    setattr(WithoutMemory, _name, _writing(_name))
-
-
-@contextlib.contextmanager
-def _graph_without_memory() -> Iterator[None]:
-    """Create variables without a value in a graph that never runs."""
-
-    def create(_: Any, next_creator: Any = None, **given: Any) -> Any:
-        value = given.pop("initial_value")
-        value = value() if callable(value) else value
-        if not isinstance(value, tf.Tensor):
-            value = tf.convert_to_tensor(value, given.get("dtype"))
-        given["shape"] = given.get("shape") or value.shape
-        return WithoutMemory(**{**given, "dtype": value.dtype})
-
-    creator = (compat.variables_module, "default_variable_creator_v2", create)
-    # A rank has no value of what is in shards over all of them.
-    keeper = (ShardedVariable, "_overwrite", lambda *_: None)
-    with tf.Graph().as_default(), patches.replaced(creator, keeper):
-        yield
-
-
-def _like(variable: keras.Variable) -> Any:
-    """Return a variable of the current graph like another one."""
-    return WithoutMemory(
-        trainable=variable.trainable,
-        name=variable.name,
-        shape=variable.shape,
-        dtype=variable.dtype,
-    )
 
 
 @contextlib.contextmanager

@@ -34,12 +34,15 @@ SHOWN_BY = {
         fit/step/step_layout fit/step/tower_exchanges
         fit/step/tower_functions fit/step/tower_tensors fit/step/trace
     """,
+    "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
+    "fit/weights/test_tower_variables.py": "fit/weights/copies",
     "exactness/test_contract_by_xla.py": "partition/left_out",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",
+    "launching/test_script.py": "rendezvous/permission",
     "launching/test_supervision.py": "launching/outcome",
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process
@@ -48,9 +51,10 @@ SHOWN_BY = {
     """,
     "partition/rules": """
         partition/conversions partition/division partition/effects
-        partition/infinities partition/registry partition/rules/batched
-        partition/rules/draws partition/rules/elementwise
-        partition/rules/indexing partition/rules/reductions
+        partition/infinities partition/list_conversions partition/registry
+        partition/rules/batched partition/rules/draws
+        partition/rules/elementwise partition/rules/indexing
+        partition/rules/reductions partition/rules/rounds
         partition/rules/shapes partition/rules/slices partition/spans
     """,
     "partition/test_partitioned.py": """

@@ -6,7 +6,6 @@ import re
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import planning
@@ -269,17 +268,3 @@ def test_each_choice_has_the_names_that_a_model_has_alone():
     planning.plan(build, setting)
     assert names == [f"dense_{number + 1}"] * 3
     assert keras.layers.Dense(2).name == names[0]
-
-
-def test_large_variables_take_no_memory_and_keep_nothing():
-    with planning.without_memory():
-        large = keras.Variable("ones", shape=(400, 100), trainable=False)
-        small = keras.Variable(lambda shape, dtype: tf.ones(shape, dtype), (3,))
-    large.assign(large + 1)
-    assert isinstance(large._value, planning.WithoutMemory)
-    assert not large.numpy().any()
-    assert small.numpy().all()
-    found = tf.raw_ops.ReadVariableOp(
-        resource=large._value.handle, dtype=tf.float32
-    )
-    assert not tf.size(found)

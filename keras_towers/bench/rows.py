@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from keras_towers.bench.models import Workload
-from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError
+from keras_towers.known_engines import ENGINES
 from keras_towers.strategies import (
     STRATEGIES,
     RegisteredStrategy,

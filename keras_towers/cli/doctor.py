@@ -22,9 +22,9 @@ from keras_towers.bench.rows import ROWS, Runs
 from keras_towers.bench.runner import Setting, measure_all, plan_cells
 from keras_towers.building.recipe import InstalledEngine, Recipe
 from keras_towers.commands import NoAnswer, ask_python
-from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError
 from keras_towers.installed import tensorflow_state
+from keras_towers.known_engines import ENGINES
 from keras_towers.system import usable_cores
 
 _INSTALL_TENSORFLOW = (

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from keras_towers import __version__, _imports, engines
+from keras_towers import __version__, _imports, known_engines
 from keras_towers.building.build import build_wheel, install_wheel
 from keras_towers.building.recipe import InstallError
 from keras_towers.cli.bench import bench
@@ -72,7 +72,7 @@ app.command(cls=Command, context_settings={"allow_interspersed_args": False})(
 )
 
 
-_BUILT = {name: e for name, e in engines.ENGINES.items() if e.recipe}
+_BUILT = {name: e for name, e in known_engines.ENGINES.items() if e.recipe}
 
 
 @app.command(cls=Command, no_args_is_help=True)

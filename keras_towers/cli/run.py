@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 
-from keras_towers import engines, settings
+from keras_towers import known_engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.cluster_job import run_cluster
 from keras_towers.launching.elastic_hosts import ElasticOptions
@@ -278,8 +278,8 @@ class LaunchPlan:
         if self.has_servers:
             return "sync-replicas"
         if self.tasks:
-            return engines.RUNTIME.strategy
-        return engines.engine_of_job(servers).strategy
+            return known_engines.RUNTIME.strategy
+        return known_engines.engine_of_job(servers).strategy
 
 
 def _make_plan(
@@ -415,7 +415,7 @@ def _count_servers(
     number: int | None, strategy: str | None, plan: LaunchPlan
 ) -> int | None:
     """Return the number of servers besides the ranks; None without servers."""
-    with_servers = [e for e in engines.ENGINES.values() if e.servers]
+    with_servers = [e for e in known_engines.ENGINES.values() if e.servers]
     names = [engine.strategy for engine in with_servers]
     if number and strategy not in names and strategy in STRATEGIES:
         raise TowerError(

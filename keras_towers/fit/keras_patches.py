@@ -6,18 +6,19 @@ current one. ``connect`` wraps what stays wrapped from the import on: the six
 methods of a model, the one that resolves its ``jit_compile="auto"``, the one
 that gives a variable its first value, the function by which Keras stores a
 distribution, and the filter of tracebacks.
-``saving.py`` lists the functions that write a model, which are wrapped where
-several ranks save at one path. ``compat.py`` exempts this package from
-AutoGraph. ``tf.random.shuffle`` and the ``random`` module of Keras's
+``calls/saving.py`` lists the functions that write a model, which are wrapped
+where several ranks save at one path. ``compat.py`` exempts this package from
+AutoGraph for good. ``tf.random.shuffle`` and the ``random`` module of Keras's
 ``PyDataset`` adapter are patched while ``fit`` creates its data on several
 ranks with different seeds (``fit/data/shuffle_order.py``).
 
-While asynchronous towers train, they patch ``assign``, ``assign_add`` and
-``assign_sub`` of Keras variables, and ``next`` of seed generators
-(``replicas/hogwild.py``); a worker of parameter servers patches
-the same names (``parameter_servers/worker_fit.py``). ``kt.verify`` patches
-how variables are initialized while it measures, and ``keras-towers plan``
-while it builds models and traces their steps. The drop-ins of Horovod and
+While asynchronous towers train, ``replicas/replica_calls.py`` patches
+``assign``, ``assign_add`` and ``assign_sub`` of Keras variables, and ``next``
+of seed generators (``replicas/hogwild.py``); a worker of parameter servers
+patches the same names (``parameter_servers/worker_fit.py``). ``kt.verify``
+patches how variables are initialized while it measures (``verification.py``),
+and ``keras-towers plan`` while it builds models and traces their steps
+(``fit/weights/without_memory.py``). The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 

@@ -28,7 +28,7 @@ from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import State, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
-from keras_towers.transport.engine_transport import MAYBE_LOST, EngineTransport
+from keras_towers.transport.engine_transport import MAYBE_LOST
 
 logger = logging.getLogger("keras_towers")
 
@@ -148,7 +148,7 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
     """
     where = f"is at the beginning of {kind}"
     transport = config.transport
-    if not isinstance(transport, EngineTransport):
+    if transport.size == 1:
         return rank_checks.gather(config.job, settings, where)
     try:
         return watch.wait_for_ranks(
@@ -191,7 +191,7 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
 
     For calls that begin without a comparison of the ranks.
     """
-    if not isinstance(config.transport, EngineTransport):
+    if config.transport.size == 1:
         yield
         return
     refuse = functools.partial(not_called, config, kind)

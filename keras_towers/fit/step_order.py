@@ -22,8 +22,7 @@ from keras_towers.fit.data.same_data import (
     different_data,
     different_numbers,
 )
-from keras_towers.fit.traced_constants import Constants
-from keras_towers.fit.weights.tower_variables import copy_first, read_handle
+from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
@@ -249,6 +248,23 @@ def done_by_all(tensors: Sequence[Any]) -> list[Any]:
 
 def _end_data() -> tf.Tensor:
     return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """The numbers among the constants of a step.
+
+    Attributes:
+        digest: a checksum of shapes and dtypes, and of the values of integers
+            and booleans.
+        approximate: three integers that differ by at most one between ranks
+            whose real numbers differ by rounding only.
+        descriptions: describes each of them, with its line of code.
+    """
+
+    digest: int = 0
+    approximate: tuple[int, int, int] = (0, 0, 0)
+    descriptions: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from keras_towers import engines, settings
+from keras_towers import known_engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import outcome
 from keras_towers.launching.elastic_hosts import ElasticHosts, ElasticOptions
@@ -19,7 +19,7 @@ from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 
 def run_job(job: Job) -> outcome.Outcome:
     """Run a job whose processes are ranks until it ends."""
-    engine = engines.engine_of_job(job.servers, job.connects_tasks)
+    engine = known_engines.engine_of_job(job.servers, job.connects_tasks)
     engine.check_installed()
     slots = sum(job.hosts.values())
     if job.elastic is None and slots < job.ranks:
@@ -48,7 +48,7 @@ class Rounds:
     def __init__(
         self,
         run: RunningJob,
-        engine: engines.Engine,
+        engine: known_engines.Engine,
         options: ElasticOptions,
         hosts: ElasticHosts,
     ):
@@ -139,7 +139,7 @@ class Rounds:
 
 
 def run_ranks(
-    run: RunningJob, engine: engines.Engine, plan: list[RankPlacement]
+    run: RunningJob, engine: known_engines.Engine, plan: list[RankPlacement]
 ) -> outcome.Outcome:
     """Run all ranks of a plan until they end."""
     job, environment = run.job, run.environment()

@@ -94,20 +94,21 @@ def _stand_by() -> None:
 
 def _make_task() -> None:
     """Make a task of TensorFlow of this rank, before TensorFlow starts."""
-    from keras_towers import engines
+    from keras_towers import known_engines
     from keras_towers.rendezvous import tf_config
 
     tf_config.make_task()
     # Else the import of Keras does this.
     if "keras" in sys.modules:
-        engines.RUNTIME.load(engines.RUNTIME.after_keras)()
+        runtime = known_engines.RUNTIME
+        runtime.load(runtime.after_keras)()
 
 
 def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
     """Make Keras train only inside a strategy."""
     # Importing the package hooks the import of Keras, where this is checked.
     import keras_towers  # noqa: F401
-    from keras_towers.engines import forbid_training
+    from keras_towers.rendezvous.permission import forbid_training
     from keras_towers.strategies import STRATEGIES
 
     forbid_training(

@@ -14,9 +14,9 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.copies import copy_on_tower, copy_to_towers
 from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
-from keras_towers.fit.weights.tower_variables import copy_on_tower
+from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.named_resources import TracedFunctions, variable
@@ -198,7 +198,7 @@ class ServerVariables:
             if native is not self._copies[local]:
                 with tf.device(native.device):
                     native.assign(value, read_value=False)
-        variables_lib.copy_to_towers(variables)
+        copy_to_towers(variables)
 
     def send(
         self,
@@ -257,7 +257,7 @@ class ServerVariables:
         self, variables: Sequence[Any]
     ) -> contextlib.AbstractContextManager[None]:
         own = self._held(variables)
-        return variables_lib.with_values((v, self._copies[v]) for v in own)
+        return with_values((v, self._copies[v]) for v in own)
 
     @contextlib.contextmanager
     def on_servers(

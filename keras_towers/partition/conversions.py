@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,10 +17,8 @@ import tensorflow as tf
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
-    PARTIAL,
     REPLICATED,
     DataDependentUnit,
-    Elements,
     Layout,
     ListOf,
     NotDivided,
@@ -33,6 +31,7 @@ from keras_towers.partition.layouts import (
     required,
     static,
 )
+from keras_towers.partition.list_conversions import gather_list, local_list
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import (
     UNKNOWN,
@@ -285,7 +284,7 @@ class Converter(Builder):
         if isinstance(value.layout, ListOf):
             require(self.can_exchange)
             try:
-                return self._gather_list(value)
+                return gather_list(self, value)
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
@@ -488,7 +487,7 @@ class Converter(Builder):
             NotDivided: this would need an exchange.
         """
         if isinstance(layout, ListOf):
-            return self._local_list(value, layout)
+            return local_list(self, value, layout)
         require(value.is_replicated or value.layout == layout)
         if isinstance(layout, Sharded):
             return self.shard(value, layout)
@@ -565,140 +564,7 @@ class Converter(Builder):
         """Return a number of rows, or 1 if it is 0."""
         return self.compute_size("Maximum", count, 1)
 
-    # ---- lists ---------------------------------------------------------------
-
-    # A tower without rows has lists of one row: XLA compiles rounds that never
-    # run, and they take an element.
-
-    def _local_list(self, value: Value, layout: ListOf) -> Tensor:
-        """Return the local list of a list on every tower.
-
-        Raises:
-            NotDivided: the list cannot have this layout.
-        """
-        if value.layout == layout:
-            return required(value.local)
-        require(value.is_replicated)
-        elements, element = required(value.elements), layout.element
-        handle = self.replicate(value)
-        if _is_empty_optional(elements):
-            return handle
-        declared = self._declared_shape(elements, element)
-        if elements.item is None:
-            made_by = handle.operation
-            if made_by is not None and made_by.type == "EmptyTensorList":
-                # XLA needs to know how many elements it may get.
-                _, most = made_by.inputs
-                return self.op(
-                    "EmptyTensorList",
-                    [declared, most],
-                    (),
-                    element_dtype=elements.dtype,
-                )
-            if is_row_per_element(element):
-                length = self.cast(self.least_one(element.unit.count), tf.int32)
-            else:
-                length = self.op("TensorListLength", [handle], ())
-            return self.op(
-                "TensorListReserve",
-                [declared, length],
-                (),
-                element_dtype=elements.dtype,
-            )
-        require(elements.is_full and not isinstance(element, ListOf))
-        whole = self._stacked(handle, elements)
-        if isinstance(element, Partial):
-            rows = self.to_partial(whole)
-        else:
-            rows = self.shard(whole, stacked_layout(element))
-        if is_row_per_element(element):
-            rows = self.pad_empty(rows, stacked_layout(element))
-        return self.op("TensorListFromTensor", [rows, declared], ())
-
-    def _gather_list(self, value: Value) -> Tensor:
-        """Return the whole list, gathered from all towers.
-
-        Raises:
-            NotDivided: the facts do not suffice to gather it.
-        """
-        elements = required(value.elements)
-        element = cast("ListOf", value.layout).element
-        # Lists of lists stay where they are.
-        require(not isinstance(element, ListOf))
-        require(elements.dtype != tf.variant)
-        declared = self._declared_shape(elements, PARTIAL)
-        rows = self._stacked(value.local, elements, element)
-        whole = self.assemble(rows)
-        return self.op("TensorListFromTensor", [whole, declared], ())
-
-    def _stacked(
-        self, handle: Any, elements: Elements, layout: Any = REPLICATED
-    ) -> Value:
-        """Return the stack of the elements of a list with a layout."""
-        # TensorFlow needs the full shape if a tower has no elements.
-        sizes = self.element_shape(elements.shape, layout)
-        stacked = self.op(
-            "TensorListStack", [handle, sizes], element_dtype=elements.dtype
-        )
-        shape = (elements.length, *(elements.shape or ()))
-        rows = stacked_layout(layout)
-        if is_row_per_element(layout):
-            stacked = self.drop_padding(stacked, shape, rows)
-        return Value(rows, stacked, shape=shape)
-
-    def element_shape(
-        self, shape: Sequence[Any] | None, layout: Any = None
-    ) -> Tensor:
-        """Return the local shape of the elements of a list.
-
-        Args:
-            shape: the global shape.
-            layout: the layout of the elements.
-
-        Raises:
-            NotDivided: the shape is not known completely.
-        """
-        sizes = [self.global_size(size) for size in required(shape)]
-        if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
-            sizes[layout.axis] = self.local_rows(layout)
-        return self.size_vector([*map(required, sizes)], tf.int32)
-
-    def _declared_shape(self, elements: Elements, layout: Any) -> Tensor:
-        """Return the shape that the local list declares for its elements."""
-        declared = elements.declared
-        if declared is not None and not np.ndim(declared):
-            return self.constant(-1, tf.int32)
-        has_rows = isinstance(layout, Sharded) and layout.axis >= 0
-        if declared and has_rows:
-            require(may_hold_rows(declared[layout.axis], layout))
-        return self.element_shape(declared, layout)
-
 
 def _units_of(layout: Sharded) -> int | None:
     """Return the size of the axis of variables that rows are of, or None."""
     return layout.unit.size if layout.of_variables else None
-
-
-def _is_empty_optional(elements: Elements) -> bool:
-    """Whether it is an optional value without an element, however nested."""
-    if elements.item is None:
-        return elements.is_optional
-    inner = elements.item.elements
-    return inner is not None and _is_empty_optional(inner)
-
-
-def is_row_per_element(element: Any) -> TypeGuard[Sharded]:
-    """Whether each element of a list is a row."""
-    return isinstance(element, Sharded) and element.axis < 0
-
-
-def stacked_layout(element: Any) -> Any:
-    """Return the layout of a stack of elements."""
-    if isinstance(element, Sharded):
-        return element.at_axis(element.axis + 1)
-    return element
-
-
-def may_hold_rows(size: Any, layout: Sharded) -> bool:
-    """Whether a size of a declared shape admits rows."""
-    return size is not UNKNOWN and size in (-1, layout.size)

@@ -47,64 +47,16 @@ def emit(
     """
     if not operations and all(tensor in given for tensor in wanted):
         return [given[tensor] for tensor in wanted]
-    here = compat.get_default_graph()
-    for graph in graphs:
-        compat.add_functions(here, graph._functions.values())
-    definition = tf.compat.v1.GraphDef()
-    definition.versions.CopyFrom(here.graph_def_versions)
     names = {} if names is None else names
     acts = any(operation.has_effect for operation in operations)
     gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
-    inputs: dict[str, Any] = {**gates}
-    known: dict[Tensor, str] = {}
-    draws = None if kernels is None else CompiledDraws(here, kernels)
-
-    def name_of(tensor: Tensor) -> str:
-        operation = tensor.operation
-        if tensor in given:
-            if tensor not in known:
-                known[tensor] = f"_given{len(known)}"
-                inputs[known[tensor]] = given[tensor]
-            return known[tensor]
-        assert operation is not None, "a tensor without a source"
-        if id(operation) not in names:
-            assert operation.is_repeated, operation.type
-            add(operation)
-        return f"{names[id(operation)]}:{tensor.index}"
-
-    def add(operation: Operation) -> None:
-        # A repeated operation may use more of them.
-        sources = [name_of(tensor) for tensor in operation.inputs]
-        node = definition.node.add()
-        name = here.unique_name(operation.name or operation.type)
-        node.name = names[id(operation)] = name
-        node.op = operation.type
-        node.input.extend(sources)
-        if operation.has_effect:
-            node.input.extend(gates)
-        for key, value in operation.attributes.items():
-            node.attr[key].CopyFrom(value)
-        for key, functions in operation.functions.items():
-            if isinstance(functions, Function):
-                node.attr[key].func.name = added(functions)
-                continue
-            for function in functions:
-                node.attr[key].list.func.add().name = added(function)
-        if draws is not None:
-            rename_calls(node.attr, draws.rename)
-
-    def added(function: Function) -> str:
-        graph_of_function = graph_of(function, graphs)
-        atomic = compat.function_module.from_func_graph(
-            f"function_{next(_numbers)}", graph_of_function, {}
-        )
-        compat.add_functions(here, [atomic])
-        return tf.compat.as_str(atomic.name)
-
+    nodes = _Nodes(given, graphs, gates, names, kernels)
     for operation in operations:
         if not operation.is_repeated:
-            add(operation)
-    ends = [None if tensor in given else name_of(tensor) for tensor in wanted]
+            nodes.add(operation)
+    ends = [
+        None if tensor in given else nodes.name_of(tensor) for tensor in wanted
+    ]
     acting = [
         names[id(operation)]
         for operation in operations
@@ -112,15 +64,8 @@ def emit(
         and operation.has_effect
         and all(tensor.dtype != tf.resource for tensor in operation.inputs)
     ]
-    # TensorFlow cannot import a graph inside of control dependencies.
-    with tf.control_dependencies(None):
-        made = tf.graph_util.import_graph_def(
-            definition,
-            input_map=inputs,
-            return_elements=[end for end in ends if end is not None] + acting,
-            name="",
-        )
-    left = iter(made or ())
+    made = nodes.add_to_graph([e for e in ends if e is not None] + acting)
+    left = iter(made)
     results = [
         given[tensor] if end is None else next(left)
         for tensor, end in zip(wanted, ends, strict=True)
@@ -128,6 +73,96 @@ def emit(
     if checks is not None:
         checks.extend(left)
     return results
+
+
+class _Nodes:
+    """The nodes of operations, which are added to the current graph at once.
+
+    Args:
+        given: as for ``emit``.
+        graphs: as for ``emit``.
+        gates: what operations with effects wait for, by names.
+        names: as for ``emit``.
+        kernels: as for ``emit``.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[Tensor, Any],
+        graphs: Iterable[Any],
+        gates: Mapping[str, Any],
+        names: dict[int, str],
+        kernels: Kernels | None,
+    ):
+        self._here = compat.get_default_graph()
+        for graph in graphs:
+            compat.add_functions(self._here, graph._functions.values())
+        self._definition = tf.compat.v1.GraphDef()
+        self._definition.versions.CopyFrom(self._here.graph_def_versions)
+        self._given, self._graphs, self._names = given, graphs, names
+        self._gates = gates
+        self._inputs: dict[str, Any] = {**gates}
+        self._known: dict[Tensor, str] = {}
+        self._draws = None
+        if kernels is not None:
+            self._draws = CompiledDraws(self._here, kernels)
+
+    def name_of(self, tensor: Tensor) -> str:
+        """Return the name of a tensor that is given, or of an operation."""
+        operation, known = tensor.operation, self._known
+        if tensor in self._given:
+            if tensor not in known:
+                known[tensor] = f"_given{len(known)}"
+                self._inputs[known[tensor]] = self._given[tensor]
+            return known[tensor]
+        assert operation is not None, "a tensor without a source"
+        if id(operation) not in self._names:
+            assert operation.is_repeated, operation.type
+            self.add(operation)
+        return f"{self._names[id(operation)]}:{tensor.index}"
+
+    def add(self, operation: Operation) -> None:
+        """Add an operation, after the repeated ones that it uses."""
+        # A repeated operation may use more of them.
+        sources = [self.name_of(tensor) for tensor in operation.inputs]
+        node = self._definition.node.add()
+        name = self._here.unique_name(operation.name or operation.type)
+        node.name = self._names[id(operation)] = name
+        node.op = operation.type
+        node.input.extend(sources)
+        if operation.has_effect:
+            node.input.extend(self._gates)
+        for key, value in operation.attributes.items():
+            node.attr[key].CopyFrom(value)
+        for key, functions in operation.functions.items():
+            if isinstance(functions, Function):
+                node.attr[key].func.name = self._added(functions)
+                continue
+            for function in functions:
+                node.attr[key].list.func.add().name = self._added(function)
+        if self._draws is not None:
+            rename_calls(node.attr, self._draws.rename)
+
+    def _added(self, function: Function) -> str:
+        """Add a function to the current graph; return its name."""
+        graph_of_function = graph_of(function, self._graphs)
+        atomic = compat.function_module.from_func_graph(
+            f"function_{next(_numbers)}", graph_of_function, {}
+        )
+        compat.add_functions(self._here, [atomic])
+        return tf.compat.as_str(atomic.name)
+
+    def add_to_graph(self, wanted: Sequence[str]) -> Sequence[Any]:
+        """Add all nodes; return the tensors and operations of some names."""
+        # TensorFlow cannot import a graph inside of control dependencies.
+        with tf.control_dependencies(None):
+            made = tf.graph_util.import_graph_def(
+                self._definition,
+                input_map=self._inputs,
+                return_elements=wanted,
+                name="",
+            )
+        return made or ()
 
 
 def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:

@@ -103,25 +103,8 @@ def _laid_out(
     of_columns: Sequence[ColumnInput],
     options: LayoutOptions,
 ) -> Program:
-    number = tf.TensorShape(())
-    start = Tensor(SIZE_DTYPE, number, on_towers=True)
-    total = Tensor(SIZE_DTYPE, number, on_towers=False)
-    is_first = Tensor(tf.bool, number, on_towers=True)
-    is_first_part = Tensor(tf.bool, number, on_towers=True)
-    tensors = [
-        _tensor(traced, layout)
-        for traced, layout in zip(graph.inputs, layouts, strict=True)
-    ]
-    first = len(tensors) - len(of_columns)
-    for tensor in tensors[first:]:
-        tensor.on_columns = True
-    # Without rows in the inputs, everything is computed once, and the number of
-    # examples of a tower does not matter.
-    unit = Unit(EXAMPLES, total, start, total)
-    partitioner = Partitioner(unit, is_first, is_first_part, options)
-    size, count = _examples(partitioner, graph.inputs, tensors, layouts)
-    partitioner.unit = dataclasses.replace(unit, size=size, count=count)
-    partitioner.sizes[symbol_name(EXAMPLES)] = total
+    inputs = _inputs(graph, layouts, of_columns)
+    partitioner = _partitioner(graph, layouts, inputs, options)
     partitioner.update_infos = updates
     shares = _variable_shares(partitioner, [*layouts, *placed.values()])
     partitioner.placed = {
@@ -130,35 +113,67 @@ def _laid_out(
     }
     if options.hooked:
         partitioner.gradients = _terms_of(graph, placed)
-    sizes: dict[str, Tensor] = {}
-    values = [
-        _value(index, traced, tensor, layout, partitioner, sizes)
-        for index, (traced, tensor, layout) in enumerate(
-            zip(graph.inputs, tensors, layouts, strict=True)
-        )
-    ]
-    for value, column_input in zip(values[first:], of_columns, strict=True):
-        if column_input.kind == "start":
-            # Of a vector with it, the other entries are still known.
-            value.known = np.array(UNKNOWN, object)
-    partitioner.sizes.update(sizes)
-    copies: dict[int, Tensor] = {}
-    for index, layout in enumerate(layouts):
-        common = tensors[index]
-        if isinstance(layout, Mirrored):
-            copy = dataclasses.replace(common, on_towers=True, of_batch=False)
-            copies[index] = values[index].local = copy
-            if copy.handle is not None:
-                partitioner.resources.add_copies(common, copy)
-        elif isinstance(layout, InShards):
-            handle = _handle_of_shards(common.handle, layout)
-            copies[index] = dataclasses.replace(
-                common, on_towers=True, handle=handle, of_batch=False
-            )
-            rows = _rows_of(partitioner, layout)
-            partitioner.resources.add_copies(common, copies[index], rows)
+    values, sizes = _values(graph, layouts, inputs, partitioner)
+    copies = _copies(layouts, inputs.of_graph, values, partitioner)
     by_name = partitioner.lay_out_graph(graph, values)
     results = [partitioner.assemble(by_name[tensor.name]) for tensor in wanted]
+    inputs = dataclasses.replace(
+        inputs, sizes=sizes, copies=copies, shares=shares
+    )
+    return _program(partitioner, inputs, results, by_name)
+
+
+def _inputs(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    of_columns: Sequence[ColumnInput],
+) -> Inputs:
+    """Return the inputs of a program, without those that a layout adds."""
+    tensors = [
+        _tensor(traced, layout)
+        for traced, layout in zip(graph.inputs, layouts, strict=True)
+    ]
+    for tensor in tensors[len(tensors) - len(of_columns) :]:
+        tensor.on_columns = True
+    number = tf.TensorShape(())
+    return Inputs(
+        of_graph=tensors,
+        start=Tensor(SIZE_DTYPE, number, on_towers=True),
+        total=Tensor(SIZE_DTYPE, number, on_towers=False),
+        is_first=Tensor(tf.bool, number, on_towers=True),
+        is_first_part=Tensor(tf.bool, number, on_towers=True),
+        sizes={},
+        of_columns=of_columns,
+    )
+
+
+def _partitioner(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    inputs: Inputs,
+    options: LayoutOptions,
+) -> Partitioner:
+    """Return a partitioner that knows the number of examples."""
+    total = inputs.total
+    # Without rows in the inputs, everything is computed once, and the number of
+    # examples of a tower does not matter.
+    unit = Unit(EXAMPLES, total, inputs.start, total)
+    partitioner = Partitioner(
+        unit, inputs.is_first, inputs.is_first_part, options
+    )
+    size, count = _examples(partitioner, graph.inputs, inputs.of_graph, layouts)
+    partitioner.unit = dataclasses.replace(unit, size=size, count=count)
+    partitioner.sizes[symbol_name(EXAMPLES)] = total
+    return partitioner
+
+
+def _program(
+    partitioner: Partitioner,
+    inputs: Inputs,
+    results: Sequence[Tensor],
+    by_name: Mapping[str, Value],
+) -> Program:
+    """Return the program of what was laid out, without what nobody needs."""
     ends = [*results, *(t for u in partitioner.updates for t in u.given)]
     operations, exchanges = prune(
         partitioner.operations, partitioner.exchanges, ends
@@ -166,17 +181,7 @@ def _laid_out(
     delay_operations(operations, exchanges, partitioner.updates, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
-        Inputs(
-            tensors,
-            start,
-            total,
-            is_first,
-            is_first_part,
-            sizes,
-            copies,
-            shares,
-            of_columns=of_columns,
-        ),
+        inputs,
         operations,
         exchanges,
         partitioner.updates,
@@ -262,6 +267,29 @@ def _units(partitioner: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
     return partitioner.compute_size("FloorDiv", rows, layout.rows_per_unit)
 
 
+def _values(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    inputs: Inputs,
+    partitioner: Partitioner,
+) -> tuple[list[Value], dict[str, Tensor]]:
+    """Return the values of inputs, and the sizes that their shapes name."""
+    sizes: dict[str, Tensor] = {}
+    values = [
+        _value(index, traced, tensor, layout, partitioner, sizes)
+        for index, (traced, tensor, layout) in enumerate(
+            zip(graph.inputs, inputs.of_graph, layouts, strict=True)
+        )
+    ]
+    first = len(values) - len(inputs.of_columns)
+    for value, of_column in zip(values[first:], inputs.of_columns, strict=True):
+        if of_column.kind == "start":
+            # Of a vector with it, the other entries are still known.
+            value.known = np.array(UNKNOWN, object)
+    partitioner.sizes.update(sizes)
+    return values, sizes
+
+
 def _value(
     index: int,
     traced: Any,
@@ -303,6 +331,31 @@ def _value(
     if isinstance(layout, (InShards, Mirrored, Replicated)):
         return Value(REPLICATED, whole=tensor, shape=shape)
     return Value(layout, local=tensor, shape=shape)
+
+
+def _copies(
+    layouts: Sequence[InputLayout],
+    tensors: Sequence[Tensor],
+    values: Sequence[Value],
+    partitioner: Partitioner,
+) -> dict[int, Tensor]:
+    """Return the copies or shards that towers have of inputs, by the index."""
+    copies: dict[int, Tensor] = {}
+    for index, layout in enumerate(layouts):
+        common = tensors[index]
+        if isinstance(layout, Mirrored):
+            copy = dataclasses.replace(common, on_towers=True, of_batch=False)
+            copies[index] = values[index].local = copy
+            if copy.handle is not None:
+                partitioner.resources.add_copies(common, copy)
+        elif isinstance(layout, InShards):
+            handle = _handle_of_shards(common.handle, layout)
+            copies[index] = dataclasses.replace(
+                common, on_towers=True, handle=handle, of_batch=False
+            )
+            rows = _rows_of(partitioner, layout)
+            partitioner.resources.add_copies(common, copies[index], rows)
+    return copies
 
 
 # ---- variables in shards -----------------------------------------------------

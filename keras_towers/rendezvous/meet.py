@@ -328,7 +328,7 @@ def _take_place(
 ) -> dict[str, str]:
     """Start this rank's heartbeat, set up its host; return its variables."""
     slot = RankPlacement(**placement["slot"])
-    watch.rank0_name = placement["rank0_name"]
+    watch.name_rank0(placement["rank0_name"])
     if slot.rank > 0:
         start_heartbeat(endpoint, slot.rank)
     common = rank_environment.process_environment(

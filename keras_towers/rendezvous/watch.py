@@ -43,12 +43,6 @@ T = TypeVar("T")
 _BEATS_PER_WARNING = 6
 # A rank that is silent for this many beats has stopped. One beat may be late.
 _SILENT_BEATS = 2.5
-rank0_name: str = ""
-"""The name of rank 0 in a job that our launcher did not start; else empty.
-
-In such a job a helper process sends each rank's heartbeat, and rank 0's helper
-serves the store, and knows which ranks are gone.
-"""
 
 
 class UpdateCounts:
@@ -210,6 +204,7 @@ class StallWatch(threading.Thread):
         store: the job's store.
         warning_s: seconds of waiting between two warnings; ``inf``: never.
         shutdown_s: seconds of waiting until the process is ended; 0: never.
+        rank0_name: the name of rank 0 if the store is beside it; else empty.
     """
 
     def __init__(
@@ -219,10 +214,12 @@ class StallWatch(threading.Thread):
         store: StoreClient,
         warning_s: float = settings.STALL_WARNING_S,
         shutdown_s: float = 0,
+        rank0_name: str = "",
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
         self.rank, self.size = rank, size
         self.store: StoreClient = store
+        self._rank0_name = rank0_name
         self._rank0 = Liveness([0], self._report, settings.LOST_S)
         self._late: dict[str, str] = {}
         self._gone: dict[str, State] = {}
@@ -293,8 +290,8 @@ class StallWatch(threading.Thread):
     def gone(self) -> dict[str, State]:
         """The other ranks that are gone, with their states."""
         state = self._rank0.state(0)
-        if rank0_name and state.is_gone:
-            return {rank0_name: state}
+        if self._rank0_name and state.is_gone:
+            return {self._rank0_name: state}
         return self._gone
 
     def _report(self, _: Sequence[int]) -> dict[int, Any]:
@@ -383,6 +380,17 @@ def end_process(text: str, code: int = EXIT_AGAIN) -> NoReturn:
 
 # One per process, whatever the number of strategies.
 _watch: StallWatch | None = None
+_rank0_name = ""
+
+
+def name_rank0(name: str) -> None:
+    """Name rank 0 for later watches, if our launcher did not start the job.
+
+    In such a job a helper process sends each rank's heartbeat, and rank 0's
+    helper serves the store, and knows which ranks are gone.
+    """
+    global _rank0_name
+    _rank0_name = name
 
 
 def start_watch(rank: int, size: int) -> None:
@@ -402,7 +410,7 @@ def start_watch(rank: int, size: int) -> None:
         warning_s = math.inf
     shutdown_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
     mark("")
-    _watch = StallWatch(rank, size, store, warning_s, shutdown_s)
+    _watch = StallWatch(rank, size, store, warning_s, shutdown_s, _rank0_name)
     _watch.start()
 
 

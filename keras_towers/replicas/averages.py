@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
-from keras_towers.fit.weights.tower_variables import copies_of
+from keras_towers.fit.weights.copies import copies_of
 from keras_towers.replicas.accumulators import (
     Accumulator,
     GradientSpec,

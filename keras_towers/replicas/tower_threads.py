@@ -26,7 +26,7 @@ from keras_towers.fit.contract import ApplyCall, TowerFunction
 from keras_towers.fit.marks import StepRecorder
 from keras_towers.fit.step.compiled_step import run_compiled
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights.tower_variables import native
+from keras_towers.fit.weights.copies import native
 from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate

@@ -12,8 +12,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, get_args
 
 from keras_towers._imports import broken_entry, load_entry
-from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError, did_you_mean
+from keras_towers.known_engines import ENGINES
 
 GROUP = "keras_towers.strategies"
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
-from keras_towers.engines import permit_training
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import tower_call
@@ -27,9 +26,10 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.options import Batches, StrategyOptions
-from keras_towers.fit.step import step_costs
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous.permission import permit_training
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.strategies import modes
 from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
@@ -295,7 +295,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             )
         lines += self._describe_axes()
         lines += modes.describe_nccl(config)
-        return lines + step_costs.describe_steps(config)
+        return lines + step_reports.describe_steps(config)
 
     def _describe_axes(self) -> list[str]:
         """Describe the axes of places, if there are several."""

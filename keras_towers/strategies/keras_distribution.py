@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, engines, strategies
+from keras_towers import compat, known_engines, strategies
 from keras_towers import devices as devices_lib
-from keras_towers.engines import check_permitted
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.context import patches, thread_state
@@ -28,6 +27,7 @@ from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers
+from keras_towers.rendezvous.permission import check_permitted
 from keras_towers.strategies.device_mesh import rows_of
 from keras_towers.transport import SingleProcess, Transport
 
@@ -64,7 +64,7 @@ def _initialize(
             _LAUNCH,
         )
         return
-    horovod = engines.HOROVOD
+    horovod = known_engines.HOROVOD
     transport = horovod.load(horovod.transport)()
     for name, number, actual in (
         ("num_processes", num_processes, transport.size),
@@ -277,9 +277,10 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     placed = strategy_that_runs(model, kind) or tf.distribute.has_strategy()
     if kind in TRAINING:
         for optimizer in optimizers_in(getattr(model, "optimizer", None)):
-            engines.refuse_own_optimizer(optimizer)
+            known_engines.refuse_own_optimizer(optimizer)
         if not placed and not distribution:
-            check_permitted(kind, model.name)
+            modules = [e.module for e in known_engines.ENGINES.values()]
+            check_permitted(kind, model.name, modules)
     # A nested call, such as evaluate() inside fit().
     if _thread.running:
         yield

@@ -12,8 +12,14 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
+from keras_towers.fit.update.in_shards import UpdateInShards
+from keras_towers.fit.update.local_sgd import LocalSGD
 from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
-from keras_towers.reduction import CommunicationHook, StatefulHook
+from keras_towers.reduction import (
+    CommunicationHook,
+    StatefulHook,
+    shared_memory,
+)
 from keras_towers.transport.engine_transport import EngineTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -139,8 +145,6 @@ def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
     rank_sum = reduction.RankSum(config.transport, hook)
     if options.sync_every is None:
         return {"rank_sum": rank_sum}
-    from keras_towers.fit.update.local_sgd import LocalSGD
-
     rounds = LocalSGD(
         config, options.sync_every, rank_sum, options.outer_learning_rate
     )
@@ -154,8 +158,6 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     divides_weights = options.weights == "sharded"
     if divides_weights or updates == "sharded":
         if config.num_towers * config.shards.size > 1:
-            from keras_towers.fit.update.in_shards import UpdateInShards
-
             return UpdateInShards(config, divides_weights, **sums)
         name = "weights" if divides_weights else "updates"
         if config.transport.rank == 0:
@@ -174,8 +176,6 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     """Return the communication hook that ``compression`` asks for."""
-    from keras_towers.reduction import shared_memory
-
     compression = config.options.compression
     on_host = devices_lib.all_on_host(config.devices)
     shares = shared_memory.available(config.transport)

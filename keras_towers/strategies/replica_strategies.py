@@ -13,7 +13,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Batches, StrategyOptions, check_arguments
-from keras_towers.fit.weights.tower_variables import native
+from keras_towers.fit.weights.copies import native
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import AveragedSession
 from keras_towers.parameter_servers.worker_fit import (

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.weights.tower_variables import TowerMirroredVariable
+from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.transport import Transport, next_key
 

@@ -108,6 +108,10 @@ class Transport(Peers, Protocol):
         """Send the tensors of rank ``root`` to all ranks."""
         ...
 
+    def ended_ranks(self) -> str:
+        """Describe the ranks that have ended; empty if none is known."""
+        ...
+
 
 class SingleProcess:
     """A ``Transport`` for a single process: every sum is its input."""
@@ -156,6 +160,9 @@ class SingleProcess:
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
+
+    def ended_ranks(self) -> str:
+        return ""
 
 
 _used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (

@@ -206,7 +206,6 @@ class EngineTransport(Transport):
         return plain_values.gather(self.all_gather, value)
 
     def ended_ranks(self) -> str:
-        """Describe the ranks that have ended; empty if none is known."""
         return describe_each(watch.wait_for_gone_ranks())
 
     def sum_on(self, gpu: str | None) -> None:

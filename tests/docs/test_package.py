@@ -9,8 +9,8 @@ import re
 import pytest
 
 import keras_towers as kt
-from keras_towers import engines
-from keras_towers.engines import ENGINES
+from keras_towers.fit import keras_patches
+from keras_towers.known_engines import ENGINES
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.core
@@ -80,18 +80,10 @@ def test_the_reference_explains_every_type_it_shows():
     assert shown <= explained
 
 
-# What is there before any engine is imported.
-BY_NAME = {"keras_towers.engines"} | {
-    f"keras_towers.engines.{name}"
-    for name, value in vars(engines).items()
-    if not inspect.ismodule(value)
-}
-
-
 # What a launched process sets up before its script begins, in functions.
 UPWARDS = {
     "keras_towers/launching/script.py": {
-        *("engines/", "strategies/", "parameter_servers/", "fit/"),
+        *("strategies/", "parameter_servers/", "fit/"),
     },
 }
 
@@ -117,8 +109,7 @@ def imported(path):
             continue
         for name in names:
             package, part, *_ = [*name.split("."), ""]
-            # Anybody may ask for an engine by name, which imports none.
-            if package != "keras_towers" or name in BY_NAME:
+            if package != "keras_towers":
                 continue
             if (PACKAGE / part).is_dir():
                 yield f"{part}/"
@@ -186,12 +177,13 @@ def test_no_files_import_one_another():
     assert {name for name in contract if ".fit." in name} == {
         f"keras_towers.fit.{name}" for name in ("options", "places")
     }
-    # A step asks for an update, which knows of no step.
+    # A step asks for an update, which knows of no step, as all below it.
     assert not {
         (module, name)
         for module, names in imports.items()
         for name in names
-        if module.startswith("keras_towers.fit.update.")
+        if module.startswith("keras_towers.fit.")
+        if module.split(".")[2] not in ("step", "calls", "keras_patches")
         if name.startswith("keras_towers.fit.step.")
     }
     # From above and from below, all goes that is in no circle.
@@ -208,11 +200,27 @@ def test_no_files_import_one_another():
     assert not imports, "\n".join(sorted(imports))
 
 
-def test_every_folder_is_listed():
+def test_every_part_is_listed():
     folders = {
         f"{path.parent.name}/" for path in PACKAGE.glob("[a-z]*/__init__.py")
     }
-    assert folders <= set(ORDER)
+    files = {
+        path.name
+        for path in PACKAGE.glob("*.py")
+        if not path.name.startswith("__")
+    }
+    assert folders | files <= set(ORDER)
+
+
+def test_what_replaces_names_of_keras_is_listed():
+    replaces = re.compile(r"patches\.(replaced|patched_while_used)\(")
+    found = {
+        path.relative_to(PACKAGE).as_posix().removeprefix("fit/")
+        for path in PACKAGE.rglob("*.py")
+        if replaces.search(path.read_text())
+    } - {"keras_patches.py"}
+    assert "calls/saving.py" in found
+    assert all(name in keras_patches.__doc__ for name in found), found
 
 
 def written(node):

@@ -1,17 +1,22 @@
 """Settings in words that are the same on all ranks that have them."""
 
+import dataclasses
 import functools
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers.fit.rank_agreement import (
     _compiled,
     _differing_layer,
     _layers,
+    _meet,
     _Words,
 )
+from keras_towers.transport import SingleProcess
 from tests.kit.training import linear
 
 pytestmark = pytest.mark.core
@@ -145,3 +150,22 @@ def test_what_cannot_be_read_is_kept_to_be_said():
     words = _Words()
     _layers(keras.Sequential([keras.Input((2,)), Unread(lambda: 1)]), words)
     assert words.unread == {"Unread"}
+
+
+class Left(SingleProcess):
+    """A transport of one's own, whose other rank has ended."""
+
+    size = 2
+
+    def gather_objects(self, value):
+        raise tf.errors.UnavailableError(None, None, "connection reset")
+
+    def ended_ranks(self):
+        return "rank 1 has ended"
+
+
+def test_a_rank_that_has_ended_is_named_over_any_transport():
+    config = kt.TowerStrategy(2)._config
+    config = dataclasses.replace(config, job=Left(), transport=Left())
+    with pytest.raises(kt.TowerError, match="rank 1 has ended, and does not c"):
+        _meet(config, {}, "fit")

@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import devices, engines
+from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
+from keras_towers.rendezvous import permission
 from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
@@ -126,7 +127,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_without_a_strategy_is_refused(under, monkeypatch):
-    monkeypatch.setattr(engines, "_advice", None)
+    monkeypatch.setattr(permission, "_advice", None)
     said = under(ALONE, suggested="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err

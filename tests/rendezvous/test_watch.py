@@ -104,11 +104,10 @@ def test_a_rank_that_waits_warns(watch, caplog, marks, late, said):
 def test_a_rank_that_waits_for_a_lost_one_ends(
     monkeypatch, capfd, exits, watch, store, marks, said
 ):
-    # The store is at the first of them.
-    monkeypatch.setattr(watch_lib, "rank0_name", "rank 1 on b")
     monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
     codes, _ = exits
-    watch(store, marks)
+    # The store is at the first of them.
+    watch(store, marks, rank0_name="rank 1 on b")
     assert wait_until(lambda: codes if said else len(store.reports) > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err

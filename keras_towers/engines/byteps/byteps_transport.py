@@ -40,9 +40,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat, settings
-from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
+from keras_towers.known_engines import BYTEPS
 from keras_towers.rendezvous import (
     failed_calls,
     launchers,

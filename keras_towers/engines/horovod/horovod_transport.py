@@ -24,8 +24,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.engines import HOROVOD
 from keras_towers.errors import TowerError
+from keras_towers.known_engines import HOROVOD
 from keras_towers.rendezvous import (
     launchers,
     meet,

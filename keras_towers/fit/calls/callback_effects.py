@@ -37,8 +37,8 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks, watch
@@ -333,7 +333,7 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def _value(variable: keras.Variable) -> Any:
-    copy = variables_lib.copy_on_tower(variable._value)
+    copy = copy_on_tower(variable._value)
     # Each rank may have a part of the value.
     is_absent = isinstance(copy, ShardedVariable) and copy.is_absent
     return None if is_absent else copy.read_value()

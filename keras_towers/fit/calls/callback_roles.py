@@ -21,7 +21,7 @@ from keras_towers.fit.calls import saving
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.copies import copy_to_towers
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 
@@ -307,7 +307,7 @@ def _on_first_tower(
     variables = list(optimizer._trainable_variables)
     with as_one_device(optimizer, variables):
         original(optimizer)
-    variables_lib.copy_to_towers([*variables, *optimizer.variables])
+    copy_to_towers([*variables, *optimizer.variables])
 
 
 _SWAPS: patches.Shadows = {

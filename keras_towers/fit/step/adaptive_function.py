@@ -19,7 +19,7 @@ from keras_towers.fit.contract import TowerConfig, TowerFunction
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import StepSettings
-from keras_towers.fit.weights.tower_variables import read_handle
+from keras_towers.fit.weights.copies import read_handle
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.transport import Transport
 

@@ -21,7 +21,7 @@ from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.program_inputs import StepInputs
-from keras_towers.fit.step.step_costs import log_not_compiled
+from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, trace, with_components
 from keras_towers.fit.step_order import StepOrder

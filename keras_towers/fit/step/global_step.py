@@ -28,7 +28,6 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE, Ranks
-from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.compiled_step import apply_compiled
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
 from keras_towers.fit.step.program_inputs import capture
@@ -40,13 +39,14 @@ from keras_towers.fit.step.step_layout import (
     devices_for,
     lay_out,
 )
+from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
+from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step_order import ComparedStep, StepOrder
-from keras_towers.fit.traced_constants import constants_of
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.copies import copy_first
 from keras_towers.fit.weights.model_state import eager_cause
-from keras_towers.fit.weights.tower_variables import copy_first
 from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
@@ -216,7 +216,7 @@ class GlobalStep:
                     around = rounds.around_update(optimizer, self.order)
                     stack.enter_context(around)
             results = towers.add_to_graph(inputs, update)
-        step_costs.log_not_compiled(settings.model, settings.trains, towers.xla)
+        log_not_compiled(settings.model, settings.trains, towers.xla)
         return traced.output_with(results)
 
     def _update(

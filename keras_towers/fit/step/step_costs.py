@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import logging
 import math
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
-
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time
-from keras_towers._strategy import Strategy
-from keras_towers.fit.contract import TRAINING, TowerConfig
-from keras_towers.fit.places import Places
-from keras_towers.fit.step.trace import cause_of, line_of
+from keras_towers.fit.step.trace import cause_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.program import (
@@ -35,16 +27,11 @@ from keras_towers.partition.sizes import (
     symbol,
     symbol_name,
 )
-from keras_towers.partition.stages import Stages
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # What takes less of a step is only described, if it does not grow with a batch.
 _ANNOUNCED = 0.02
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
-_costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
-_costs = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,57 +134,6 @@ class StepCosts:
     def _describe_once(self, line: str) -> str:
         share = f"{self.once[line]:.1%} of the step"
         return f"computed once for all towers: {line} ({share})"
-
-
-def record_costs(
-    config: TowerConfig,
-    kind: str,
-    model: keras.Model,
-    program: Program,
-    places: Places,
-) -> None:
-    """Record the costs of a step, and announce once what is not divided.
-
-    Args:
-        config: the towers that run the step.
-        kind: the method of Keras that the step belongs to.
-        model: its model.
-        program: the program that the towers run.
-        places: where they run it.
-    """
-    other = "prediction" if "predict" in kind else "evaluation"
-    name = f"{'training' if kind in TRAINING else other} of {model.name!r}"
-    ranks = places.ranks
-    parts = places.towers * places.parts * ranks.step.size
-    costs = costs_of(program, parts, ranks.step.size, places.columns)
-    _costs.setdefault(config.strategy, {})[name] = costs
-    said = costs.announcement
-    if said and ranks.job.rank == 0 and first_time(model, "computed once"):
-        announce(f"{name}: {said}")
-
-
-def describe_steps(config: TowerConfig) -> list[str]:
-    """Describe the steps that ran under a strategy."""
-    lines = []
-    for name, costs in _costs.get(config.strategy, {}).items():
-        lines.append(f"{name}: {costs.exchange_summary}")
-        if costs.axes_summary:
-            lines.append(f"{name}: {costs.axes_summary}")
-        if config.transport.size > 1:
-            lines.append(f"{name}: each rank has to send {costs.sent_summary}")
-        if costs.replaced_sums:
-            sums = format_bytes(costs.replaced_sums)
-            lines.append(f"{name}: gathers rows in place of sums of {sums}")
-        if costs.gathered:
-            most = format_bytes(costs.gathered)
-            lines.append(
-                f"{name}: at most {most} of gathered weights at a time"
-            )
-        summary = costs.held_summary
-        if config.options.micro_batches != 1 and summary:
-            lines.append(f"{name}: held for all micro-batches: {summary}")
-        lines += [f"{name}: {line}" for line in costs.once_summary]
-    return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,25 +388,3 @@ def _terms(numbers: Mapping[str, int]) -> list[str]:
         f"{format_bytes(number)}{unit and f' x {unit}'}"
         for unit, number in numbers.items()
     ]
-
-
-def log_not_compiled(
-    trainer: keras.Model, training: bool, stages: Stages
-) -> None:
-    """Log once what one device compiles of a step, and towers do not.
-
-    It is a warning if the user requested XLA: if Keras would not turn it on by
-    default.
-    """
-    kind = "training" if training else "evaluation"
-    for reason, operation in stages.not_compiled.items():
-        source = operation.source
-        where = "" if source is None else f": {line_of(source)}"
-        line = (
-            f"jit_compile is off for {kind} of {trainer.name!r} on towers: "
-            f"a part of the step {reason}{where}"
-        )
-        if first_time(trainer, line):
-            by_user = not trainer._resolve_auto_jit_compile()
-            level = logging.WARNING if by_user else logging.INFO
-            logger.log(level, "%s", line)

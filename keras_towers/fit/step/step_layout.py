@@ -16,7 +16,7 @@ from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
-from keras_towers.fit.step import step_costs
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.program_inputs import capture
@@ -123,7 +123,7 @@ def lay_out(
         local_step = to_local_step(program)
         program = local_step.program
         _warn_of_own_rows(config, local_step, settings)
-    step_costs.record_costs(
+    step_reports.record_costs(
         config, settings.kind, settings.model, program, settings.places
     )
     return StepLayout(program, on_towers, local_step)

@@ -22,8 +22,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, ApplyCall
 from keras_towers.fit.data.batches import tensors_in
+from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, optimizers_in
-from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout

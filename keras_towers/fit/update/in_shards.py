@@ -23,9 +23,9 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
-from keras_towers.fit.weights.tower_variables import copy_on_tower, native
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
 

@@ -22,8 +22,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
-from keras_towers.fit.weights.tower_variables import parts_of
 from keras_towers.reduction import RankSum
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess

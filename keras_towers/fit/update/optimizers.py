@@ -31,18 +31,19 @@ from keras_towers.fit import contract
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import ApplyCall, name_of
-from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.copies import (
+    copy_on_tower,
+    copy_to_towers,
+    is_copied,
+    native,
+)
 from keras_towers.fit.weights.model_state import (
     lists_by_weight,
     optimizers_in,
     trained_by,
 )
 from keras_towers.fit.weights.shards import ShardedVariable
-from keras_towers.fit.weights.tower_variables import (
-    copy_on_tower,
-    is_copied,
-    native,
-)
+from keras_towers.fit.weights.tower_variables import with_values
 
 _updating: ThreadLocal[bool] = ThreadLocal()
 
@@ -102,7 +103,7 @@ def _finalize_variable_values(
         return
     with as_one_device(optimizer, variables):
         original(variables)
-    variables_lib.copy_to_towers(variables)
+    copy_to_towers(variables)
 
 
 _METHODS: patches.Shadows = {
@@ -190,7 +191,7 @@ def as_one_device(
             replaced["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, replaced))
         values = ((v, copy_on_tower(v._value, tower)) for v in variables)
-        stack.enter_context(variables_lib.with_values(values))
+        stack.enter_context(with_values(values))
         stack.enter_context(tf.device(device))
         yield
 

@@ -31,17 +31,17 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights.copies import (
+    copy_on_tower,
+    copy_to_towers,
+    native,
+)
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
     slots_of,
     trained_by,
 )
-from keras_towers.fit.weights.tower_variables import (
-    TowerVariables,
-    copy_on_tower,
-    copy_to_towers,
-    native,
-)
+from keras_towers.fit.weights.tower_variables import TowerVariables
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import (
     Gradient,

@@ -25,8 +25,8 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.model_stage import ModelStages, Stage
-from keras_towers.fit.weights.tower_variables import bytes_on
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import failed_calls
 from keras_towers.rendezvous.rank_checks import Peers

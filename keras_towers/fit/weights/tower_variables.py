@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import functools
-import inspect
 import itertools
 import weakref
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,10 +15,10 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights.placement import byte_size
+from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
+from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.partition.layouts import (
     MIRRORED,
@@ -40,102 +30,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.system import return_freed_memory
 
 _SUM = tf.VariableAggregation.SUM
-_OPTIONS = ("dtype", "shape", "trainable", "constraint")
-
-
-class TowerMirroredVariable(compat.MirroredVariable):
-    """A variable with a copy on each tower: to its users, an ordinary one.
-
-    Its methods are those of a variable on one device, called on the first copy;
-    what they write is then copied to the other towers. In replicas, as in
-    ``strategy.run``, they are those of TensorFlow's class, where each replica
-    has its own copy.
-    """
-
-    @property
-    def handle(self) -> Any:
-        """The handle of this replica's copy; outside of replicas, the first."""
-        return self.values[0].handle if _is_one() else super().handle
-
-    def __getitem__(self, spec: Any) -> Any:
-        """Return a slice, which can be assigned."""
-        if not _is_one():
-            return super().__getitem__(spec)
-        return compat.BaseResourceVariable.__getitem__(self, spec)
-
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        """Pickle an ordinary variable: a strategy is of one process."""
-        first = self.values[0]
-        options = {name: getattr(first, name) for name in _OPTIONS}
-        name = first.name.split(":")[0]
-        return functools.partial(
-            tf.Variable, first.numpy(), name=name, **options
-        ), ()
-
-    def __tf_tracing_type__(self, context: Any) -> Any:
-        """Return a type of this variable alone, as one device does.
-
-        That of TensorFlow's class equals that of any variable of this shape,
-        whose trace a ``tf.function`` would run instead.
-        """
-        traced = super().__tf_tracing_type__(context)
-        traced.components += (id(self),)
-        return traced
-
-
-def _is_one() -> bool:
-    """Whether this code sees one variable, not the copy of its replica."""
-    outside = not tf.distribute.has_strategy()
-    return outside or compat.current_replica_id() is None
-
-
-def _method(name: str) -> Callable[..., Any]:
-    """Return a method of plain variables for variables with copies."""
-    of_replicas = getattr(compat.MirroredVariable, name, None)
-    if of_replicas is getattr(tf.Variable, name, None):
-        of_replicas = None  # TensorFlow's class does not have it.
-    writes = "assign" in name or "scatter" in name
-
-    @functools.wraps(getattr(compat.BaseResourceVariable, name))
-    def method(
-        variable: TowerMirroredVariable, *args: Any, **kwargs: Any
-    ) -> Any:
-        is_one = _is_one()
-        if not is_one and of_replicas is not None:
-            return of_replicas(variable, *args, **kwargs)
-        if not is_one and writes:
-            raise NotImplementedError(
-                f"a variable with a copy on each tower has no {name!r} in "
-                "strategy.run, where each replica would change its own copy: "
-                "use assign(), assign_add() or assign_sub()."
-            )
-        copy = variable.values[0] if is_one else variable._get()
-        result = getattr(copy, name)(*args, **kwargs)
-        # A step of fit copies what it has written itself.
-        in_step = thread_state.current_step() is not None
-        if writes and not in_step and not compat.is_saving():
-            copy_to_towers([variable], 0)
-        is_same = getattr(result, "handle", None) is copy.handle
-        return variable if is_same else result
-
-    return method
-
-
-def _names_of_methods() -> Iterator[str]:
-    """Yield the methods in which TensorFlow's two kinds of variables differ."""
-    plain, copied = compat.BaseResourceVariable, compat.MirroredVariable
-    for name in dir(plain):
-        is_method = inspect.isfunction(inspect.getattr_static(plain, name))
-        differs = getattr(plain, name) is not getattr(copied, name, None)
-        is_internal = name.startswith("_") and not name.endswith("__")
-        if is_method and differs and not is_internal and name != "__init__":
-            yield name
-    yield "__str__"
-    yield "_strided_slice_assign"  # What assigning a slice calls.
-
-
-for _name in set(_names_of_methods()) - set(vars(TowerMirroredVariable)):
-    setattr(TowerMirroredVariable, _name, _method(_name))
 
 
 def mirrored(
@@ -236,105 +130,6 @@ def with_values(values: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
     finally:
         for variable, value in reversed(before):
             variable._value = value
-
-
-def native(variable: Any) -> Any:
-    """Return the ``tf.Variable`` of a Keras variable; others as they are."""
-    return getattr(variable, "_value", variable)
-
-
-def is_copied(variable: Any) -> bool:
-    """Whether a ``tf.Variable`` has a copy on each tower."""
-    return isinstance(variable, compat.DistributedVariable)
-
-
-def copy_on_tower(variable: Any, tower: int = 0) -> Any:
-    """Return a tower's copy of a ``tf.Variable``."""
-    return variable.values[tower] if is_copied(variable) else variable
-
-
-def copies_of(variable: Any) -> list[Any]:
-    """Return all copies of a variable of Keras or TensorFlow."""
-    value = native(variable)
-    return list(value.values) if is_copied(value) else [value]
-
-
-def parts_of(variable: Any) -> list[list[Any]]:
-    """Return the parts of a variable in this process, each with its copies.
-
-    Args:
-        variable: a variable of Keras or TensorFlow. It is one part, but in
-            shards.
-    """
-    value = native(variable)
-    if not isinstance(value, ShardedVariable):
-        return [copies_of(value)]
-    if value.layout.towers is None:
-        # Each tower has a copy of what its columns divide.
-        return [[*of_column] for of_column in zip(*value.shards, strict=True)]
-    return [[shard] for row in value.shards for shard in row]
-
-
-def bytes_on(
-    mesh: Sequence[Sequence[str]], variables: Iterable[keras.Variable]
-) -> Mapping[str, int]:
-    """Return the bytes that devices hold of variables, by their short names.
-
-    Rows of a variable count where towers have them, even if towers share the
-    memory of a host.
-
-    Args:
-        mesh: for each tower, the devices of its columns.
-        variables: the variables, each once or several times.
-    """
-    every = map(devices.short_name, itertools.chain(*mesh))
-    total = collections.Counter(dict.fromkeys(every, 0))
-    for variable in {id(v): v for v in variables}.values():
-        value = variable._value
-        # Those of a graph that never runs may have no device.
-        places = [(p.device or mesh[0][0], p) for p in copies_of(value)]
-        if isinstance(value, ShardedVariable):
-            rows = zip(mesh, value.shards, strict=False)
-            places = [
-                place for row in rows for place in zip(*row, strict=False)
-            ]
-        for device, part in places:
-            total[devices.short_name(device)] += byte_size(part)
-    return total
-
-
-def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:
-    """Copy a tower's copy of variables to the others."""
-    for variable in variables:
-        value = native(variable)
-        if not is_copied(value):
-            continue
-        newest = copy_on_tower(value, tower)
-        with tf.device(newest.device):
-            fresh = newest.read_value()
-        for other in value.values:
-            if other is not newest:
-                with tf.device(other.device):
-                    other.assign(fresh, read_value=False)
-
-
-def read_handle(handle: Any) -> tf.Tensor:
-    """Return the value of a variable, given its eager handle."""
-    dtype = tf.as_dtype(compat.type_of_variable(handle))
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
-def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
-    """Assign a variable's value on the first tower to all other towers.
-
-    Args:
-        handles: the handles of its copies on K towers.
-        devices: the K towers' devices.
-    """
-    value = read_handle(handles[0])
-    for handle, device in zip(handles[1:], devices[1:], strict=True):
-        with tf.device(device):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

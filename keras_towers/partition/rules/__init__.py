@@ -26,8 +26,8 @@ The file of an operation's rule, with some of TensorFlow's names:
   them: PartitionedCall
 * ``control_flow.py``: calls, of a mean of the rows of one's own too, and
   branches: PartitionedCall If Case
-* ``loops.py``: loops, also with one round for each example, as in
-  ``tf.map_fn``: While
+* ``loops.py``: loops, also with one round for each example (``row_loops.py``),
+  as in ``tf.map_fn``: While
 * ``variables.py``: reads, writes and look-ups: ReadVariableOp AssignVariableOp
   ResourceGather
 * ``lists.py``: lists of tensors in loops, and optionals: TensorListReserve

@@ -11,11 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.conversions import (
-    is_row_per_element,
-    may_hold_rows,
-    stacked_layout,
-)
 from keras_towers.partition.layouts import (
     REPLICATED,
     Elements,
@@ -28,6 +23,12 @@ from keras_towers.partition.layouts import (
     local_shape,
     require,
     required,
+)
+from keras_towers.partition.list_conversions import (
+    element_shape,
+    is_row_per_element,
+    may_hold_rows,
+    stacked_layout,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
@@ -185,9 +186,9 @@ def _element_shape_operand(
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return partitioner.element_shape(known)
+            return element_shape(partitioner, known)
         require(-1 not in shape.entries)
-        return partitioner.element_shape(shape.entries)
+        return element_shape(partitioner, shape.entries)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return partitioner.to_layout(shape, REPLICATED)

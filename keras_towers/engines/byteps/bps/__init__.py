@@ -21,8 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.engines import BYTEPS
 from keras_towers.engines.byteps.byteps_transport import transport
+from keras_towers.known_engines import BYTEPS
 
 # Raises an error with advice if BytePS is missing, before the import below.
 BYTEPS.import_module()

@@ -20,7 +20,7 @@ from typing import Any
 # modules below half imported.
 import keras as _keras  # noqa: F401
 
-from keras_towers.engines import HOROVOD as _ENGINE
+from keras_towers.known_engines import HOROVOD as _ENGINE
 
 # Raises an error with advice if Horovod is missing, before the imports below.
 _horovod = _ENGINE.import_module()

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit import traced_constants
+from keras_towers.fit.step import traced_constants
 from keras_towers.fit.step.trace import trace
-from keras_towers.fit.traced_constants import constants_of
+from keras_towers.fit.step.traced_constants import constants_of
 
 pytestmark = pytest.mark.core
 MANY = np.random.default_rng(0).normal(size=(40, 30))

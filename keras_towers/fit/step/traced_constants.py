@@ -7,15 +7,15 @@ constants differ compute the parts of different steps.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.step.trace import Trace, line_of
+from keras_towers.fit.step_order import Constants
 
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4
@@ -24,23 +24,6 @@ _SHOWN = 4
 _LOG_OF_ZERO = -100.0
 # Numbers of which copies are made at a time.
 _CHUNK = 2**20
-
-
-@dataclasses.dataclass(frozen=True)
-class Constants:
-    """The numbers among the constants of a step.
-
-    Attributes:
-        digest: a checksum of shapes and dtypes, and of the values of integers
-            and booleans.
-        approximate: three integers that differ by at most one between ranks
-            whose real numbers differ by rounding only.
-        descriptions: describes each of them, with its line of code.
-    """
-
-    digest: int = 0
-    approximate: tuple[int, int, int] = (0, 0, 0)
-    descriptions: Sequence[str] = ()
 
 
 def constants_of(traced: Trace) -> Constants:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from keras_towers import TowerError, _notices, engines
+from keras_towers import TowerError, _notices, known_engines
 
 pytestmark = pytest.mark.core
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"
@@ -32,13 +32,13 @@ def test_an_engine_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     said = "not installed in this environment: run `keras-towers install horo"
     with pytest.raises(TowerError, match=said):
-        engines.HOROVOD.import_module()
+        known_engines.HOROVOD.import_module()
 
 
 def test_an_engine_that_was_built_for_another_tensorflow(package):
     package(f"raise ImportError({SYMBOL!r})")
     with pytest.raises(TowerError, match="probably built for another") as error:
-        engines.HOROVOD.import_module()
+        known_engines.HOROVOD.import_module()
     for part in (tf.__version__, "`keras-towers install horovod`", "_ZN10"):
         assert part in str(error.value)
 
@@ -46,7 +46,7 @@ def test_an_engine_that_was_built_for_another_tensorflow(package):
 def test_a_package_that_the_engine_lacks_is_named(package):
     package("import no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        engines.HOROVOD.import_module()
+        known_engines.HOROVOD.import_module()
 
 
 def test_a_file_that_hides_the_engine_is_named(tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_a_file_that_hides_the_engine_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
     with pytest.raises(TowerError, match=f"hidden by {path}, .*: rename"):
-        engines.HOROVOD.import_module()
+        known_engines.HOROVOD.import_module()
 
 
 def test_the_drop_in_is_announced_once_by_rank_0(monkeypatch, caplog):
@@ -65,6 +65,6 @@ def test_the_drop_in_is_announced_once_by_rank_0(monkeypatch, caplog):
         monkeypatch.setenv("HOROVOD_RANK", rank)
         monkeypatch.setattr(_notices, "_said", {})
         for module in ("byteps.keras", "byteps.tensorflow.keras"):
-            engines.announce_drop_in(module)
+            known_engines.announce_drop_in(module)
     (line,) = caplog.messages
     assert line.startswith("`import byteps.keras` gives keras_towers.byteps")

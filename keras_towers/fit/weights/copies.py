@@ -1,0 +1,114 @@
+"""The copies and parts of variables, for whoever reads and writes them."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat, devices
+from keras_towers.fit.weights.placement import byte_size
+from keras_towers.fit.weights.shards import ShardedVariable
+
+
+def native(variable: Any) -> Any:
+    """Return the ``tf.Variable`` of a Keras variable; others as they are."""
+    return getattr(variable, "_value", variable)
+
+
+def is_copied(variable: Any) -> bool:
+    """Whether a ``tf.Variable`` has a copy on each tower."""
+    return isinstance(variable, compat.DistributedVariable)
+
+
+def copy_on_tower(variable: Any, tower: int = 0) -> Any:
+    """Return a tower's copy of a ``tf.Variable``."""
+    return variable.values[tower] if is_copied(variable) else variable
+
+
+def copies_of(variable: Any) -> list[Any]:
+    """Return all copies of a variable of Keras or TensorFlow."""
+    value = native(variable)
+    return list(value.values) if is_copied(value) else [value]
+
+
+def parts_of(variable: Any) -> list[list[Any]]:
+    """Return the parts of a variable in this process, each with its copies.
+
+    Args:
+        variable: a variable of Keras or TensorFlow. It is one part, but in
+            shards.
+    """
+    value = native(variable)
+    if not isinstance(value, ShardedVariable):
+        return [copies_of(value)]
+    if value.layout.towers is None:
+        # Each tower has a copy of what its columns divide.
+        return [[*of_column] for of_column in zip(*value.shards, strict=True)]
+    return [[shard] for row in value.shards for shard in row]
+
+
+def bytes_on(
+    mesh: Sequence[Sequence[str]], variables: Iterable[keras.Variable]
+) -> Mapping[str, int]:
+    """Return the bytes that devices hold of variables, by their short names.
+
+    Rows of a variable count where towers have them, even if towers share the
+    memory of a host.
+
+    Args:
+        mesh: for each tower, the devices of its columns.
+        variables: the variables, each once or several times.
+    """
+    every = map(devices.short_name, itertools.chain(*mesh))
+    total = collections.Counter(dict.fromkeys(every, 0))
+    for variable in {id(v): v for v in variables}.values():
+        value = variable._value
+        # Those of a graph that never runs may have no device.
+        places = [(p.device or mesh[0][0], p) for p in copies_of(value)]
+        if isinstance(value, ShardedVariable):
+            rows = zip(mesh, value.shards, strict=False)
+            places = [
+                place for row in rows for place in zip(*row, strict=False)
+            ]
+        for device, part in places:
+            total[devices.short_name(device)] += byte_size(part)
+    return total
+
+
+def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:
+    """Copy a tower's copy of variables to the others."""
+    for variable in variables:
+        value = native(variable)
+        if not is_copied(value):
+            continue
+        newest = copy_on_tower(value, tower)
+        with tf.device(newest.device):
+            fresh = newest.read_value()
+        for other in value.values:
+            if other is not newest:
+                with tf.device(other.device):
+                    other.assign(fresh, read_value=False)
+
+
+def read_handle(handle: Any) -> tf.Tensor:
+    """Return the value of a variable, given its eager handle."""
+    dtype = tf.as_dtype(compat.type_of_variable(handle))
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
+    """Assign a variable's value on the first tower to all other towers.
+
+    Args:
+        handles: the handles of its copies on K towers.
+        devices: the K towers' devices.
+    """
+    value = read_handle(handles[0])
+    for handle, device in zip(handles[1:], devices[1:], strict=True):
+        with tf.device(device):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -1,0 +1,166 @@
+"""The engines by name, and what is imported of each when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from keras_towers._notices import announce, first_time
+from keras_towers.errors import TowerError
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine, as the rest of the package knows it.
+
+    A reference is ``module:name``, with a module of the engine's folder that is
+    imported when it is needed. An empty one means that the engine has none.
+
+    Attributes:
+        name: the name of its folder, and of its package if it has to be built.
+        title: its name in messages.
+        strategy: the name of its strategy.
+        strategy_class: the class of this strategy in ``keras_towers``.
+        roles: the roles of its tasks in TF_CONFIG, if it reads that.
+        module: the module with which a script may use the engine itself.
+        keras_modules: its own modules for Keras, whose imports give the drop-in
+            ``keras_towers.<name>`` instead.
+        transport: a reference to a function that connects this process and
+            returns its ``Transport``; empty: it would need arguments.
+        recipe: a reference to the ``Recipe`` that builds it.
+        servers: a reference to the class of the servers of a job.
+        after_keras: a reference to a function to call when Keras is imported.
+    """
+
+    name: str
+    title: str
+    strategy: str
+    strategy_class: str
+    roles: tuple[str, ...] = ()
+    module: str = ""
+    keras_modules: tuple[str, ...] = ()
+    transport: str = ""
+    recipe: str = ""
+    servers: str = ""
+    after_keras: str = ""
+
+    def load(self, reference: str) -> Any:
+        """Import the object that a reference names."""
+        return pkgutil.resolve_name(
+            f"keras_towers.engines.{self.name}.{reference}"
+        )
+
+    def check_installed(self) -> None:
+        """Raise an error before any rank does, if the package is missing."""
+        if not self.module:
+            return
+        spec = importlib.util.find_spec(self.name)
+        if spec is None:
+            raise TowerError(
+                f"{self.title} is not installed in this environment: run "
+                f"`keras-towers install {self.name}`."
+            )
+        if spec.submodule_search_locations is None:
+            # Importing a script of that name would run it a second time.
+            raise TowerError(
+                f"{self.title} is hidden by {spec.origin}, which has its "
+                "name: rename that file."
+            )
+
+    def import_module(self) -> ModuleType:
+        """Import ``module``, or raise an error that says what to do."""
+        import tensorflow as tf
+
+        self.check_installed()
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError:
+            raise
+        except (ImportError, OSError, tf.errors.NotFoundError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise TowerError(
+                f"{self.title} does not load with TensorFlow "
+                f"{tf.__version__}; it was probably built for another version, "
+                "or on another machine: run `keras-towers install "
+                f"{self.name}` to build it for this one. (The error was: "
+                f"{reason})"
+            ) from error
+
+
+BYTEPS: Engine = Engine(
+    name="byteps",
+    title="BytePS",
+    strategy="byteps",
+    strategy_class="BytePSStrategy",
+    module="byteps.tensorflow",
+    keras_modules=("byteps.keras", "byteps.tensorflow.keras"),
+    transport="byteps_transport:BytePSTransport",
+    recipe="byteps_recipe:BytePS",
+    servers="byteps_servers:Servers",
+)
+HOROVOD: Engine = Engine(
+    name="horovod",
+    title="Horovod",
+    strategy="horovod",
+    strategy_class="HorovodStrategy",
+    module="horovod.tensorflow",
+    keras_modules=("horovod.keras", "horovod.tensorflow.keras"),
+    transport="horovod_transport:HorovodTransport",
+    recipe="horovod_recipe:Horovod",
+)
+RUNTIME: Engine = Engine(
+    name="runtime",
+    title="TensorFlow",
+    strategy="multi-worker",
+    strategy_class="MultiWorkerTowerStrategy",
+    roles=("worker",),
+    after_keras="tensorflow_task:prepare",
+)
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (BYTEPS, HOROVOD, RUNTIME)
+}
+"""The engines by name."""
+
+
+def engine_of_job(servers: int | None, tasks: bool = False) -> Engine:
+    """The engine of a job.
+
+    Args:
+        servers: its number of servers; None: it has none.
+        tasks: whether its ranks are tasks of TensorFlow's runtime.
+    """
+    if tasks:
+        return RUNTIME
+    return BYTEPS if servers else HOROVOD
+
+
+def announce_drop_in(module: str) -> None:
+    """Say on rank 0, once, that an engine's own module is the drop-in."""
+    # Not needed to import the package.
+    from keras_towers.rendezvous import launchers
+
+    engine, rank = ENGINES[module.partition(".")[0]], launchers.detect()
+    if first_time(engine, "drop-in") and not (rank and rank.rank):
+        announce(
+            f"`import {module}` gives keras_towers.{engine.name}: the module "
+            f"of {engine.title} itself does not train one model on Keras 3."
+        )
+
+
+def refuse_own_optimizer(optimizer: Any) -> None:
+    """Raise an error if an engine's own module has made an optimizer."""
+    package, _, module = type(optimizer).__module__.partition(".")
+    engine = ENGINES.get(package)
+    if engine and module == "_keras":
+        names = " or ".join(engine.keras_modules)
+        raise TowerError(
+            f"the optimizer {optimizer.name!r} is of {engine.title}'s own "
+            "DistributedOptimizer, which on Keras 3 exchanges nothing, so that "
+            "each process would train a model of its own: import keras_towers "
+            f"before {names}, which then gives keras_towers.{engine.name}."
+        )

@@ -1,0 +1,367 @@
+"""Loops on towers with one round for each example."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition.partitioner import Partitioner
+from tests.kit.sampling import sample_of
+from tests.partition.kit import (
+    FEW,
+    check_divided,
+    check_on_towers,
+    computed_once,
+    exchange_counts,
+    partial_sum,
+    replicated,
+    sharded,
+    with_gradients,
+)
+
+pytestmark = pytest.mark.alternate
+
+
+_WHOLE = np.array([3], "int32")
+_FLOAT = {"element_shape": _WHOLE, "element_dtype": tf.float32}
+
+
+def _two(x, y):
+    types = tf.float32, tf.float32
+    return tf.map_fn(
+        lambda pair: (pair[0] @ pair[1], tf.reduce_max(pair[1])),
+        (x, y),
+        fn_output_signature=types,
+    )
+
+
+def _numbered(x, w):
+    def each(pair):
+        e, i = pair
+        return e * tf.cast(i, tf.float32) + tf.gather(w, i % 2)
+
+    numbers = tf.range(tf.shape(x)[0])
+    return tf.map_fn(each, (x, numbers), fn_output_signature=tf.float32)
+
+
+def _chosen(x):
+    def each(e):
+        return tf.cond(
+            tf.reduce_sum(e) > 0, lambda: e * 2, lambda: tf.exp(e) - 1
+        )
+
+    return tf.map_fn(each, x)
+
+
+def _with_loop(x):
+    def each(e):
+        often = tf.cast(tf.abs(e[0]) * 4, tf.int32)
+        return tf.while_loop(
+            lambda i, y: i < often,
+            lambda i, y: (i + 1, tf.tanh(y * tf.reduce_sum(y) + e)),
+            (0, e),
+        )[1]
+
+    return tf.map_fn(each, x)
+
+
+def _nested(x):
+    def each(e):
+        return tf.map_fn(lambda s: tf.exp(s) * tf.reduce_sum(e), e)
+
+    return tf.map_fn(each, x)
+
+
+def _by_keras(x):
+    def each(e):
+        return {"a": e * 2, "b": keras.ops.sum(keras.ops.tanh(e))}
+
+    return keras.ops.map(each, x)
+
+
+def _rounds(x, each, *start, **options):
+    """Loop over the examples; return the final loop variables.
+
+    Args:
+        x: the examples.
+        each: takes the number of a round, what reads examples, their number,
+            and what goes round; returns the latter.
+        *start: what goes round.
+        **options: of ``tf.while_loop``.
+    """
+    n = tf.shape(x)[0]
+    items = tf.TensorArray(tf.float32, n).unstack(x)
+    found = tf.while_loop(
+        lambda i, *_: i < n,
+        lambda i, *state: (i + 1, *each(i, items.read, n, *state)),
+        (0, *start),
+        **options,
+    )
+    return found[1:]
+
+
+def _summed(x):
+    def each(i, read, n, s):
+        return (s + tf.exp(read(i)) * tf.cast(i, x.dtype),)
+
+    return _rounds(x, each, tf.ones([3]))
+
+
+_CASES = {
+    "one": (
+        lambda x: tf.map_fn(lambda e: tf.nn.softmax(e) * tf.reduce_sum(e), x),
+        sharded(-1, 3),
+    ),
+    "two": (_two, sharded(-1, 2, 3), sharded(-1, 3, 2)),
+    "weights": (
+        lambda x, w: tf.map_fn(lambda e: tf.linalg.matvec(w, tf.tanh(e)), x),
+        sharded(-1, 3),
+        replicated(2, 3),
+    ),
+    "numbers": (_numbered, sharded(-1, 3), replicated(2, 3)),
+    "branches": (_chosen, sharded(-1, 3)),
+    "loops": (_with_loop, sharded(-1, 3)),
+    "nested": (_nested, sharded(-1, 4)),
+    "keras.ops.map": (_by_keras, sharded(-1, 3)),
+    "sum": (_summed, sharded(-1, 3)),
+    "what all need": (
+        lambda x: tf.map_fn(lambda e: e * tf.reduce_sum(tf.exp(x), 0), x),
+        sharded(-1, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sample_of(_CASES, 4))
+def test_each_tower_loops_over_its_own_examples(name):
+    function, *given = _CASES[name]
+    program = check_on_towers(with_gradients(function), *given, towers=FEW)
+    # keras.ops.map looks at the first example, whose values nobody needs.
+    assert set(computed_once(program)) <= {"StridedSlice"}
+    assert exchange_counts(program)["gather"] <= 4
+
+
+def test_numbers_of_examples_and_draws_are_those_of_one_device():
+    def each(e):
+        drawn = tf.random.stateless_normal((3,), (3, 4))
+        return tf.argmax(e + drawn)
+
+    check_divided(
+        lambda x: tf.map_fn(each, x, fn_output_signature=tf.int64),
+        sharded(-1, 3),
+    )
+
+
+def test_what_is_the_same_on_all_towers_is_not_laid_out(monkeypatch):
+    """Otherwise the time grows exponentially with the depth of loops."""
+    laid_out = []
+    lay_out_node = Partitioner.lay_out_node
+
+    def note(self, node, inputs):
+        laid_out.append(node.type)
+        return lay_out_node(self, node, inputs)
+
+    monkeypatch.setattr(Partitioner, "lay_out_node", note)
+    check_divided(_with_loop, sharded(-1, 2))
+    assert "Abs" in laid_out
+    assert "Tanh" not in laid_out
+
+
+def test_the_initial_value_of_a_sum_counts_once():
+    def add(x, y):
+        def each(i, read, n, s, t):
+            return s + read(i), t + 2
+
+        return _rounds(x, each, y, 5)
+
+    for given in (replicated(3), partial_sum(3)):
+        program = check_divided(add, sharded(-1, 3), given)
+        assert exchange_counts(program)["sum"] == 2
+
+
+def test_a_list_that_is_doubled_in_each_round_is_divided():
+    def doubled(x):
+        items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
+        (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
+        return tf.raw_ops.TensorListStack(input_handle=found, **_FLOAT)
+
+    check_divided(doubled, sharded(-1, 3))
+
+
+# ---- what goes from one example to the next is computed once -----------------
+
+
+def _listed(x, each, **options):
+    """Rounds that write into a list: what they make of a reader and a list."""
+    found = tf.TensorArray(tf.float32, tf.shape(x)[0], **options)
+    return _rounds(x, lambda *given: (each(*given),), found)[0].stack()
+
+
+def _running_sum(x):
+    def each(i, read, n, s, y):
+        s = s + read(i)
+        return s, y.write(i, s)
+
+    found = tf.TensorArray(tf.float32, tf.shape(x)[0])
+    return _rounds(x, each, tf.zeros([3]), found)[1].stack()
+
+
+def _while(x, goes_on, next_, start):
+    """Sum up some of the examples."""
+    n = tf.shape(x)[0]
+    items = tf.TensorArray(tf.float32, n).unstack(x)
+    return tf.while_loop(
+        lambda i, s: goes_on(i, n, s),
+        lambda i, s: (next_(i), s + items.read(i)),
+        (start(n), tf.zeros([3])),
+    )[1]
+
+
+def _not_all(x):
+    return _while(
+        x,
+        lambda i, n, s: (i < n) & (tf.reduce_sum(s) < 0.5),
+        lambda i: i + 1,
+        lambda n: 0,
+    )
+
+
+def _wider_sum(x):
+    shapes = tf.TensorShape([]), tf.TensorShape([None])
+    each = lambda i, read, n, s: (s + read(i),)  # noqa: E731
+    return _rounds(x, each, tf.zeros([1]), shape_invariants=shapes)
+
+
+def _read_before(x):
+    """Each iteration reads the element that the previous one wrote."""
+    items = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
+
+    def each(i, read, n, y):
+        return (y.write(i, read(i) + y.read(tf.maximum(i - 1, 0))),)
+
+    return _rounds(x, each, items)[0].stack()
+
+
+def _popped(items):
+    return tf.raw_ops.TensorListPopBack(input_handle=items, **_FLOAT)
+
+
+def _from_the_end(x):
+    """Examples that are taken from the end, with their numbers."""
+    items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
+
+    def each(i, read, n, items, s):
+        items, item = _popped(items)
+        return items, s + item * tf.cast(i, tf.float32)
+
+    return _rounds(x, each, items, tf.zeros([3]))[1]
+
+
+def _always_the_last(x):
+    """Every iteration pops the last example of the same list."""
+    items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
+    each = lambda i, read, n, s: (s + _popped(items)[1],)  # noqa: E731
+    return _rounds(x, each, tf.zeros([3]))
+
+
+def _how_many_so_far(x):
+    """Lists that grow, and know how long they are."""
+
+    def each(i, read, n, found):
+        often = tf.raw_ops.TensorListLength(input_handle=found)
+        item = read(i) * tf.cast(often, tf.float32)
+        return (tf.raw_ops.TensorListPushBack(input_handle=found, tensor=item),)
+
+    found = tf.raw_ops.EmptyTensorList(max_num_elements=-1, **_FLOAT)
+    (found,) = _rounds(x, each, found)
+    return tf.raw_ops.TensorListStack(input_handle=found, **_FLOAT)
+
+
+def _swapped(x):
+    """Lists that change places."""
+    n = tf.shape(x)[0]
+    lists = [tf.TensorArray(tf.float32, n).unstack(x * k) for k in (1, 2)]
+
+    def each(i, read, n, a, b):
+        return b.write(i, a.read(i) + 1), a
+
+    return [found.stack() for found in _rounds(x, each, *lists)]
+
+
+def _anew(i, read, n, _):
+    """A list of which only the last round's is left."""
+    found = tf.TensorArray(tf.float32, n, element_shape=(3,))
+    return found.write(i, read(i))
+
+
+_MEET = {
+    "scan": lambda x: tf.scan(lambda a, e: a * 0.5 + e, x),
+    "neighbour": lambda x: _listed(
+        x, lambda i, read, n, y: y.write(i, read((i + 1) % n))
+    ),
+    "backwards": lambda x: _listed(
+        x, lambda i, read, n, y: y.write(n - 1 - i, read(i))
+    ),
+    "fewer than all": lambda x: _listed(
+        x, lambda i, read, n, y: y.write(i // 2, read(i)), element_shape=(3,)
+    ),
+    "anew": lambda x: _listed(x, _anew, element_shape=(3,)),
+    "product": lambda x: _rounds(
+        x, lambda i, read, n, s: (s * read(i),), tf.ones([3])
+    ),
+    "sum twice": lambda x: _rounds(
+        x, lambda i, read, n, s: (s + s + read(i),), tf.zeros([3])
+    ),
+    "not from zero": lambda x: _while(
+        x, lambda i, n, s: i < n, lambda i: i + 1, lambda n: tf.minimum(n, 1)
+    ),
+    "every second": lambda x: _while(
+        x, lambda i, n, s: i < n, lambda i: i + 2, lambda n: 0
+    ),
+    "not all": _not_all,
+    "running sum": _running_sum,
+    "wider sum": _wider_sum,
+    "read before": _read_before,
+    "from the end": _from_the_end,
+    "always the last": _always_the_last,
+    "how many so far": _how_many_so_far,
+    "swapped": _swapped,
+}
+
+
+@pytest.mark.parametrize("name", _MEET)
+def test_loops_that_carry_values_between_examples_are_computed_once(name):
+    program = check_on_towers(_MEET[name], sharded(-1, 3))
+    assert {"StatelessWhile", "While"} & set(computed_once(program))
+    if name != "not all":
+        check_on_towers(with_gradients(_MEET[name]), sharded(-1, 3), towers=FEW)
+
+
+def test_effects_are_those_of_one_device():
+    calls = []
+
+    def note(e):
+        calls.append(np.asarray(e).tolist())
+        return e
+
+    def each(e):
+        found = tf.numpy_function(note, [e], tf.float32)
+        return tf.ensure_shape(found, (2,)) * 2
+
+    check_on_towers(
+        lambda x: tf.map_fn(each, x), sharded(-1, 2), towers=((3, 0, 2),)
+    )
+    # One device, which is looked at as well, and all towers together.
+    assert sorted(calls) == sorted(calls[:5] * 3)
+
+
+def test_examples_that_make_elements_of_unlike_shapes():
+    def total(x):
+        # Of each example as many entries as it says: they cannot be stacked.
+        def each(i, read, n, y):
+            often = tf.cast(tf.abs(read(i)[0]) * 3, tf.int32)
+            return (y.write(i, tf.tile(read(i), [often + 1])),)
+
+        found = tf.TensorArray(tf.float32, tf.shape(x)[0], infer_shape=False)
+        return _rounds(x, each, found)[0].concat()
+
+    check_on_towers(total, sharded(-1, 2), towers=((3, 0, 2), (1, 4)))
