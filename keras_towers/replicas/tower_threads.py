@@ -35,7 +35,6 @@ from keras_towers.replicas.replica_counts import Quorum, Staleness
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 _numbers = itertools.count()
-_HOST = "/device:CPU:0"
 
 Step = Callable[[Any], Any]
 
@@ -141,12 +140,10 @@ class ReplicaSteps(TowerSteps):
         model: keras.Model,
         quorum: Quorum,
         begins: Callable[[Coordinator], None],
-        limit_s: float | None,
     ):
         super().__init__(update, model)
         self._begins = begins
         self._quorum = quorum
-        self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         # Frees the group; None before a step is traced.
         self._freed: weakref.finalize | None = None
@@ -165,7 +162,7 @@ class ReplicaSteps(TowerSteps):
         name = f"keras_towers/replicas_{next(_numbers)}"
         freed = weakref.finalize(self, free, name)
         freed.atexit = False
-        self._group = ReplicaGroup(name, _HOST, self._quorum)
+        self._group = ReplicaGroup(name, compat.HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(
             name, self._group, _device_of, self._apply_average
@@ -210,7 +207,7 @@ class ReplicaSteps(TowerSteps):
             self._group,
             lambda count: update(tf.constant(count)).numpy(),
             fail,
-            limit_s=self._limit_s,
+            self._config.options.stall_shutdown_s,
         )
         self._begins(self._coordinator)
         self._coordinator.start()

@@ -261,7 +261,7 @@ class SyncReplicasStrategy(BaseStrategy):
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
             )
-            calls = ReplicaCalls(update, quorum, stall_shutdown_s)
+            calls = ReplicaCalls(update, quorum)
             self._compose(update, calls)
         else:
             copies = MirroredServerUpdate(self._config, self._mode.reduce)
