@@ -108,27 +108,8 @@ class RankProcess:
             logins = run.logins[self.host]
             if answers and logins.acquire(timeout=settings.SSH_CONNECT_S):
                 self._login.callback(logins.release)
-        # A single rank reads the launcher's stdin. It gets a copy, because the
-        # agent's own stdin is our pipe.
-        stdin: list[int] = []
-        if name is None and not self.host and sys.__stdin__ is not None:
-            stdin = [os.dup(sys.__stdin__.fileno())]
-        try:
-            self._process = subprocess.Popen(
-                launch,
-                stdin=subprocess.PIPE,
-                stdout=None if direct else subprocess.PIPE,
-                stderr=None if direct else subprocess.PIPE,
-                # Shields it from the terminal's Ctrl-C, which the launcher
-                # handles.
-                start_new_session=True,
-                pass_fds=stdin,
-            )
-        finally:
-            for copy in stdin:
-                os.close(copy)
         order = {
-            "read_from": stdin,
+            "read_from": self._start_agent(launch, direct),
             "command": command or run.command,
             "folder": os.getcwd(),
             "environment": environment,
@@ -146,6 +127,29 @@ class RankProcess:
         threading.Thread(
             target=self._wait, args=(run.events.put,), daemon=True
         ).start()
+
+    def _start_agent(self, launch: Sequence[str], direct: bool) -> list[int]:
+        """Start the agent; return the file that its process reads, if any."""
+        # A single rank reads the launcher's stdin. It gets a copy, because the
+        # agent's own stdin is our pipe.
+        stdin: list[int] = []
+        if self.name is None and not self.host and sys.__stdin__ is not None:
+            stdin = [os.dup(sys.__stdin__.fileno())]
+        try:
+            self._process = subprocess.Popen(
+                launch,
+                stdin=subprocess.PIPE,
+                stdout=None if direct else subprocess.PIPE,
+                stderr=None if direct else subprocess.PIPE,
+                # Shields it from the terminal's Ctrl-C, which the launcher
+                # handles.
+                start_new_session=True,
+                pass_fds=stdin,
+            )
+        finally:
+            for copy in stdin:
+                os.close(copy)
+        return stdin
 
     def tail(self) -> str:
         """The end of the process's stderr."""

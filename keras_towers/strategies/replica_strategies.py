@@ -257,19 +257,21 @@ class SyncReplicasStrategy(BaseStrategy):
         quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
         super().__init__(devices, options, job=self._peers)
         self._calls: ReplicaCalls | WorkerCalls
+        self._compose_replicas(quorum)
+
+    def _compose_replicas(self, quorum: Quorum) -> None:
         if self._peers is None:
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
             )
-            calls = ReplicaCalls(update, quorum)
-            self._compose(update, calls)
-        else:
-            copies = MirroredServerUpdate(self._config, self._mode.reduce)
-            make_session = functools.partial(
-                AveragedSession, quorum=quorum, after_update=self._average
-            )
-            workers = WorkerCalls(copies, self._peers, make_session)
-            self._compose(copies, workers)
+            self._compose(update, ReplicaCalls(update, quorum))
+            return
+        copies = MirroredServerUpdate(self._config, self._mode.reduce)
+        make_session = functools.partial(
+            AveragedSession, quorum=quorum, after_update=self._average
+        )
+        workers = WorkerCalls(copies, self._peers, make_session)
+        self._compose(copies, workers)
 
     @property
     def total_num_replicas(self) -> int:
