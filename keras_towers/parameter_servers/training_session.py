@@ -495,7 +495,7 @@ class AveragedSession(Session):
             self._coordinator_group,
             begin if early else apply,
             self._fail,
-            self.peers.stall_shutdown_s,
+            self.peers.stall_timeout_s,
             self._until_left,
             self._group.send,
         )

@@ -147,7 +147,7 @@ class Coordinator(threading.Thread):
         if time.monotonic() - begun >= self._limit_s:
             raise TowerError(
                 "the last gradients were not applied within "
-                f"{self._limit_s:g} s: raise stall_shutdown_s if the device is "
+                f"{self._limit_s:g} s: raise stall_timeout_s if the device is "
                 "only slow."
             )
 

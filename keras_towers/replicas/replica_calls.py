@@ -176,7 +176,7 @@ def add_summary_writer(
 class AsyncCalls(TowerCalls):
     """Runs training asynchronously and all other methods synchronously."""
 
-    stall_shutdown_s: float | None = None
+    stall_timeout_s: float | None = None
 
     def __init__(self, update: HogwildUpdate):
         super().__init__(update)
@@ -200,7 +200,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
 
     def __init__(self, update: HogwildUpdate, quorum: Quorum):
         super().__init__(update)
-        self.stall_shutdown_s = update.config.options.stall_shutdown_s
+        self.stall_timeout_s = update.config.options.stall_timeout_s
         self._quorum = quorum
         self._last: Coordinator | None = None
 
@@ -278,7 +278,7 @@ class _ThreadedCall(ReplicaCall):
         self._threads = TowerThreads(
             self.config.num_towers,
             steps,
-            self._calls.stall_shutdown_s,
+            self._calls.stall_timeout_s,
             recorder_of(model),
         )
 
