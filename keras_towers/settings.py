@@ -68,6 +68,8 @@ NCCL_TIMEOUT_S = 60
 STALL_WARNING_S = 30
 #: Default of `--stall-shutdown`.
 STALL_SHUTDOWN_S = 1800
+#: Default of `stall_timeout_s`: for slow or restarting workers of a strategy.
+STALL_TIMEOUT_S = 600
 #: Default of `--grace`: for scripts to end after SIGTERM.
 SCRIPT_GRACE_S = 30
 #: Default of `--elastic-timeout`.
@@ -161,6 +163,8 @@ MAX_RANKS_CHECKED = 32
 BUILD_S = 2 * 3600
 #: For a compiler to print its version.
 TOOL_S = 60
+#: For each strategy in the self-test of `keras-towers doctor`.
+SELF_TEST_S = 180
 #: For a separate process to import TensorFlow or an engine.
 IMPORT_S = 120
 #: Between SIGTERM and SIGKILL for a command outside of jobs.

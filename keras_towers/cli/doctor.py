@@ -277,7 +277,9 @@ def _unmodified_scripts() -> Finding:
 
 
 def run_self_test(
-    console: Console, names: Sequence[str] = _TESTED, timeout_s: float = 180
+    console: Console,
+    names: Sequence[str] = _TESTED,
+    timeout_s: float = settings.SELF_TEST_S,
 ) -> list[Finding] | None:
     """Train in one process and in several, and compare the losses.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,12 +16,11 @@ from rich.table import Table
 
 from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers.cli import plan_hosts
-from keras_towers.cli.bench_plot import check_plot
 from keras_towers.errors import TowerError
 from keras_towers.user_models import find_named
 
 if TYPE_CHECKING:
-    from keras_towers.planning import Plan
+    from keras_towers.planning import Plan, PlanSetting
 
 # How many names of weights are printed.
 _SHOWN = 3
@@ -88,31 +86,9 @@ def plan(
             raise TowerError(
                 f"{option} {number} is not allowed: give 1 or more"
             )
-    with_hosts = {
-        "--link-between": link_between,
-        "--link-within": link_within,
-        "--step-ms": step_ms,
-        "--plot": plot,
-    }
-    numbers, links = None, None
-    if hosts is None:
-        for option, value in with_hosts.items():
-            if value is not None:
-                raise TowerError(f"{option} is for several hosts: add --hosts")
-    else:
-        numbers = plan_hosts.parse_hosts(hosts, towers)
-        links = (
-            plan_hosts.parse_link("between", link_between, numbers[-1]),
-            plan_hosts.parse_link("within", link_within, towers),
-        )
-        if step_ms is not None and not 0 < step_ms < math.inf:
-            raise TowerError(
-                f"--step-ms {step_ms:g} is not allowed: give a number above 0"
-            )
-        if plot is not None:
-            check_plot(plot, "plan")
-            if step_ms is None:
-                raise TowerError("--plot draws examples/s: add --step-ms")
+    several = plan_hosts.Hosts.of_options(
+        hosts, towers, link_between, link_within, step_ms, plot
+    )
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from keras_towers import planning
@@ -123,7 +99,7 @@ def plan(
         batch_size,
         gathered,
         find_named(layouts) if layouts else None,
-        numbers,
+        several.numbers if several else None,
     )
     if layouts:
         # Before what may take minutes.
@@ -131,48 +107,55 @@ def plan(
             planning.check_layouts(setting)
     with _naming(target):
         plans = planning.plan(find_named(target), setting)
-    rows = []
-    if links is not None:
-        between, within = links
-        rows = plan_hosts.timed(plans, towers, between, within, step_ms, memory)
-    console = Console(highlight=False)
+    rows = several.timed(plans, memory) if several else []
     if as_json:
-        choices = [
-            _as_json(row.plan, memory) | row.as_json() for row in rows
-        ] or [_as_json(one, memory) for one in plans]
-        document: dict[str, Any] = {
+        document = {
             "model": plans[0].model,
             "parameters": plans[0].parameters,
             "towers": towers,
             "batch_size": batch_size,
             "device_memory": memory,
-            "choices": choices,
+            "choices": [_as_json(one, memory) for one in plans],
         }
         if rows:
+            document["choices"] = [
+                _as_json(row.plan, memory) | row.as_json() for row in rows
+            ]
             document["take"] = plan_hosts.verdict(rows)
         typer.echo(json.dumps(document, indent=1))
-    elif rows:
-        on = f"hosts of {towers} device{'' if towers == 1 else 's'}"
-        each = f"{batch_size} examples per step and host"
-        console.print(f"{_named(plans[0])} on {on}, {each}", soft_wrap=True)
+    else:
+        _print(plans, rows, setting, memory, device_memory)
+    if plot is not None:
+        plan_hosts.draw_curve(rows, plot)
+
+
+def _print(
+    plans: Sequence[Plan],
+    rows: Sequence[plan_hosts.OnHosts],
+    setting: PlanSetting,
+    memory: int | None,
+    device_memory: str | None,
+) -> None:
+    """Print a table, and what to know about it."""
+    first, towers = plans[0], len(setting.devices)
+    on = f"{towers} device{'' if towers == 1 else 's'}"
+    each = f"{setting.batch_size} examples per step"
+    if rows:
+        on, each = f"hosts of {on}", f"{each} and host"
+    console = Console(highlight=False)
+    console.print(
+        f"{first.model}: {first.parameters:,} parameters on {on}, {each}",
+        soft_wrap=True,
+    )
+    if rows:
         # Wider than what is not a terminal, which has 80 columns.
         wide = Console(highlight=False, width=max(console.width, _WIDTH))
         wide.print(plan_hosts.table_of(rows, device_memory))
-    else:
-        on = f"{towers} device{'' if towers == 1 else 's'}"
-        each = f"{batch_size} examples per step"
-        console.print(f"{_named(plans[0])} on {on}, {each}", soft_wrap=True)
-        console.print(_table(plans, memory, device_memory))
-        for line in _notes(plans):
-            console.print(line, style="dim", soft_wrap=True)
-    if plot is not None:
-        plan_hosts.draw_curve(rows, plot)
-    if rows and not as_json:
         console.print(plan_hosts.verdict(rows), soft_wrap=True)
-
-
-def _named(plan: Plan) -> str:
-    return f"{plan.model}: {plan.parameters:,} parameters"
+        return
+    console.print(_table(plans, memory, device_memory))
+    for line in _notes(plans):
+        console.print(line, style="dim", soft_wrap=True)
 
 
 @contextlib.contextmanager

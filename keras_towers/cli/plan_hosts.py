@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from keras_towers._bytes import format_bytes, parse_rate
+from keras_towers.cli.bench_plot import check_plot
 from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
@@ -65,6 +66,89 @@ class OnHosts:
             "examples_per_s": self.examples_per_s,
             "efficiency": self.time.efficiency,
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """Hosts, what connects them, and how fast they compute.
+
+    Attributes:
+        numbers: how many there may be, in ascending order.
+        towers: the number of devices of each.
+        between: the link of each host to others: bytes per second, and seconds
+            of latency.
+        within: the link of each device to others of its host.
+        step_s: the seconds that a device computes in a step, if known.
+    """
+
+    numbers: Sequence[int]
+    towers: int
+    between: tuple[float, float]
+    within: tuple[float, float]
+    step_s: float | None
+
+    @classmethod
+    def of_options(
+        cls,
+        hosts: str | None,
+        towers: int,
+        between: str | None,
+        within: str | None,
+        step_ms: float | None,
+        plot: Path | None,
+    ) -> Hosts | None:
+        """Check options of ``plan``; return None without ``--hosts``."""
+        if hosts is None:
+            for option, value in {
+                "--link-between": between,
+                "--link-within": within,
+                "--step-ms": step_ms,
+                "--plot": plot,
+            }.items():
+                if value is not None:
+                    raise TowerError(
+                        f"{option} is for several hosts: add --hosts"
+                    )
+            return None
+        numbers = parse_hosts(hosts, towers)
+        links = (
+            parse_link("between", between, numbers[-1]),
+            parse_link("within", within, towers),
+        )
+        if step_ms is not None and not 0 < step_ms < math.inf:
+            raise TowerError(
+                f"--step-ms {step_ms:g} is not allowed: give a number above 0"
+            )
+        if plot is not None:
+            check_plot(plot, "plan")
+            if step_ms is None:
+                raise TowerError("--plot draws examples/s: add --step-ms")
+        step_s = None if step_ms is None else step_ms / 1e3
+        return cls(numbers, towers, *links, step_s)
+
+    def timed(self, plans: Iterable[Plan], memory: int | None) -> list[OnHosts]:
+        """Return plans with the time of their steps.
+
+        Args:
+            plans: the plans.
+            memory: the bytes of a device, if given.
+        """
+        from keras_towers.step_times import Link, Members, time_step
+
+        between, within = Link(*self.between), Link(*self.within)
+        rows = []
+        for plan in plans:
+            axes: Mapping[Axis, Members] = {
+                "columns": Members(plan.columns, within),
+                "towers": Members(self.towers // plan.columns, within),
+                "ranks": Members(plan.hosts, between),
+            }
+            time = time_step(
+                plan.exchanged, axes, plan.examples, plan.work, self.step_s
+            )
+            devices = plan.hosts * self.towers
+            rows.append(OnHosts(plan, devices, time, plan.fits(memory)))
+        return sorted(rows, key=lambda row: row.plan.hosts)
 
 
 def parse_hosts(text: str, towers: int) -> list[int]:
@@ -137,42 +221,6 @@ def parse_link(
         )
     microseconds = float(found[1]) if found else _LATENCY_US[name]
     return parse_rate(given, rate), 1e-6 * microseconds
-
-
-def timed(
-    plans: Iterable[Plan],
-    towers: int,
-    between: tuple[float, float],
-    within: tuple[float, float],
-    step_ms: float | None,
-    memory: int | None,
-) -> list[OnHosts]:
-    """Return plans with the time of their steps.
-
-    Args:
-        plans: the plans.
-        towers: the number of devices of each host.
-        between: the link of each host to others.
-        within: the link of each device to others of its host.
-        step_ms: the milliseconds that a device computes in a step, if known.
-        memory: the bytes of a device, if given.
-    """
-    from keras_towers.step_times import Link, Members, time_step
-
-    rows = []
-    for plan in plans:
-        axes: Mapping[Axis, Members] = {
-            "columns": Members(plan.columns, Link(*within)),
-            "towers": Members(towers // plan.columns, Link(*within)),
-            "ranks": Members(plan.hosts, Link(*between)),
-        }
-        computing = None if step_ms is None else step_ms / 1e3
-        time = time_step(
-            plan.exchanged, axes, plan.examples, plan.work, computing
-        )
-        devices = plan.hosts * towers
-        rows.append(OnHosts(plan, devices, time, plan.fits(memory)))
-    return sorted(rows, key=lambda row: row.plan.hosts)
 
 
 def table_of(rows: Sequence[OnHosts], device_memory: str | None) -> Table:

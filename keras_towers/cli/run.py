@@ -150,27 +150,16 @@ def run(
             "machine only. On several machines, start the script on each with "
             "TF_CONFIG"
         )
-    limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
-    if not elastic and limits != (None, None, None):
-        raise TowerError(
-            "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
-            "are for elastic jobs: give --min-np, too"
-        )
-    if not restarts and not elastic:
-        for option, given in (("--standby", standby), ("--commits", commits)):
-            if given:
-                raise TowerError(
-                    f"{option} is for jobs that may start again: give "
-                    "--restarts or --min-np, too"
-                )
-    if restarts and elastic:
-        raise TowerError(
-            "--restarts is for jobs with a fixed number of processes: an "
-            "elastic job goes on after a loss by itself, --reset-limit times"
-        )
     plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
     _check_script(script, module)
     _check_strategy(strategy, no_strategy, towers, seed, plan)
+    limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
+    has_limits = limits != (None, None, None)
+    _check_restarts(restarts, standby, commits, has_limits, plan)
+    if plan.joined and output:
+        raise TowerError(
+            f"--output is not for {plan.joined}, which has its own"
+        )
     setup = Setup(
         strategy=strategy,
         suggested=None if strategy or no_strategy else plan.suggested(servers),
@@ -208,23 +197,11 @@ def run(
         standby=standby,
     )
     if plan.joined:
-        if restarts:
-            raise TowerError(
-                f"--restarts is not for {plan.joined}, which has to start "
-                "all processes again itself"
-            )
-        if output:
-            raise TowerError(
-                f"--output is not for {plan.joined}, which has its own"
-            )
         _exec_as_rank(job)
     if strategy and plan.has_several_workers:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
-    if plan.has_servers:
-        code = run_cluster(job, plan.tasks).code
-    else:
-        code = run_job(job).code
-    raise typer.Exit(code)
+    end = run_cluster(job, plan.tasks) if plan.has_servers else run_job(job)
+    raise typer.Exit(end.code)
 
 
 def _exec_as_rank(job: Job) -> NoReturn:
@@ -409,6 +386,36 @@ def _check_strategy(
             f"the strategy {strategy} works in one process only: use "
             "-np 1, or --strategy horovod"
         )
+
+
+def _check_restarts(
+    restarts: int,
+    standby: bool,
+    commits: Path | None,
+    has_limits: bool,
+    plan: LaunchPlan,
+) -> None:
+    if has_limits and not plan.elastic:
+        raise TowerError(
+            "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
+            "are for elastic jobs: give --min-np, too"
+        )
+    if restarts and plan.elastic:
+        raise TowerError(
+            "--restarts is for jobs with a fixed number of processes: an "
+            "elastic job goes on after a loss by itself, --reset-limit times"
+        )
+    if restarts and plan.joined:
+        raise TowerError(
+            f"--restarts is not for {plan.joined}, which has to start all "
+            "processes again itself"
+        )
+    for option, given in (("--standby", standby), ("--commits", commits)):
+        if given and not restarts and not plan.elastic:
+            raise TowerError(
+                f"{option} is for jobs that may start again: give --restarts "
+                "or --min-np, too"
+            )
 
 
 def _count_servers(

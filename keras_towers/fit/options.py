@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 import keras
 
+from keras_towers import settings
 from keras_towers._bytes import parse_bytes
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.reduction import (
@@ -141,7 +142,7 @@ class StrategyOptions:
             as one synchronous step; optimizers that are invariant to the scale
             of gradients, such as Adam, are not affected. Workers that update
             together apply the average, or with False the sum.
-        stall_shutdown_s: seconds that a worker waits for slow or restarting
+        stall_timeout_s: seconds that a worker waits for slow or restarting
             workers before it fails; in one process, seconds without any
             replica finishing a step.
 
@@ -168,7 +169,7 @@ class StrategyOptions:
     outer_momentum: float = 0.0
     outer_learning_rate: float = 1.0
     scale_gradient: bool = True
-    stall_shutdown_s: float = 600
+    stall_timeout_s: float = settings.STALL_TIMEOUT_S
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
@@ -321,7 +322,7 @@ class ServerKeywords(TypedDict, total=False):
     scale_gradient: bool
     batches: Batches
     sync_every_epoch: bool
-    stall_shutdown_s: float
+    stall_timeout_s: float
 
 
 def options_of(

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from keras_towers.launching import outcome
-from keras_towers.launching.job import Job, RankStart, RunningJob
+from keras_towers.launching.job import Job, RunningJob
+from keras_towers.launching.rank_process import RankStart
 from keras_towers.launching.supervision import Supervisor
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.network import LOOPBACK, reserve_port

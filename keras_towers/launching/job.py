@@ -30,6 +30,7 @@ from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import (
     ProcessContext,
     RankProcess,
+    RankStart,
     check_reachable,
 )
 from keras_towers.rendezvous import rank_environment, store
@@ -91,30 +92,6 @@ class Job:
         """Variables for every process, whichever engine connects them."""
         return rank_environment.process_environment(
             self.stall_warning_s, self.stall_shutdown_s, self.seed
-        )
-
-
-@dataclass(frozen=True)
-class RankStart:
-    """How a process of a round is started: arguments of a ``RankProcess``."""
-
-    name: str | None
-    index: int
-    variables: dict[str, str] = dataclasses.field(compare=False)
-    host: str = LOOPBACK
-    local_size: int = 1
-    serves: bool = False
-
-    def begin(self, run: RunningJob, variables: dict[str, str]) -> RankProcess:
-        """Start the process, with these variables."""
-        return RankProcess(
-            run,
-            self.name,
-            self.index,
-            variables,
-            host=self.host,
-            local_size=self.local_size,
-            serves=self.serves,
         )
 
 
@@ -242,7 +219,7 @@ class RunningJob(ProcessContext):
         for start in starts:
             process = standby.pop(start, None)
             if process is None or process.code is not None:
-                start.begin(self, start.variables)
+                RankProcess(self, start)
                 continue
             self.processes.append(process)
             key = store.BEGIN.format(self.round, start.index)
@@ -256,7 +233,8 @@ class RunningJob(ProcessContext):
         for start in self._starts:
             key = store.BEGIN.format(self.round + 1, start.index)
             variables = {**start.variables, settings.ENV_STANDBY: key}
-            process = start.begin(self, variables)
+            waiting = dataclasses.replace(start, variables=variables)
+            process = RankProcess(self, waiting)
             self.processes.remove(process)
             self._standby[start] = process
         self._starts.clear()

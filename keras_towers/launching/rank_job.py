@@ -12,7 +12,8 @@ from keras_towers import known_engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import outcome
 from keras_towers.launching.elastic_hosts import ElasticHosts, ElasticOptions
-from keras_towers.launching.job import Job, RankStart, RunningJob
+from keras_towers.launching.job import Job, RunningJob
+from keras_towers.launching.rank_process import RankStart
 from keras_towers.launching.supervision import Supervisor
 from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 

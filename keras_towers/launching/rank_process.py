@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -52,18 +53,35 @@ class ProcessContext:
     logins: dict[str, threading.Semaphore]
 
 
+@dataclasses.dataclass(frozen=True)
+class RankStart:
+    """How a process is started.
+
+    Attributes:
+        name: the tag of its output; None: its output is not tagged.
+        index: its rank, or another number that is unique in the job.
+        variables: its environment.
+        host: where it runs.
+        local_size: how many processes share the cores of the host.
+        serves: whether the job may end before it.
+        command: its command; None: the job's.
+    """
+
+    name: str | None
+    index: int
+    variables: dict[str, str] = dataclasses.field(compare=False)
+    host: str = LOOPBACK
+    local_size: int = 1
+    serves: bool = False
+    command: Sequence[str] | None = None
+
+
 class RankProcess:
     """A process of a job; its agent ends it with all of its children.
 
     Args:
         run: the job, to whose processes it is added.
-        name: the tag of its output; None: its output is not tagged.
-        index: its rank, or another number that is unique in the job.
-        environment: its variables.
-        command: its command; None: the job's.
-        host: where it runs.
-        local_size: how many processes share the cores of the host.
-        serves: whether the job may end before it.
+        start: how it is started.
 
     Attributes:
         host: None if it runs on this machine.
@@ -72,28 +90,19 @@ class RankProcess:
         stopped: whether the launcher has ended it.
     """
 
-    def __init__(
-        self,
-        run: ProcessContext,
-        name: str | None,
-        index: int,
-        environment: dict[str, str],
-        command: Sequence[str] | None = None,
-        *,
-        host: str = LOOPBACK,
-        local_size: int = 1,
-        serves: bool = False,
-    ):
-        self.name, self.index, self.serves = name, index, serves
-        self.hostname: str = host
-        self.host: str | None = None if is_local(host) else host
+    def __init__(self, run: ProcessContext, start: RankStart):
+        self.name, self.index = start.name, start.index
+        self.serves = start.serves
+        self.hostname: str = start.host
+        self.host: str | None = None if is_local(start.host) else start.host
         self.code: int | None = None
         self.stopped: bool = False
         self._login = contextlib.ExitStack()
         self._taggers: dict[Any, Tagger] = {}
         self._readers: list[threading.Thread] = []
-        console, launch = run.console, _AGENT
-        direct = name is None and console.folder is None and console.inherited
+        console, launch, environment = run.console, _AGENT, start.variables
+        untagged = self.name is None
+        direct = untagged and console.folder is None and console.inherited
         answers = self.host is not None and not direct
         if self.host:
             if run.address == LOOPBACK:
@@ -108,10 +117,32 @@ class RankProcess:
             logins = run.logins[self.host]
             if answers and logins.acquire(timeout=settings.SSH_CONNECT_S):
                 self._login.callback(logins.release)
+        order = {
+            "read_from": self._start_agent(launch, direct),
+            "command": start.command or run.command,
+            "folder": os.getcwd(),
+            "environment": environment,
+            "local_size": start.local_size,
+            "rendezvous": run.address,
+            "grace_s": settings.GRACE_S,
+            # The pipe to an agent on this machine closes with the launcher.
+            "lost_s": settings.LOST_S if self.host else None,
+            "answers": answers,
+        }
+        self._write(json.dumps(order).encode() + b"\n")
+        if not direct:
+            self._start_readers(console)
+        run.processes.append(self)
+        threading.Thread(
+            target=self._wait, args=(run.events.put,), daemon=True
+        ).start()
+
+    def _start_agent(self, launch: Sequence[str], direct: bool) -> list[int]:
+        """Start the agent; return the file that its process reads, if any."""
         # A single rank reads the launcher's stdin. It gets a copy, because the
         # agent's own stdin is our pipe.
         stdin: list[int] = []
-        if name is None and not self.host and sys.__stdin__ is not None:
+        if self.name is None and not self.host and sys.__stdin__ is not None:
             stdin = [os.dup(sys.__stdin__.fileno())]
         try:
             self._process = subprocess.Popen(
@@ -127,25 +158,7 @@ class RankProcess:
         finally:
             for copy in stdin:
                 os.close(copy)
-        order = {
-            "read_from": stdin,
-            "command": command or run.command,
-            "folder": os.getcwd(),
-            "environment": environment,
-            "local_size": local_size,
-            "rendezvous": run.address,
-            "grace_s": settings.GRACE_S,
-            # The pipe to an agent on this machine closes with the launcher.
-            "lost_s": settings.LOST_S if self.host else None,
-            "answers": answers,
-        }
-        self._write(json.dumps(order).encode() + b"\n")
-        if not direct:
-            self._start_readers(console)
-        run.processes.append(self)
-        threading.Thread(
-            target=self._wait, args=(run.events.put,), daemon=True
-        ).start()
+        return stdin
 
     def tail(self) -> str:
         """The end of the process's stderr."""

@@ -218,7 +218,7 @@ class ServerPeers:
     name = "TensorFlow's parameter servers"
 
     def __init__(
-        self, connection: Connection, prefix: str, stall_shutdown_s: float
+        self, connection: Connection, prefix: str, stall_timeout_s: float
     ):
         self.connection: Connection = connection
         cluster = connection.cluster
@@ -227,7 +227,7 @@ class ServerPeers:
         self.local_rank: int = cluster.local_rank
         self.local_size: int = cluster.local_size
         self.prefix = prefix
-        self.stall_shutdown_s = stall_shutdown_s
+        self.stall_timeout_s = stall_timeout_s
         self._number = 0
         self._poll: Callable[[], None] = lambda: None
 
@@ -281,9 +281,9 @@ class ServerPeers:
     def _await(self, read: Callable[[], Any], key: str) -> Any:
         cluster = self.connection.cluster
         me = key_value_store.task_name(cluster, self.rank)
-        look_s = min(settings.LIVENESS_CHECK_S, self.stall_shutdown_s)
+        look_s = min(settings.LIVENESS_CHECK_S, self.stall_timeout_s)
         missing_tasks = ""
-        for waited_s in liveness.wait_loop(self.stall_shutdown_s, 0):
+        for waited_s in liveness.wait_loop(self.stall_timeout_s, 0):
             try:
                 return wait_for(read, look_s)
             except TimeoutError:
@@ -297,8 +297,8 @@ class ServerPeers:
             if waited_s:
                 announce(f"{me} waits for {missing_tasks}")
         raise TowerError(
-            f"{me} has waited {self.stall_shutdown_s:g} s for "
+            f"{me} has waited {self.stall_timeout_s:g} s for "
             f"{missing_tasks}. Every task that TF_CONFIG names has to run the "
             "script, and to call the same methods in the same order; raise "
-            "stall_shutdown_s to wait longer."
+            "stall_timeout_s to wait longer."
         )

@@ -46,8 +46,6 @@ from keras_towers.replicas.named_resources import (
 from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
-_HOST = "/device:CPU:0"
-
 
 class Session:
     """The training of one model by all workers of a job.
@@ -348,7 +346,7 @@ class AveragedSession(Session):
         # Reads the next weights while a step runs. Opening the gate makes it
         # write them, when the step no longer reads the local variables.
         self._prefetch: RunningFunction | None = None
-        self._gate = Queue(f"{self.name}/gate", _HOST)
+        self._gate = Queue(f"{self.name}/gate", compat.HOST)
         # With backup replicas, training ends when too few are left to make an
         # update; late replicas are not waited for.
         late_end = splits_batches and self.spare > 0
@@ -497,9 +495,9 @@ class AveragedSession(Session):
             self._coordinator_group,
             begin if early else apply,
             self._fail,
+            self.peers.stall_timeout_s,
             self._until_left,
             self._group.send,
-            self.peers.stall_shutdown_s,
         )
         self._report_lost = self.workers.loss_poller(
             lambda rank: self._coordinator_group.send(ReplicaEvent.LOST, rank)

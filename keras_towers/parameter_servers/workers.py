@@ -74,7 +74,7 @@ class Workers:
         """
         self._connection = connection = peers.connection
         self._key = f"{peers.prefix}/fit_{fit}/status"
-        self._stall_shutdown_s = peers.stall_shutdown_s
+        self._stall_timeout_s = peers.stall_timeout_s
         self._spare = spare
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
@@ -145,7 +145,7 @@ class Workers:
             if state != State.LOST:
                 then = (
                     f"if {self._name(self._rank)} needs it, it waits for its "
-                    f"return, for {self._stall_shutdown_s:g} s at most"
+                    f"return, for {self._stall_timeout_s:g} s at most"
                 )
             announce(
                 f"{self._name(rank)} at {self._address(rank)} {state}: {then}"
@@ -213,13 +213,13 @@ class Workers:
     def _check_silent(self, rank: int, watch: Liveness) -> None:
         """Raise an error if a worker has been silent for too long."""
         silent_s = watch.silent_s(rank)
-        if silent_s > self._stall_shutdown_s:
+        if silent_s > self._stall_timeout_s:
             name = "the chief" if rank == 0 else self._name(rank)
             raise TowerError(
                 f"{self._name(self._rank)} waits for {name}, which has given "
                 f"no sign of life for {silent_s:.0f} s: it hangs, or was "
                 "stopped. Start all tasks of the job again, from a backup, or "
-                "give stall_shutdown_s=..., in seconds, to wait for longer."
+                "give stall_timeout_s=..., in seconds, to wait for longer."
             )
 
     def _becomes(
@@ -310,7 +310,7 @@ class Workers:
         reported: set[int] = set()
 
         def poll() -> None:
-            lost = self._why_stuck(watch, self._stall_shutdown_s)
+            lost = self._why_stuck(watch, self._stall_timeout_s)
             # A worker that recovers may be lost again.
             reported.intersection_update(lost)
             for rank in lost.keys() - reported:
@@ -334,7 +334,7 @@ class Workers:
             self.beat()
             statuses = self._statuses(missing)
             missing = [rank for rank in missing if not statuses[rank].left]
-            stuck = self._why_stuck(watch, self._stall_shutdown_s)
+            stuck = self._why_stuck(watch, self._stall_timeout_s)
             if not is_over():
                 updated = time.monotonic()
             elif time.monotonic() - updated > settings.LOST_S:
@@ -373,7 +373,7 @@ class Workers:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()
         poll = self.poller(in_step, watch=watch)
-        timeout_s = self._stall_shutdown_s
+        timeout_s = self._stall_timeout_s
         with self._connection.naming_lost_servers():
             try:
                 return running.wait(timeout_s, poll)
@@ -385,7 +385,7 @@ class Workers:
             f"{self._name(self._rank)} has waited {timeout_s:g} s for the "
             "other workers: "
             f"{describe_each(reasons) or 'one hangs or is very slow'}. Start "
-            "it again, or give stall_shutdown_s=..., in seconds, to wait for "
+            "it again, or give stall_timeout_s=..., in seconds, to wait for "
             "longer."
         )
 

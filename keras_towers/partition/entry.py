@@ -53,6 +53,7 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 
+_DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")
 # What adds up the terms of a gradient, or passes them on, and what scales them.
 _ADDS = frozenset(("Add", "AddN", "AddV2", "Cast", "Identity", "IdentityN"))
@@ -66,7 +67,7 @@ def partition_graph(
     updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
     placed: Mapping[str, InShards | None] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
-    **options: Any,
+    options: LayoutOptions = _DEFAULTS,
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -78,7 +79,7 @@ def partition_graph(
         placed: operations that return their input, by name, and how to lay it
             out; None: it is whole.
         of_columns: what the last inputs are, which differ between columns.
-        **options: the attributes of ``LayoutOptions``.
+        options: the options of the layout.
     """
     if has_control_flow_v1(graph):
         raise TowerError(
@@ -88,10 +89,10 @@ def partition_graph(
         )
     arguments = graph, layouts, wanted, updates, placed, of_columns
     try:
-        return _laid_out(*arguments, LayoutOptions(**options))
+        return _laid_out(*arguments, options)
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return _laid_out(*arguments, LayoutOptions(**options, lists=False))
+        return _laid_out(*arguments, dataclasses.replace(options, lists=False))
 
 
 def _laid_out(

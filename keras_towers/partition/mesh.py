@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.emission import emit, placeholder_of
 from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
@@ -41,7 +42,7 @@ def partition_over_mesh(
     updates: Mapping[str, UpdateInfo],
     placed: Mapping[str, MeshLayout],
     columns: int,
-    **options: Any,
+    options: LayoutOptions,
 ) -> Program:
     """Lay out a graph over towers, and over the columns of each tower.
 
@@ -55,17 +56,15 @@ def partition_over_mesh(
         placed: operations that return their input, by name, and how to lay it
             out.
         columns: the number of columns.
-        **options: the attributes of ``LayoutOptions``, for the layout over
-            towers.
+        options: the options of the layout over towers.
     """
-    hooked = options.get("hooked")
+    hooked = options.hooked
     over_towers = {k: v.towers for k, v in placed.items() if v.towers or hooked}
     if columns == 1:
         return partition_graph(
-            graph, layouts, wanted, updates, over_towers, **options
+            graph, layouts, wanted, updates, over_towers, options=options
         )
     over_columns = {k: v.columns for k, v in placed.items()}
-    kept = ("xla", "gather_bytes", "examples")
     inner = partition_graph(
         graph,
         [
@@ -74,8 +73,12 @@ def partition_over_mesh(
         ],
         wanted,
         placed=over_columns,
-        over_columns=True,
-        **{name: options[name] for name in kept if name in options},
+        options=LayoutOptions(
+            xla=options.xla,
+            gather_bytes=options.gather_bytes,
+            examples=options.examples,
+            over_columns=True,
+        ),
     )
     by_rows = (k for k, layout in enumerate(layouts) if _has_examples(layout))
     column = _ColumnGraph(inner, next(by_rows, None))
@@ -94,7 +97,7 @@ def partition_over_mesh(
         column.graph.outputs,
         placed={column.names[name]: rows for name, rows in over_towers.items()},
         of_columns=column.inputs,
-        **options,
+        options=options,
     )
     return _with_sources(program, column)
 

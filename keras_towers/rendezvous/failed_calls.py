@@ -35,13 +35,17 @@ class Abortable(Peers, Protocol):
     """Ranks whose connection can be aborted."""
 
     def note_wait(self, what: str) -> None:
-        """Record what this rank is about to wait for."""
+        """Record what this rank is about to wait for; empty: nothing.
+
+        Reports of stalls name the ranks that wait, and this reason.
+        """
         ...
 
     def abort(self) -> None:
         """End the collectives in which this rank waits for others.
 
-        Another thread calls it, again and again until the call has ended.
+        They raise an error. Another thread calls it, again and again until the
+        call of the rank has ended.
         """
         ...
 
@@ -49,7 +53,7 @@ class Abortable(Peers, Protocol):
         """Let the collectives end in which others wait for this rank.
 
         Called once this rank has left its call, and again and again until all
-        ranks have left theirs.
+        ranks have left theirs. Then they ``reconnect``.
         """
         ...
 

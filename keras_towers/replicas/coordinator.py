@@ -75,9 +75,9 @@ class Coordinator(threading.Thread):
         group: ReplicaGroup,
         apply: Callable[[int], Any],
         on_failure: Callable[[BaseException], None],
+        limit_s: float,
         until_left: int | None = None,
         send: Callable[[ReplicaEvent], None] | None = None,
-        limit_s: float | None = None,
     ):
         """Create the thread.
 
@@ -86,9 +86,9 @@ class Coordinator(threading.Thread):
             apply: applies the average of so many gradients; returns how many of
                 them each replica has computed.
             on_failure: called with the error that ends the thread.
+            limit_s: how many seconds another thread waits for this one.
             until_left: how many replicas may leave until all have to end.
             send: sends an event to this thread from another one.
-            limit_s: how many seconds another thread waits for this one.
         """
         super().__init__(name=THREAD_NAME, daemon=True)
         self._group = group
@@ -144,11 +144,11 @@ class Coordinator(threading.Thread):
                 self._check_time(begun)
 
     def _check_time(self, begun: float) -> None:
-        limit_s = self._limit_s
-        if limit_s is not None and time.monotonic() - begun >= limit_s:
+        if time.monotonic() - begun >= self._limit_s:
             raise TowerError(
-                f"the last gradients were not applied within {limit_s:g} s: "
-                "raise stall_shutdown_s if the device is only slow."
+                "the last gradients were not applied within "
+                f"{self._limit_s:g} s: raise stall_timeout_s if the device is "
+                "only slow."
             )
 
     def run(self) -> None:

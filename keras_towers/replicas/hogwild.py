@@ -100,7 +100,7 @@ class HogwildUpdate(WeightUpdate):
     def _turn(self, optimizer: Any) -> tf.CriticalSection:
         """The lock of an optimizer, shared by all towers."""
         if optimizer not in self._turns:
-            with tf.init_scope(), tf.device("/device:CPU:0"):
+            with tf.init_scope(), tf.device(compat.HOST):
                 # TensorFlow's default name is shared by all sections: a step
                 # with two optimizers would deadlock.
                 name = f"keras_towers/turns_{next(_numbers)}"

@@ -176,7 +176,7 @@ def add_summary_writer(
 class AsyncCalls(TowerCalls):
     """Runs training asynchronously and all other methods synchronously."""
 
-    stall_shutdown_s: float | None = None
+    stall_timeout_s: float | None = None
 
     def __init__(self, update: HogwildUpdate):
         super().__init__(update)
@@ -198,11 +198,9 @@ class AsyncCalls(TowerCalls):
 class ReplicaCalls(OneFitPerModel, AsyncCalls):
     """Runs training on replicas whose gradients are averaged."""
 
-    def __init__(
-        self, update: HogwildUpdate, quorum: Quorum, stall_shutdown_s: float
-    ):
+    def __init__(self, update: HogwildUpdate, quorum: Quorum):
         super().__init__(update)
-        self.stall_shutdown_s = stall_shutdown_s
+        self.stall_timeout_s = update.config.options.stall_timeout_s
         self._quorum = quorum
         self._last: Coordinator | None = None
 
@@ -219,13 +217,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
         return False
 
     def make_steps(self, model: keras.Model) -> TowerSteps:
-        return ReplicaSteps(
-            self._update,
-            model,
-            self._quorum,
-            self._begin,
-            self.stall_shutdown_s,
-        )
+        return ReplicaSteps(self._update, model, self._quorum, self._begin)
 
     def _begin(self, coordinator: Coordinator) -> None:
         self._last = coordinator
@@ -286,7 +278,7 @@ class _ThreadedCall(ReplicaCall):
         self._threads = TowerThreads(
             self.config.num_towers,
             steps,
-            self._calls.stall_shutdown_s,
+            self._calls.stall_timeout_s,
             recorder_of(model),
         )
 

@@ -35,7 +35,6 @@ from keras_towers.replicas.replica_counts import Quorum, Staleness
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 _numbers = itertools.count()
-_HOST = "/device:CPU:0"
 
 Step = Callable[[Any], Any]
 
@@ -141,12 +140,10 @@ class ReplicaSteps(TowerSteps):
         model: keras.Model,
         quorum: Quorum,
         begins: Callable[[Coordinator], None],
-        limit_s: float | None,
     ):
         super().__init__(update, model)
         self._begins = begins
         self._quorum = quorum
-        self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         # Frees the group; None before a step is traced.
         self._freed: weakref.finalize | None = None
@@ -165,7 +162,7 @@ class ReplicaSteps(TowerSteps):
         name = f"keras_towers/replicas_{next(_numbers)}"
         freed = weakref.finalize(self, free, name)
         freed.atexit = False
-        self._group = ReplicaGroup(name, _HOST, self._quorum)
+        self._group = ReplicaGroup(name, compat.HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(
             name, self._group, _device_of, self._apply_average
@@ -210,7 +207,7 @@ class ReplicaSteps(TowerSteps):
             self._group,
             lambda count: update(tf.constant(count)).numpy(),
             fail,
-            limit_s=self._limit_s,
+            self._config.options.stall_timeout_s,
         )
         self._begins(self._coordinator)
         self._coordinator.start()
@@ -266,13 +263,13 @@ class TowerThreads:
         self,
         towers: int,
         steps: TowerSteps,
-        stall_shutdown_s: float | None = None,
+        stall_timeout_s: float | None = None,
         recorder: StepRecorder | None = None,
     ):
         self.latest: Any = None
         self._towers = towers
         self._steps = steps
-        self._stall_shutdown_s = stall_shutdown_s
+        self._stall_timeout_s = stall_timeout_s
         self._recorder = recorder
         # Guards all attributes below, and is notified of every change.
         self._changed = threading.Condition()
@@ -325,14 +322,14 @@ class TowerThreads:
                 failed = self._error is not None
                 return failed or ready() or self._ended_steps != ended
 
-            limit_s = self._stall_shutdown_s
+            limit_s = self._stall_timeout_s
             if not self._changed.wait_for(has_progressed, limit_s):
                 self._hangs = True
                 raise TowerError(
                     f"no step has finished for {limit_s:g} s: "
                     f"replicas {sorted(self._busy)} of {self._towers} are "
                     "running one. A device hangs, or a step is very slow: "
-                    "raise stall_shutdown_s to wait longer."
+                    "raise stall_timeout_s to wait longer."
                 )
         self._raise_error()
 

@@ -156,7 +156,7 @@ def connect(
         towers = devices_lib.share_machine(cluster, towers)
     connection = take_role(strategy, cluster)
     name = f"{connection.prefix}strategy_{next(_numbers)}"
-    peers = ServerPeers(connection, name, options.stall_shutdown_s)
+    peers = ServerPeers(connection, name, options.stall_timeout_s)
     return devices_lib.devices_of(towers), peers
 
 
@@ -258,7 +258,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         batches: ``"split"``: the workers share every batch. ``"each"``: every
             worker reads its own data.
         sync_every_epoch: synchronize all variables at the end of each epoch.
-        stall_shutdown_s: seconds to wait for workers that are slow or gone.
+        stall_timeout_s: seconds to wait for workers that are slow or gone.
         **options: described in more detail by ``StrategyOptions``.
 
     Attributes:
@@ -319,7 +319,7 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         batches: ``"split"``: the workers share every batch. ``"each"``: every
             worker reads its own data.
         sync_every_epoch: synchronize all variables at the end of each epoch.
-        stall_shutdown_s: seconds to wait for workers that are slow or gone.
+        stall_timeout_s: seconds to wait for workers that are slow or gone.
         **options: described in more detail by ``StrategyOptions``.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, settings
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import Batches, StrategyOptions, check_arguments
@@ -177,7 +177,7 @@ class SyncReplicasStrategy(BaseStrategy):
             be dropped for any T and R.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
             In a job with parameter servers, this worker's; default: 1.
-        stall_shutdown_s: seconds to wait for workers that are slow or gone; in
+        stall_timeout_s: seconds to wait for workers that are slow or gone; in
             one process, seconds without any replica finishing a step.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
@@ -208,7 +208,7 @@ class SyncReplicasStrategy(BaseStrategy):
         variable_averages: tf.train.ExponentialMovingAverage | None = None,
         tokens: Tokens = "per_replica",
         towers: devices_lib.Towers | None = None,
-        stall_shutdown_s: float = 600,
+        stall_timeout_s: float = settings.STALL_TIMEOUT_S,
         cluster: tf_config.Cluster | None = None,
         batches: Batches | None = None,
     ):
@@ -225,7 +225,7 @@ class SyncReplicasStrategy(BaseStrategy):
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
         options = StrategyOptions(
             batches=(batches or "split") if served else "each",
-            stall_shutdown_s=stall_shutdown_s,
+            stall_timeout_s=stall_timeout_s,
         )
         self._peers: ServerPeers | None = None
         if served:
@@ -257,19 +257,21 @@ class SyncReplicasStrategy(BaseStrategy):
         quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
         super().__init__(devices, options, job=self._peers)
         self._calls: ReplicaCalls | WorkerCalls
+        self._compose_replicas(quorum)
+
+    def _compose_replicas(self, quorum: Quorum) -> None:
         if self._peers is None:
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
             )
-            calls = ReplicaCalls(update, quorum, stall_shutdown_s)
-            self._compose(update, calls)
-        else:
-            copies = MirroredServerUpdate(self._config, self._mode.reduce)
-            make_session = functools.partial(
-                AveragedSession, quorum=quorum, after_update=self._average
-            )
-            workers = WorkerCalls(copies, self._peers, make_session)
-            self._compose(copies, workers)
+            self._compose(update, ReplicaCalls(update, quorum))
+            return
+        copies = MirroredServerUpdate(self._config, self._mode.reduce)
+        make_session = functools.partial(
+            AveragedSession, quorum=quorum, after_update=self._average
+        )
+        workers = WorkerCalls(copies, self._peers, make_session)
+        self._compose(copies, workers)
 
     @property
     def total_num_replicas(self) -> int:

@@ -13,11 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.rendezvous.failed_calls import Abortable
 
 
 @runtime_checkable
-class Transport(Peers, Protocol):
+class Transport(Abortable, Protocol):
     """Connects the processes of a job.
 
     Every method with a ``key`` is a collective: each rank has to make the same
@@ -33,33 +33,6 @@ class Transport(Peers, Protocol):
 
     @property
     def sums_float16(self) -> bool: ...
-
-    def note_wait(self, what: str) -> None:
-        """Record what this rank is about to wait for; empty: nothing.
-
-        Reports of stalls name the ranks that wait, and this reason.
-        """
-        ...
-
-    def abort(self) -> None:
-        """End the collectives in which this rank waits for others.
-
-        They raise an error. Another thread calls it, again and again until the
-        call of the rank has ended.
-        """
-        ...
-
-    def leave(self) -> None:
-        """Let the collectives end in which others wait for this rank.
-
-        Called once this rank has left its call, and again and again until all
-        ranks have left theirs. Then they ``reconnect``.
-        """
-        ...
-
-    def reconnect(self) -> None:
-        """Connect again, once all ranks have left their calls. Collective."""
-        ...
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

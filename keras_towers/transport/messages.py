@@ -7,7 +7,7 @@ tensors of a dtype share a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -167,7 +167,7 @@ def pack(
 ) -> list[tf.Tensor]:
     """Concatenate the tensors of each group; a single tensor is not copied."""
     return [
-        tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0)
+        joined(tensors[i] for i in group)
         if len(group) > 1
         else tensors[group[0]]
         for group in groups
@@ -185,10 +185,21 @@ def unpack(
         if len(group) == 1:
             results[group[0]] = whole
             continue
-        sizes = [tensors[i].shape.num_elements() for i in group]
-        for i, part in zip(group, tf.split(whole, sizes), strict=True):
-            results[i] = tf.reshape(part, tensors[i].shape)
+        parts = divided(whole, [tensors[i].shape for i in group])
+        for i, part in zip(group, parts, strict=True):
+            results[i] = part
     return results
+
+
+def joined(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Return the elements of tensors of a dtype as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def divided(vector: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+    """Undo ``joined``: return tensors of these static shapes."""
+    sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
+    return list(map(tf.reshape, tf.split(vector, sizes), shapes))
 
 
 def buckets(

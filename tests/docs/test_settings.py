@@ -17,9 +17,11 @@ Some time limits are [options of a strategy](api.md).
 """
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
 _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
-# A module's own constant for what should be a setting. Thresholds of measured
-# times are none.
-_LIMIT = re.compile(r"^_?[A-Z_]+_S\b[^=\n]*= *[0-9.]", re.MULTILINE)
+# A module's own constant, or default, for what should be a setting. Thresholds
+# of measured times are none.
+_LIMIT = re.compile(
+    r"^_?[A-Z_]+_S\b[^=\n]*= *[0-9.]|\w_s: \w+ = *[1-9.]", re.MULTILINE
+)
 _VARIABLE = re.compile(r"\"KERAS_TOWERS_\w+\"")
 _MEASURES = ("bench", "timeline")
 

@@ -61,8 +61,8 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
     [
         (Options, {"compression": "zip"}, "'zip'.*-feedback'.*function"),
         (Options, {"scale_gradient": None}, "scale_gradient=None"),
-        (Options, {"stall_shutdown_s": float("nan")}, "shutdown_s=nan"),
-        (Options, {"stall_shutdown_s": True}, "stall_shutdown_s=True"),
+        (Options, {"stall_timeout_s": float("nan")}, "timeout_s=nan"),
+        (Options, {"stall_timeout_s": True}, "stall_timeout_s=True"),
         (Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
         (Options, {"sync_every": True}, "=True .* a whole number or N"),
         (Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
@@ -105,7 +105,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Replicas, {**BACKUP, "towers": 3}, "there are 3 towers"),
         (Replicas, {"variable_averages": 0.9}, "ExponentialMovingAverage"),
         (Replicas, {"tokens": "each"}, "tokens='each'"),
-        (Replicas, {"stall_shutdown_s": 0}, "stall_shutdown_s=0"),
+        (Replicas, {"stall_timeout_s": 0}, "stall_timeout_s=0"),
         (Replicas, {"batches": "split"}, "batches='split'"),
     ],
 )
@@ -125,8 +125,8 @@ def test_shards_within_a_process_leave_sums_over_ranks_to_others(divides):
 def test_numbers_may_be_those_of_numpy():
     two, half = np.int64(2), np.float32(0.5)
     Options(micro_batches=two, sync_every=two, outer_momentum=half)
-    Options(stall_shutdown_s=two)
-    Options(stall_shutdown_s=half)
+    Options(stall_timeout_s=two)
+    Options(stall_timeout_s=half)
     with pytest.raises(kt.TowerError, match="whole number"):
         Options(micro_batches=half)
 

@@ -15,12 +15,12 @@ from tests.kit.leaving import Boom
 pytestmark = pytest.mark.alternate
 
 
-def of(job, *ranks, stall_shutdown_s=3, fit=1, spare=0):
+def of(job, *ranks, stall_timeout_s=3, fit=1, spare=0):
     """Create the ``Workers`` of some ranks of a job."""
     found = []
     for rank in ranks:
         connection = job.connect(rank)
-        peers = ServerPeers(connection, connection.prefix, stall_shutdown_s)
+        peers = ServerPeers(connection, connection.prefix, stall_timeout_s)
         found.append(Workers(peers, fit, spare))
     return found
 
@@ -95,7 +95,7 @@ def test_the_chief_does_not_wait_for_late_workers_after_the_last_update(
     job, caplog
 ):
     caplog.set_level("INFO", "keras_towers")
-    chief, slow = of(job(2), 0, 1, stall_shutdown_s=60)
+    chief, slow = of(job(2), 0, 1, stall_timeout_s=60)
     ended = soon(chief.wait_for_others, lambda: True)
     meanwhile(2, slow.beat)
     ends_with(ended)
@@ -103,7 +103,7 @@ def test_the_chief_does_not_wait_for_late_workers_after_the_last_update(
 
 
 def test_a_worker_that_recovers_may_be_lost_again(job):
-    chief, stops = of(job(2), 0, 1, stall_shutdown_s=1)
+    chief, stops = of(job(2), 0, 1, stall_timeout_s=1)
     lost = []
     losing = chief.loss_poller(lost.append)
     meanwhile(1.5, losing)
@@ -136,7 +136,7 @@ def test_the_wait_for_a_chief_that_stops_is_limited(job, epoch, end):
 
 
 def test_the_chief_begins_an_epoch_after_the_others(job):
-    chief, leaves, begins, stops = of(job(4), *range(4), stall_shutdown_s=2)
+    chief, leaves, begins, stops = of(job(4), *range(4), stall_timeout_s=2)
     leaves.publish(left=True)
     stops.beat()
     ended = soon(chief.wait_until_begun, 3)
@@ -151,19 +151,19 @@ def test_the_chief_begins_an_epoch_after_the_others(job):
 
 
 def test_workers_end_if_the_chief_fails_or_dies(job):
-    chief, worker = of(job(2), 0, 1, stall_shutdown_s=60)
+    chief, worker = of(job(2), 0, 1, stall_timeout_s=60)
     ended = soon(worker.wait_for_chief)
     chief.fail(Boom("full disk"))
     ends_with(ended, "the chief's fit has failed, and with it this one: Boom")
     it = job(2)
-    _, worker = of(it, 0, 1, stall_shutdown_s=60)
+    _, worker = of(it, 0, 1, stall_timeout_s=60)
     it.kill(0)
     ends_with(soon(worker.wait_for_chief), "the chief can no longer be reached")
 
 
 def test_workers_wait_for_a_chief_that_has_not_started(job):
     it = job(2)
-    (worker,) = of(it, 1, stall_shutdown_s=60)
+    (worker,) = of(it, 1, stall_timeout_s=60)
     it.kill(0)
     meanwhile(1.5, worker.poller())
 
@@ -187,8 +187,8 @@ def test_a_restarted_worker_learns_that_the_fit_has_ended(job):
 def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     caplog.set_level("INFO", "keras_towers")
     it = job(4)
-    chief, worker, has_left, _ = of(it, *range(4), stall_shutdown_s=60)
-    (goes_on,) = of(it, 1, stall_shutdown_s=60, spare=1)
+    chief, worker, has_left, _ = of(it, *range(4), stall_timeout_s=60)
+    (goes_on,) = of(it, 1, stall_timeout_s=60, spare=1)
     has_left.publish(left=True)
     it.hang(2)
     looks = [one.poller() for one in (chief, worker, goes_on)]
@@ -203,7 +203,7 @@ def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     with pytest.raises(TowerError, match=said):
         meanwhile(30, looks[0])
     # With one worker to spare it goes on.
-    (spares,) = of(it, 0, stall_shutdown_s=60, spare=1)
+    (spares,) = of(it, 0, stall_timeout_s=60, spare=1)
     spares.poller()()
     # A fit needs all workers to begin.
     (goes_on,) = of(it, 0, fit=2, spare=1)

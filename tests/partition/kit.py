@@ -19,6 +19,7 @@ from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -251,12 +252,14 @@ def check_on_towers(
         towers: the number of examples of each tower, for several runs.
         seed: the seed of the entries, which differ in each run.
         tolerance: the largest difference allowed.
-        **options: the options of ``partition_graph``.
+        **options: the attributes of ``LayoutOptions``.
     """
     graph = trace(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program = partition_graph(graph, layouts, fetched, **options)
+    program = partition_graph(
+        graph, layouts, fetched, options=LayoutOptions(**options)
+    )
     generator = np.random.default_rng(seed)
     for counts in towers:
         drawn = [(g, g.draw(sum(counts), generator)) for g in given]

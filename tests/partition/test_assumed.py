@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from keras_towers.partition import partition_graph
 from keras_towers.partition.assumed import AssumedBatch
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.local_step import to_local_step
 from tests.partition.kit import replicated, sharded, trace
 
@@ -12,7 +13,9 @@ from tests.partition.kit import replicated, sharded, trace
 def laid_out(function, *given):
     graph = trace(function, *given)
     layouts = [g.layout for g in given]
-    program = partition_graph(graph, layouts, graph.outputs, xla=True)
+    program = partition_graph(
+        graph, layouts, graph.outputs, options=LayoutOptions(xla=True)
+    )
     return program, graph
 
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
 from tests.partition import kit
 
@@ -30,7 +31,9 @@ def run_on_ranks(function, given, ranks=2):
         {},
     )
     layouts = [given.layout] + [REPLICATED] * len(graph.captures)
-    program = partition_graph(graph, layouts, graph.outputs, ranks=True)
+    program = partition_graph(
+        graph, layouts, graph.outputs, options=LayoutOptions(ranks=True)
+    )
 
     @tf.function(autograph=False)
     def run(*parts):

@@ -87,7 +87,7 @@ def assert_values_of_one_device(task, *fits, backup=None, **options):
 def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy, dies):
     """Within the second fit of the script, in the middle of an epoch."""
     start = cluster(ps=1, worker=2)
-    arguments = {"options": {"stall_shutdown_s": 60}, "pause_s": 0.05}
+    arguments = {"options": {"stall_timeout_s": 60}, "pause_s": 0.05}
     fits = [1, 3]
     (server,) = start(strategy, fits, only=0, **arguments)
     (chief,) = start(strategy, fits, only=1, **arguments)
@@ -125,7 +125,7 @@ def test_an_asynchronous_worker_that_comes_back_goes_on_where_it_was(cluster):
 
 SERVER, CHIEF, WORKER = range(3)
 # By which of them is lost.
-OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 10}}
+OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_timeout_s": 10}}
 STALLS = (
     "worker 0 has waited 10 s for the other workers: worker 1 can no "
     "longer be reached"

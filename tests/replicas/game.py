@@ -33,7 +33,7 @@ class Game:
         shared=False,
         early=False,
         most=1000,
-        limit_s=None,
+        limit_s=SECONDS,
     ):
         self.name = f"tests/replicas_{next(_numbers)}"
         self.quorum = Quorum(replicas, aggregate, shared)
@@ -65,7 +65,7 @@ class Game:
             self.group.run_by(run_flat),
             self.apply,
             self.errors.append,
-            limit_s=limit_s,
+            limit_s,
         )
         self.coordinator.start()
 

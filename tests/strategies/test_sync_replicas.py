@@ -117,7 +117,7 @@ def test_a_replica_that_hangs_is_an_error():
     model = linear(cases.Runs(hang))
 
     error = pytest.raises(TowerError, match=r"for 3 s: replicas \[1\] of 2")
-    strategy = kt.SyncReplicasStrategy(towers=2, stall_shutdown_s=3)
+    strategy = kt.SyncReplicasStrategy(towers=2, stall_timeout_s=3)
     try:
         with strategy, error:
             fit(model)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.launching.job import RunningJob
-from keras_towers.launching.rank_process import RankProcess
+from keras_towers.launching.rank_process import RankProcess, RankStart
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import is_local, resolve
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED
@@ -64,7 +64,13 @@ class Servers:
         roles |= {f"server {i}": "server" for i in range(number)}
         self.processes: list[RankProcess] = [
             RankProcess(
-                run, name, index, {**variables, dmlc.ROLE: role}, _SERVE
+                run,
+                RankStart(
+                    name,
+                    index,
+                    {**variables, dmlc.ROLE: role},
+                    command=_SERVE,
+                ),
             )
             for index, (name, role) in enumerate(roles.items())
         ]

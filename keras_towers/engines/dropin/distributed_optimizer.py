@@ -158,7 +158,7 @@ class Reducer(ABC):
         with tf.control_dependencies([self._assert_same(described)]):
             reduced = self.reduce_groups(grads, groups, str(self._key))
         begun, ended = self._counts
-        with tf.device("CPU:0"):
+        with tf.device(compat.HOST):
             # Once it has the gradients, this rank only waits.
             with tf.control_dependencies(_tensors(grads)):
                 number = begun.assign_add(1)
@@ -184,7 +184,7 @@ class Reducer(ABC):
         text = "\n".join(kind for kind, _ in described)
         digest = tf.constant(zlib.crc32(text.encode()), tf.int64)
         _, ended = self._counts
-        with tf.device("CPU:0"):
+        with tf.device(compat.HOST):
             # Reading the variable makes the comparison follow the previous step
             # of a loop, and keeps constant folding from running it.
             digest = tf.where(ended >= 0, digest, 0)

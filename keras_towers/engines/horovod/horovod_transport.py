@@ -221,7 +221,7 @@ class HorovodTransport(EngineTransport):
         **kwargs: Any,
     ) -> list[tf.Tensor]:
         def from_host(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            with tf.device("/device:CPU:0"):
+            with tf.device(compat.HOST):
                 return collective(tensors)
 
         send = from_host if self._from_host else collective

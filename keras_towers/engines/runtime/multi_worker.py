@@ -81,7 +81,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         towers: devices_lib.Towers = 1,
         *,
         heartbeat_timeout_s: float = settings.LOST_S,
-        start_timeout_s: float = 600,
+        start_timeout_s: float = settings.RENDEZVOUS_TIMEOUT_S,
         **options: Unpack[RankKeywords],
     ):
         checked = options_of(self, RankKeywords, options)

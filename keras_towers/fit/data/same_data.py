@@ -107,7 +107,7 @@ def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
     rows = [tf.zeros(SIZE, tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
-        with tf.device("CPU:0"):
+        with tf.device(compat.HOST):
             if leaf is not None and leaf.dtype != tf.variant:
                 flat = tf.reshape(leaf, [-1])
                 rows.append(_fingerprint_of(flat, len(rows), values))
@@ -116,7 +116,7 @@ def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
 
 def rounded_fingerprint(structure: Any) -> tf.Tensor:
     """Return four integers, which rounding of the values changes by one."""
-    with tf.device("CPU:0"):
+    with tf.device(compat.HOST):
         few = tf.cast(fingerprint(structure, _FEW_VALUES), tf.float64)
         return tf.cast(tf.round(few / _TOLERANCE), tf.int64)
 

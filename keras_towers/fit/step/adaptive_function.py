@@ -380,5 +380,5 @@ def _value_of(handle: Any) -> tf.Tensor:
     A variable in host memory is not copied until it changes.
     """
     value = read_handle(handle)
-    with tf.device("CPU:0"):
+    with tf.device(compat.HOST):
         return tf.identity(value)

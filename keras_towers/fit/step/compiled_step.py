@@ -27,8 +27,11 @@ from keras_towers.fit.step.trace import components_of, trace, with_components
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import MIRRORED, REPLICATED
 from keras_towers.partition.program import Inputs, Update
+
+_COMPILED = LayoutOptions(xla=True)
 
 
 def run_compiled(
@@ -50,7 +53,11 @@ def run_compiled(
     traced = trace(step, batch, "fit", build, xla=True, active=active)
     layouts = [REPLICATED for _ in traced.graph.inputs]
     program = partition_graph(
-        traced.graph, layouts, traced.results, traced.update_infos(), xla=True
+        traced.graph,
+        layouts,
+        traced.results,
+        traced.update_infos(),
+        options=_COMPILED,
     )
     leaves = tf.nest.flatten(batch, expand_composites=True)
     tensors = [leaf for leaf in leaves if leaf is not None]
@@ -111,7 +118,7 @@ def apply_compiled(
         MIRRORED if index in on_towers else REPLICATED
         for index, _ in enumerate(captures)
     ]
-    program = partition_graph(graph, layouts, [], xla=True)
+    program = partition_graph(graph, layouts, [], options=_COMPILED)
     inputs = _step_inputs(program.inputs, first, len(devices))
     for index, tensor in program.inputs.copies.items():
         if index < len(specs):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -272,17 +272,6 @@ def _messages(
         yield dict(known[i] for i in group)
 
 
-def _pack(parts: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Return the entries of several tensors of a dtype as one vector."""
-    return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-
-
-def _unpack(vector: tf.Tensor, shapes: Sequence[list[int]]) -> list[tf.Tensor]:
-    """Return tensors of some shapes from their entries."""
-    parts = tf.split(vector, list(map(math.prod, shapes)))
-    return list(map(tf.reshape, parts, shapes))
-
-
 def _scatter_over_ranks(
     members: Sequence[Members],
     rows_of_ranks: Sequence[_RowsOfRanks | None],
@@ -295,13 +284,13 @@ def _scatter_over_ranks(
             tf.split(results[k], list(map(sum, rows.counts)), rows.axis)
             for k, rows in group.items()
         ]
-        vectors = list(map(_pack, zip(*parts, strict=True)))
+        vectors = list(map(messages.joined, zip(*parts, strict=True)))
         sizes = [vector.shape.num_elements() for vector in vectors]
         key = next_key("scatter")
         own = transport.reduce_scatter(tf.concat(vectors, 0), sizes, key)
         shapes = [rows.shape_of(transport.rank) for rows in group.values()]
         for (k, rows), part in zip(
-            group.items(), _unpack(own, shapes), strict=True
+            group.items(), messages.divided(own, shapes), strict=True
         ):
             counts = rows.counts[transport.rank]
             results[k] = []
@@ -328,9 +317,9 @@ def _gather_over_ranks(
         ]
         sizes = [sum(map(math.prod, of_rank)) for of_rank in shapes]
         whole = transport.all_gather(
-            _pack(results[k] for k in group), next_key("rows"), sizes
+            messages.joined(results[k] for k in group), next_key("rows"), sizes
         )
-        parts = map(_unpack, tf.split(whole, sizes), shapes)
+        parts = map(messages.divided, tf.split(whole, sizes), shapes)
         for (k, rows), of_ranks in zip(
             group.items(), zip(*parts, strict=True), strict=True
         ):

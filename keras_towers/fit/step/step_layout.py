@@ -23,6 +23,7 @@ from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import TowerHandles
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED, InShards
 from keras_towers.partition.local_step import (
     LocalStep,
@@ -154,15 +155,17 @@ def _divide_trace(
         traced.results,
         traced.update_infos(),
         traced.placed,
-        columns=places.columns,
-        ranks=places.ranks.step.size > 1,
-        replicate_shards=places.ranks.replicate_shards,
-        hooked=config.compresses,
-        xla=settings.xla,
-        gather_ratio=_gather_ratio(update, settings),
-        micro_batches=places.parts > 1,
-        gather_bytes=config.options.gathered_bytes,
-        examples=settings.examples or _ASSUMED_BATCH,
+        places.columns,
+        LayoutOptions(
+            ranks=places.ranks.step.size > 1,
+            replicate_shards=places.ranks.replicate_shards,
+            hooked=config.compresses,
+            xla=settings.xla,
+            gather_ratio=_gather_ratio(update, settings),
+            micro_batches=places.parts > 1,
+            gather_bytes=config.options.gathered_bytes,
+            examples=settings.examples or _ASSUMED_BATCH,
+        ),
     )
 
 

@@ -119,18 +119,7 @@ class TowerProgram:
             ChainMap(dict(own), known) for own in inputs.of_columns
         ]
         cells = [
-            [
-                TowerTensors(
-                    device,
-                    [
-                        [{}, own, *part.maps[:-1], *column.maps]
-                        for part in tower.parts
-                    ],
-                )
-                for device, own, column in zip(
-                    row, of_row, columns, strict=True
-                )
-            ]
+            _cells_of_tower(row, of_row, tower, columns)
             for row, tower, of_row in zip(
                 self._mesh, towers, inputs.of_cells, strict=False
             )
@@ -284,6 +273,22 @@ class TowerProgram:
                         owner.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
                     ]
+
+
+def _cells_of_tower(
+    devices: Sequence[str],
+    of_cells: Sequence[dict[Tensor, Any]],
+    tower: TowerTensors,
+    columns: Sequence[ChainMap[Tensor, Any]],
+) -> list[TowerTensors]:
+    """Return the tensors of each column of a tower."""
+    return [
+        TowerTensors(
+            device,
+            [[{}, own, *part.maps[:-1], *column.maps] for part in tower.parts],
+        )
+        for device, own, column in zip(devices, of_cells, columns, strict=True)
+    ]
 
 
 def _after_dependencies(tensor: Any) -> Any:

@@ -9,6 +9,7 @@ import keras_towers as kt
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.trace import cause_of
 from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import InShards, Sharded
 
 pytestmark = pytest.mark.alternate
@@ -101,9 +102,7 @@ def test_shards_within_a_process_are_gathered_there():
         [Sharded(0), rows],
         graph.outputs,
         placed={"gradient": rows},
-        ranks=True,
-        replicate_shards=True,
-        hooked=True,
+        options=LayoutOptions(ranks=True, replicate_shards=True, hooked=True),
     )
     hooked = [e.over for e in program.exchanges if e.gradient == "gradient"]
     assert hooked == [("ranks",)]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import MIRRORED, Sharded
 from tests.partition.kit import exchange_counts
 
@@ -27,7 +28,9 @@ def lay_out(function, *variables, ranks=False):
     captured = len(graph.captures)
     assert captured == len(variables)
     layouts = [Sharded(0)] + [MIRRORED] * captured
-    return partition_graph(graph, layouts, graph.outputs, ranks=ranks)
+    return partition_graph(
+        graph, layouts, graph.outputs, options=LayoutOptions(ranks=ranks)
+    )
 
 
 def types(program, on_towers):
