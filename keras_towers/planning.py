@@ -34,12 +34,12 @@ from keras_towers.fit.step.step_costs import (
 from keras_towers.fit.step.trace import Trace, components_of, with_components
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import bytes_on, copy_on_tower
+from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.model_state import (
     collect,
     eager_cause,
     runs_eagerly,
 )
-from keras_towers.fit.weights.placement import byte_size
 from keras_towers.fit.weights.shards import (
     SMALLEST_BYTES,
     ShardedVariable,

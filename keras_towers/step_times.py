@@ -40,7 +40,7 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Members:
+class Ring:
     """Those that exchange along an axis.
 
     Attributes:
@@ -87,7 +87,7 @@ class StepTime:
 
 def time_step(
     exchanged: Iterable[Exchanged],
-    axes: Mapping[Axis, Members],
+    axes: Mapping[Axis, Ring],
     examples: int,
     work: Mapping[int, float],
     computing: float | None = None,

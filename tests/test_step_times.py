@@ -6,13 +6,13 @@ import tensorflow as tf
 from keras_towers.fit.step.step_costs import Exchanged
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import EXAMPLES, UNKNOWN
-from keras_towers.step_times import Link, Members, time_step
+from keras_towers.step_times import Link, Ring, time_step
 
 WITHIN, BETWEEN = Link(2e9, 1e-6), Link(1e9, 1e-5)
 AXES = {
-    "columns": Members(2, WITHIN),
-    "towers": Members(4, WITHIN),
-    "ranks": Members(3, BETWEEN),
+    "columns": Ring(2, WITHIN),
+    "towers": Ring(4, WITHIN),
+    "ranks": Ring(3, BETWEEN),
 }
 
 
@@ -46,7 +46,7 @@ def test_rows_go_around_it_once_and_are_as_many_as_the_examples():
 
 
 def test_one_member_sends_nothing():
-    assert Members(1, Link(1.0, 1.0)).seconds(100, 1, True) == 0
+    assert Ring(1, Link(1.0, 1.0)).seconds(100, 1, True) == 0
 
 
 def test_small_exchanges_of_a_level_share_a_message():

@@ -133,15 +133,15 @@ class Hosts:
             plans: the plans.
             memory: the bytes of a device, if given.
         """
-        from keras_towers.step_times import Link, Members, time_step
+        from keras_towers.step_times import Link, Ring, time_step
 
         between, within = Link(*self.between), Link(*self.within)
         rows = []
         for plan in plans:
-            axes: Mapping[Axis, Members] = {
-                "columns": Members(plan.columns, within),
-                "towers": Members(self.towers // plan.columns, within),
-                "ranks": Members(plan.hosts, between),
+            axes: Mapping[Axis, Ring] = {
+                "columns": Ring(plan.columns, within),
+                "towers": Ring(self.towers // plan.columns, within),
+                "ranks": Ring(plan.hosts, between),
             }
             time = time_step(
                 plan.exchanged, axes, plan.examples, plan.work, self.step_s

@@ -2,10 +2,10 @@
 
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. ``connect`` wraps what stays wrapped from the import on: the six
-methods of a model, the one that resolves its ``jit_compile="auto"``, the one
-that gives a variable its first value, the function by which Keras stores a
-distribution, and the filter of tracebacks.
+current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
+the six methods of a model, the one that resolves its ``jit_compile="auto"``,
+the one that gives a variable its first value, the function by which Keras
+stores a distribution, and the filter of tracebacks.
 ``calls/saving.py`` lists the functions that write a model, which are wrapped
 where several ranks save at one path. ``compat.py`` exempts this package from
 AutoGraph for good. ``tf.random.shuffle`` and the ``random`` module of Keras's
@@ -270,7 +270,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
 )
 
 
-def connect(
+def patch_until_closed(
     around_call: Callable[[str, Any], contextlib.AbstractContextManager[None]],
     around_creation: Callable[[Any], contextlib.AbstractContextManager[None]],
     set_distribution: Callable[[Callable[[], None], Any], None],

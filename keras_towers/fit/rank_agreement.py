@@ -25,7 +25,7 @@ from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import State, describe_each
+from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.engine_transport import MAYBE_LOST
@@ -202,7 +202,7 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
         if failed_calls.calls.has_failed():
             raise
         gone = watch.wait_for_gone_ranks()
-        if not gone or set(gone.values()) != {State.ENDED}:
+        if not gone or set(gone.values()) != {TaskState.ENDED}:
             raise
         raise refuse(describe_each(gone)) from None
 

@@ -94,7 +94,7 @@ def launch(
         raise TowerError(f"kt.launch takes a function, but got {fn!r}.")
     if np < 1:
         raise TowerError(f"np={np}: give 1 or more ranks.")
-    if store.from_environment() is not None:
+    if store.store_of_job() is not None:
         raise TowerError(
             "kt.launch was called in a process that is itself a rank of a job: "
             "call the function directly there, or start the script without "

@@ -82,7 +82,7 @@ def _stand_by() -> None:
 
     from keras_towers.rendezvous import store
 
-    server = store.from_environment()
+    server = store.store_of_job()
     assert server is not None
     variables = None
     while variables is None:
@@ -188,7 +188,7 @@ def _save_once() -> contextlib.AbstractContextManager[None]:
     from keras_towers.fit.calls import saving
     from keras_towers.rendezvous import launchers, store, tf_config
 
-    job_store = store.from_environment()
+    job_store = store.store_of_job()
     member = launchers.detect() or tf_config.from_environment()
     if job_store is None or member is None:
         return contextlib.nullcontext()

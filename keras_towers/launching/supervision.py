@@ -26,7 +26,7 @@ from keras_towers.launching.outcome import (
 )
 from keras_towers.launching.rank_process import RankProcess
 from keras_towers.rendezvous import store
-from keras_towers.rendezvous.liveness import State
+from keras_towers.rendezvous.liveness import TaskState
 
 _FORWARDED = {signal.SIGTERM, signal.SIGUSR1}
 
@@ -190,7 +190,7 @@ class Supervisor:
         self._ended.append(event)
         # Not every engine tells ranks that another one has left the job.
         name = f"{self._kind} {event.name}"
-        self._run.server.gone[event.index] = name, State.ENDED
+        self._run.server.gone[event.index] = name, TaskState.ENDED
         culprit = find_culprit(self._ended)
         if culprit:
             _, certain = culprit

@@ -104,7 +104,9 @@ class Connection:
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may be waiting for a lost server."""
         names = _names({n: self.cluster.ps[n] for n in servers})
-        lost = liveness.describe_each(dict.fromkeys(names, liveness.State.LOST))
+        lost = liveness.describe_each(
+            dict.fromkeys(names, liveness.TaskState.LOST)
+        )
         watch.end_process(
             f"{self._name} has to end: {lost}. Start all tasks of the job "
             "again, from a backup."

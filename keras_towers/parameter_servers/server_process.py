@@ -20,7 +20,12 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import key_value_store
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import join
-from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State, ask_each
+from keras_towers.rendezvous.liveness import (
+    ANSWERED,
+    Liveness,
+    TaskState,
+    ask_each,
+)
 from keras_towers.rendezvous.network import refuses_connections, task_answers
 from keras_towers.rendezvous.rank_environment import meeting_limit_s
 from keras_towers.rendezvous.store import report_connected
@@ -45,7 +50,7 @@ class WorkerLiveness(Liveness):
         address = self._addresses[rank]
         if task_answers(address):
             return ANSWERED
-        return State.ENDED if refuses_connections(address) else None
+        return TaskState.ENDED if refuses_connections(address) else None
 
     def has_started(self, rank: int) -> bool:
         """Return whether a worker has started."""
@@ -54,26 +59,26 @@ class WorkerLiveness(Liveness):
             self._store, rank
         )
 
-    def missing(self) -> dict[int, State]:
+    def missing(self) -> dict[int, TaskState]:
         """Return the workers that have started but do not answer."""
         return {
             rank: self.state(rank)
             for rank in self.signs
-            if self.state(rank) != State.ALIVE and self.has_started(rank)
+            if self.state(rank) != TaskState.ALIVE and self.has_started(rank)
         }
 
 
 def publish_missing(
-    store: KeyValueStore, prefix: str, states: dict[int, State]
+    store: KeyValueStore, prefix: str, states: dict[int, TaskState]
 ) -> None:
     """Publish to all workers which workers do not answer."""
     store.put(_key(prefix), states)
 
 
-def missing_workers(store: KeyValueStore, prefix: str) -> dict[int, State]:
+def missing_workers(store: KeyValueStore, prefix: str) -> dict[int, TaskState]:
     """Return the workers that do not answer, as published by a server."""
     states = store.get(_key(prefix)) or {}
-    return {int(rank): State(state) for rank, state in states.items()}
+    return {int(rank): TaskState(state) for rank, state in states.items()}
 
 
 def _key(prefix: str) -> str:

@@ -15,7 +15,10 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import copy_on_tower, copy_to_towers
-from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
+from keras_towers.fit.weights.least_loaded import (
+    LeastLoadedPlacement,
+    byte_size,
+)
 from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
 from keras_towers.reduction import Gradient

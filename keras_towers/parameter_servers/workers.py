@@ -20,7 +20,7 @@ from keras_towers.parameter_servers.key_value_store import task_name
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.server_process import missing_workers
-from keras_towers.rendezvous.liveness import Liveness, State, describe_each
+from keras_towers.rendezvous.liveness import Liveness, TaskState, describe_each
 from keras_towers.rendezvous.store import wait_for
 
 
@@ -113,7 +113,7 @@ class Workers:
         ranks = range(self._connection.size)
         return Liveness(ranks, heartbeats, settings.LOST_S)
 
-    def _unreachable(self) -> dict[int, State]:
+    def _unreachable(self) -> dict[int, TaskState]:
         """The workers that have not answered a server for long."""
         states = missing_workers(self._store, self._connection.prefix)
         return {rank: s for rank, s in states.items() if s.is_gone}
@@ -142,7 +142,7 @@ class Workers:
                 continue
             self._announced.add(rank)
             then = "fit continues where possible"
-            if state != State.LOST:
+            if state != TaskState.LOST:
                 then = (
                     f"if {self._name(self._rank)} needs it, it waits for its "
                     f"return, for {self._stall_timeout_s:g} s at most"
@@ -286,7 +286,7 @@ class Workers:
     def _check_lost(self, spare: int) -> None:
         """Raise an error if more workers are lost than can be spared."""
         gone = self._unreachable()
-        lost = [r for r in self._others if gone.get(r) == State.LOST]
+        lost = [r for r in self._others if gone.get(r) == TaskState.LOST]
         if len(lost) <= spare:
             return
         statuses = self._statuses(lost)
@@ -294,7 +294,7 @@ class Workers:
         if len(needed) > spare:
             system.limit_teardown()
             named = (f"{self._name(r)} at {self._address(r)}" for r in needed)
-            states = describe_each(dict.fromkeys(named, State.LOST))
+            states = describe_each(dict.fromkeys(named, TaskState.LOST))
             raise TowerError(
                 f"{self._name(self._rank)} has to end: {states}. Start all "
                 "tasks of the job again, from a backup."

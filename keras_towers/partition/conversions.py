@@ -28,8 +28,8 @@ from keras_towers.partition.layouts import (
     Value,
     local_shape,
     require,
-    required,
     static,
+    unless_none,
 )
 from keras_towers.partition.list_conversions import gather_list, local_list
 from keras_towers.partition.program import Tensor
@@ -202,7 +202,7 @@ class Converter(Builder):
             if isinstance(size, Size) or layout is not None
         ]
         require(len(grown) == 1)
-        return required(grown[0])
+        return unless_none(grown[0])
 
     def local_rows(self, layout: Sharded) -> Tensor:
         """Return the local size of the axis of a layout."""
@@ -240,8 +240,8 @@ class Converter(Builder):
         if np.ndim(entries) > 1 or any(size is None for size in sizes):
             return None
         if not np.ndim(entries):
-            return self.cast(required(sizes[0]), dtype)
-        return self.size_vector([*map(required, sizes)], dtype)
+            return self.cast(unless_none(sizes[0]), dtype)
+        return self.size_vector([*map(unless_none, sizes)], dtype)
 
     # ---- conversions ---------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Converter(Builder):
         self, value: Value, layout: Sharded, on_towers: bool
     ) -> Tensor:
         """Gather rows of a variable for the operation that is laid out."""
-        local = required(value.local)
+        local = unless_none(value.local)
         near = max(self.near, local.level)
         known = self._gathers.find(value, on_towers, near)
         if known is not None:
@@ -292,10 +292,10 @@ class Converter(Builder):
             outputs = self.copy(value.whole_from.operation, wholes)
             whole = outputs[value.whole_from.index]
             if all(part.sharded for part in value.whole_from.inputs):
-                size = required(whole.shape.num_elements())
+                size = unless_none(whole.shape.num_elements())
                 self.replaced_sums += whole.dtype.size * size
             return whole
-        local = required(value.local)
+        local = unless_none(value.local)
         if isinstance(value.layout, Partial):
             return self.exchange("sum", local, sizes=value.shape)
         if isinstance(value.layout, Sharded):
@@ -403,7 +403,7 @@ class Converter(Builder):
             NotDivided: the value does not have these rows.
         """
         if value.layout == layout:
-            return required(value.local)
+            return unless_none(value.local)
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
@@ -426,7 +426,7 @@ class Converter(Builder):
             self.scaled_size(layout.rows, size)
             for size in (unit.start, unit.count)
         )
-        local, shape = required(value.local), static(value.sizes)
+        local, shape = unless_none(value.local), static(value.sizes)
         rows = self.exchange(
             "scatter",
             local,
@@ -471,7 +471,7 @@ class Converter(Builder):
     def to_partial(self, value: Value) -> Tensor:
         """Return a partial sum: the whole on the first tower, 0 on the rest."""
         if value.is_partial:
-            return required(value.local)
+            return unless_none(value.local)
         if value not in self._parts:
             whole = self.replicate(value)
             zeros = self.op("ZerosLike", [whole], whole.shape)
@@ -538,7 +538,7 @@ class Converter(Builder):
             tensor: the tower's rows.
             layout: their layout.
         """
-        rank, count = required(tensor.shape.rank), layout.unit.count
+        rank, count = unless_none(tensor.shape.rank), layout.unit.count
         more = self.compute_size("Sub", self.least_one(count), count)
         more = self.scaled_size(layout.rows_per_unit, more)
         ends = [[0] * rank, self.size_at_axis(layout.axis, rank, more)]

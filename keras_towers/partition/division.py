@@ -24,7 +24,7 @@ from keras_towers.partition.layouts import (
     Values,
     WholeFrom,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
@@ -333,7 +333,7 @@ def _drop_padding(
     partitioner: Converter, output: Value, divided_by: Sharded
 ) -> Tensor:
     """Drop the output for rows that ``Converter.pad_empty`` has appended."""
-    layout, tensor = output.sharded, required(output.local)
+    layout, tensor = output.sharded, unless_none(output.local)
     if layout is not None:
         return partitioner.drop_padding(tensor, output.sizes, layout)
     some = partitioner.op("Greater", [divided_by.unit.count, 0], ())

@@ -17,6 +17,7 @@ from keras_towers.partition.conversions import CannotGather, LayoutOptions
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
+    AllExamples,
     InputLayout,
     InShards,
     Mirrored,
@@ -26,7 +27,6 @@ from keras_towers.partition.layouts import (
     Sharded,
     SparseIndices,
     SparseShape,
-    Undivided,
     Unit,
     Value,
     local_shape,
@@ -244,7 +244,7 @@ def _examples(
 ) -> tuple[Any, Tensor]:
     """Return the global and the local number of examples."""
     count = partitioner.unit.total
-    if any(isinstance(layout, Undivided) for layout in layouts):
+    if any(isinstance(layout, AllExamples) for layout in layouts):
         # No size is a multiple of what is not there.
         return _NOTHING, count
     for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
@@ -319,10 +319,10 @@ def _value(
             name = f"{index}.{axis}"
             if isinstance(layout, Sharded) and axis == layout.axis:
                 shape[axis] = layout.size
-            elif isinstance(layout, Undivided) and not axis:
+            elif isinstance(layout, AllExamples) and not axis:
                 shape[axis] = EXAMPLES if size is UNKNOWN else size
             elif size is UNKNOWN and (
-                tensor.on_towers or isinstance(layout, Undivided)
+                tensor.on_towers or isinstance(layout, AllExamples)
             ):
                 shape[axis] = symbol(name)
                 sizes[name] = Tensor(

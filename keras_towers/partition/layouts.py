@@ -42,7 +42,7 @@ def require(condition: object) -> None:
         raise NotDivided
 
 
-def required(found: FoundT | None) -> FoundT:
+def unless_none(found: FoundT | None) -> FoundT:
     """Return what was found; raise ``NotDivided`` if it is None."""
     if found is None:
         raise NotDivided
@@ -106,7 +106,7 @@ class Replicated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Undivided(Replicated):
+class AllExamples(Replicated):
     """An input whose rows are examples, all of which everyone has."""
 
 
@@ -364,7 +364,7 @@ class Value:
         Raises:
             NotDivided: its rank is unknown.
         """
-        return required(self.shape)
+        return unless_none(self.shape)
 
     def as_rows(self) -> tuple[Sharded, Tensor]:
         """Return its layout and its local rows.
@@ -372,7 +372,7 @@ class Value:
         Raises:
             NotDivided: it is not sharded.
         """
-        return required(self.sharded), required(self.local)
+        return unless_none(self.sharded), unless_none(self.local)
 
     @property
     def entries(self) -> list[Any]:
@@ -441,7 +441,7 @@ def known_ints(value: Value) -> list[int]:
     Raises:
         NotDivided: an entry is unknown or symbolic.
     """
-    entries = list(np.ravel(required(value.known)))
+    entries = list(np.ravel(unless_none(value.known)))
     require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
     return [int(entry) for entry in entries]
 
@@ -489,7 +489,7 @@ class Elements:
         after = dataclasses.replace(
             self, item=item, are_row_numbers=is_row_number
         )
-        return required(common_elements(self, after))
+        return unless_none(common_elements(self, after))
 
 
 # ---- common facts ------------------------------------------------------------

@@ -21,7 +21,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import UNKNOWN
@@ -37,9 +37,9 @@ def local_list(converter: Converter, value: Value, layout: ListOf) -> Tensor:
         NotDivided: the list cannot have this layout.
     """
     if value.layout == layout:
-        return required(value.local)
+        return unless_none(value.local)
     require(value.is_replicated)
-    elements, element = required(value.elements), layout.element
+    elements, element = unless_none(value.elements), layout.element
     handle = converter.replicate(value)
     if _is_empty_optional(elements):
         return handle
@@ -84,7 +84,7 @@ def gather_list(converter: Converter, value: Value) -> Tensor:
     Raises:
         NotDivided: the facts do not suffice to gather it.
     """
-    elements = required(value.elements)
+    elements = unless_none(value.elements)
     element = cast("ListOf", value.layout).element
     # Lists of lists stay where they are.
     require(not isinstance(element, ListOf))
@@ -126,10 +126,10 @@ def element_shape(
     Raises:
         NotDivided: the shape is not known completely.
     """
-    sizes = [converter.global_size(size) for size in required(shape)]
+    sizes = [converter.global_size(size) for size in unless_none(shape)]
     if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
         sizes[layout.axis] = converter.local_rows(layout)
-    return converter.size_vector([*map(required, sizes)], tf.int32)
+    return converter.size_vector([*map(unless_none, sizes)], tf.int32)
 
 
 def _declared_shape(

@@ -23,11 +23,11 @@ from keras_towers.partition.emission import emit, placeholder_of
 from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
+    AllExamples,
     InputLayout,
     InShards,
     MeshLayout,
     Sharded,
-    Undivided,
 )
 from keras_towers.partition.partitioner import UpdateInfo
 from keras_towers.partition.program import ColumnInput, Phase, Program, Tensor
@@ -104,7 +104,7 @@ def partition_over_mesh(
 
 def _of_one_tower(layout: InputLayout) -> InputLayout:
     """Return the layout of an input that all columns of a tower have."""
-    return Undivided() if _has_examples(layout) else REPLICATED
+    return AllExamples() if _has_examples(layout) else REPLICATED
 
 
 def _has_examples(layout: InputLayout) -> bool:

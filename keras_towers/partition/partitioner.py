@@ -29,8 +29,8 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
-    required,
     sizes_of,
+    unless_none,
 )
 from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
@@ -184,7 +184,7 @@ class Partitioner(Converter):
             outputs = outputs or compute_once(node, inputs)
         for output in outputs:
             if output.is_partial:
-                output.local = self.once_per_tower(required(output.local))
+                output.local = self.once_per_tower(unless_none(output.local))
         for note in NOTES.get(node.type, ()):
             try:
                 note(node, inputs, outputs)
@@ -243,7 +243,7 @@ class Partitioner(Converter):
             require(all(dtype.is_integer or dtype.is_bool for dtype in dtypes))
             wholes = map(self.known_tensor, known, dtypes)
             return [
-                Value(REPLICATED, whole=required(whole), known=entries)
+                Value(REPLICATED, whole=unless_none(whole), known=entries)
                 for entries, whole in zip(known, wholes, strict=True)
             ]
         return []
@@ -256,16 +256,16 @@ class Partitioner(Converter):
         for pair in info.sparse:
             entries, indices = (inputs[k].sharded for k in pair)
             has_rows = entries is not None and entries == indices
-            size = required(entries).size if has_rows else None
+            size = unless_none(entries).size if has_rows else None
             sizes |= dict.fromkeys(pair, size)
         rows: dict[Tensor, Any] = {}
         tensors: list[Tensor] = []
         for k, value in enumerate(inputs):
             if sizes.get(k) is not None:
-                tensor = required(value.local)
+                tensor = unless_none(value.local)
                 rows[tensor] = sizes[k]
             elif value.is_partial and not value.gathers and k not in sizes:
-                tensor = required(value.local)
+                tensor = unless_none(value.local)
             else:
                 tensor = self.assemble(value)
             tensors.append(tensor)
@@ -300,7 +300,7 @@ class Partitioner(Converter):
         _, shape = type_of_content(common)
         sizes = None if shape.rank is None else sizes_of(shape)
         if rows is not None:
-            content = Value(rows, self.read(required(local)), shape=sizes)
+            content = Value(rows, self.read(unless_none(local)), shape=sizes)
         else:
             content = Value(
                 REPLICATED,

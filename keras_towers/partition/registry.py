@@ -17,9 +17,9 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     require,
-    required,
     sizes_of,
     static,
+    unless_none,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import UNKNOWN
@@ -160,7 +160,7 @@ class Node:
         """
         partitioner = self.partitioner
         operands = [
-            required(value.local)
+            unless_none(value.local)
             if value.sharded
             else partitioner.replicate(value)
             for value in inputs

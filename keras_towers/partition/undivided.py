@@ -24,8 +24,8 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
-    required,
     sizes_of,
+    unless_none,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
@@ -63,7 +63,7 @@ def compute_once(node: Node, inputs: Values) -> Values:
     for index in written(node.operation):
         variable = inputs[index]
         if id(variable) in wholes:
-            whole = partitioner.read(required(wholes[id(variable)].whole))
+            whole = partitioner.read(unless_none(wholes[id(variable)].whole))
             sizes = sizes_of(whole.shape)
             partitioner.assign(variable, Value(REPLICATED, None, whole, sizes))
     return outputs
@@ -96,7 +96,7 @@ def _call_with_wholes(node: Node, inputs: Values) -> Values:
 
 def _whole_of(partitioner: Partitioner, variable: Value) -> Value:
     """Return a variable with the whole of one in shards, for one operation."""
-    common = required(variable.whole)
+    common = unless_none(variable.whole)
     dtype, shape = type_of_content(common)
     # It exists as long as its handle, as variables do eagerly.
     attributes = {

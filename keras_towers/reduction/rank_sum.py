@@ -61,7 +61,7 @@ class SavedStates:
 
 
 @dataclasses.dataclass(frozen=True)
-class _State:
+class _KeptState:
     """A state in variables; the weights are kept since ids identify them."""
 
     weights: Sequence[Any]
@@ -105,7 +105,7 @@ class RankSum:
         self._transport = transport
         self._hook = as_stateful(hook)
         self._states: weakref.WeakKeyDictionary[
-            Any, dict[tuple[Any, ...], _State]
+            Any, dict[tuple[Any, ...], _KeptState]
         ] = weakref.WeakKeyDictionary()
         # Of each optimizer, the values for states that are not made yet.
         self._restored: weakref.WeakKeyDictionary[
@@ -179,7 +179,7 @@ class RankSum:
                     lambda value: tf.Variable(value, trainable=False),
                     self._hook.init(specs),
                 )
-                states[key] = _State(list(weights), variables)
+                states[key] = _KeptState(list(weights), variables)
                 restored = self._restored.get(optimizer)
                 if restored:
                     states[key].assign(restored.pop(0))
@@ -199,7 +199,7 @@ class RankSum:
         """Return this rank's states for an optimizer, of variables."""
         return [state.variables for state in self._states_of(optimizer)]
 
-    def _states_of(self, optimizer: Any) -> list[_State]:
+    def _states_of(self, optimizer: Any) -> list[_KeptState]:
         return [*self._states.get(optimizer, {}).values()]
 
     def save(self, optimizers: Sequence[Any]) -> SavedStates:

@@ -46,7 +46,7 @@ def check_last(path: Path, position: Sequence[int]) -> None:
         path: the file of the backup.
         position: the position that was found there, or the beginning.
     """
-    server, last = store.from_environment(), None
+    server, last = store.store_of_job(), None
     if server is not None:
         with contextlib.suppress(OSError):
             last = server.get(store.COMMITTED)
@@ -106,7 +106,7 @@ def share(content: bytes) -> bytes:
 
     All ranks call it equally often.
     """
-    server = store.from_environment()
+    server = store.store_of_job()
     key = f"{_SHARED}{next(_shared)}"
     if server is None or not has_other_ranks():
         return content
@@ -122,7 +122,7 @@ def share(content: bytes) -> bytes:
 
 
 def _put(key: str, value: Any) -> None:
-    server = store.from_environment()
+    server = store.store_of_job()
     if server is not None:
         with contextlib.suppress(OSError):
             server.put(key, value)

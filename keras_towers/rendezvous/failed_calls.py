@@ -105,7 +105,7 @@ class JointCalls:
             RanksEnded: ranks have ended, and cannot connect again.
         """
         if self._is_broken:
-            failure = self._failure(store_lib.from_environment())
+            failure = self._failure(store_lib.store_of_job())
             is_missed = failure is not None and failure.call > self.number
             ranks.note_wait("the end of a call that has failed")
             if not self._connect_again(ranks, math.inf):
@@ -124,7 +124,7 @@ class JointCalls:
         Returns:
             Whether that is so, and the ranks have connected again.
         """
-        failure = self._failure(store_lib.from_environment())
+        failure = self._failure(store_lib.store_of_job())
         if failure is None or failure.call >= self.number:
             return False
         self.end()
@@ -147,7 +147,7 @@ class JointCalls:
         Returns:
             The failure of another rank that is the cause, if one is known.
         """
-        store = store_lib.from_environment()
+        store = store_lib.store_of_job()
         own = Failure(ranks.rank, self.number, why)
         first = self._first(store, own)
         self._is_broken = True
@@ -173,7 +173,7 @@ class JointCalls:
         Returns:
             Whether all ranks have left the step, and have connected again.
         """
-        store = store_lib.from_environment()
+        store = store_lib.store_of_job()
         if store is None:
             return False
         if why is None:
@@ -193,7 +193,7 @@ class JointCalls:
 
     def has_failed(self) -> bool:
         """Whether a call has failed on a rank since ranks have connected."""
-        store = store_lib.from_environment()
+        store = store_lib.store_of_job()
         return self._is_broken or self._failure(store) is not None
 
     def _first(self, store: StoreClient | None, own: Failure) -> Failure:
@@ -220,7 +220,7 @@ class JointCalls:
 
         They may not do so within the limit, or be gone.
         """
-        store = store_lib.from_environment()
+        store = store_lib.store_of_job()
         if store is not None and not self._all_leave(ranks, store, limit_s):
             return False
         with self._lock:
@@ -255,7 +255,7 @@ class JointCalls:
 
     def _listen(self) -> None:
         """Start the thread that hears of failures on other ranks."""
-        store = store_lib.from_environment()
+        store = store_lib.store_of_job()
         if not self._listens and store is not None:
             self._listens = True
             threading.Thread(

@@ -22,7 +22,7 @@ from keras_towers import settings
 _NOTICE_GROWTH = 4
 
 
-class State(enum.StrEnum):
+class TaskState(enum.StrEnum):
     """The state of a process, as messages describe it."""
 
     ALIVE = "is alive"
@@ -33,7 +33,7 @@ class State(enum.StrEnum):
     @property
     def is_gone(self) -> bool:
         """Whether waiting for the process is pointless."""
-        return self in (State.ENDED, State.LOST)
+        return self in (TaskState.ENDED, TaskState.LOST)
 
 
 def describe_each(states: Mapping[str, str]) -> str:
@@ -85,7 +85,8 @@ class Liveness:
     Args:
         ranks: the processes to watch.
         source: maps ranks to their last signs, if they have given any: a
-            heartbeat, different each time; ``ANSWERED``; or ``State.ENDED``.
+            heartbeat, different each time; ``ANSWERED``; or
+            ``TaskState.ENDED``.
         limit_s: a process is lost if silent for longer.
         may_restart: whether a process that has ended may come back within the
             limit; otherwise it is gone at once.
@@ -114,7 +115,9 @@ class Liveness:
         """Read the signs of all processes."""
         signs = self._source(tuple(self.signs))
         self._refreshed = time.monotonic()
-        self._ended = {r for r, sign in signs.items() if sign == State.ENDED}
+        self._ended = {
+            r for r, sign in signs.items() if sign == TaskState.ENDED
+        }
         for rank in signs.keys() - self._ended:
             sign = signs[rank]
             if sign is ANSWERED or sign not in (None, self.signs[rank]):
@@ -125,16 +128,16 @@ class Liveness:
         """Return the seconds between the last sign and the last refresh."""
         return self._refreshed - self._last_sign[rank]
 
-    def state(self, rank: int) -> State:
+    def state(self, rank: int) -> TaskState:
         """Return the state of a process at the last refresh."""
         is_late = self.silent_s(rank) > self.limit_s
         if rank in self._ended and (is_late or not self._may_restart):
-            return State.ENDED
+            return TaskState.ENDED
         if is_late:
-            return State.LOST
-        return State.SUSPECTED if self.silent_s(rank) else State.ALIVE
+            return TaskState.LOST
+        return TaskState.SUSPECTED if self.silent_s(rank) else TaskState.ALIVE
 
-    def gone(self) -> dict[int, State]:
+    def gone(self) -> dict[int, TaskState]:
         """Return the processes that have ended or are lost."""
         states = {rank: self.state(rank) for rank in self.signs}
         return {rank: state for rank, state in states.items() if state.is_gone}

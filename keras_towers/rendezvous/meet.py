@@ -41,7 +41,7 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.liveness import Liveness, State, wait_loop
+from keras_towers.rendezvous.liveness import Liveness, TaskState, wait_loop
 from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import (
@@ -413,7 +413,7 @@ def beat(
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
         with contextlib.suppress(OSError):
-            client.put(key, State.ENDED if has_ended else number)
+            client.put(key, TaskState.ENDED if has_ended else number)
         if has_ended:
             return
 

@@ -241,7 +241,7 @@ def compare_with_first_rank(engine: str) -> None:
     No rank waits for another, so that a worker that joins an elastic job can
     compare itself while the remaining ranks train.
     """
-    server = store.from_environment()
+    server = store.store_of_job()
     if server is None:
         return  # The ranks compare over the engine, once connected.
     rank = os.environ.get("HOROVOD_RANK", "?")

@@ -170,7 +170,7 @@ class StoreClient(Store):
         request = urllib.request.Request(
             self._url + path,
             body or None,
-            {SIGNATURE: sign(self._secret, method, path, body)},
+            {SIGNATURE: sign_request(self._secret, method, path, body)},
             method=method,
         )
         with _OPENER.open(request, timeout=limit_s) as answer:
@@ -219,7 +219,7 @@ class FileStore:
                 (self._folder / key).unlink()
 
 
-def from_environment() -> StoreClient | None:
+def store_of_job() -> StoreClient | None:
     """The store of this process's job; None if our launcher started none."""
     host, _, port = os.environ.get(settings.ENV_STORE, "").rpartition(":")
     secret = os.environ.get(settings.ENV_SECRET)
@@ -235,7 +235,7 @@ def from_environment() -> StoreClient | None:
 
 def report_connected(rank: int) -> None:
     """Report to the launcher, if any, that a rank has connected."""
-    store = from_environment()
+    store = store_of_job()
     if store is not None:
         with contextlib.suppress(OSError):
             store.put(f"{CONNECTED}{rank}", True)
@@ -269,14 +269,14 @@ def path_prefix(endpoint: Endpoint) -> str:
     return f"{path_token(endpoint.secret)}:{endpoint.port}"
 
 
-def sign(secret: str, method: str, path: str, body: bytes) -> str:
+def sign_request(secret: str, method: str, path: str, body: bytes) -> str:
     """The signature of a request."""
     return _digest(secret, f"{method} {path}\n".encode() + body)
 
 
 def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
     """The signature of the answer to a request."""
-    return sign(secret, f"ANSWER {method}", path, body)
+    return sign_request(secret, f"ANSWER {method}", path, body)
 
 
 def sign_file(secret: str, content: bytes) -> bytes:

@@ -191,7 +191,9 @@ class Handler(BaseHTTPRequestHandler):
         (self._key,) = keys
         if self._scope == SCOPE:
             secret = self.server.endpoint.secret
-            expected = store.sign(secret, self.command, self.path, self._body)
+            expected = store.sign_request(
+                secret, self.command, self.path, self._body
+            )
             signature = self.headers.get(store.SIGNATURE, "")
             if not store.is_equal(signature, expected):
                 return self._refuse()

@@ -143,7 +143,7 @@ def make_task() -> None:
 
     Ranks tell each other in the job's store where they will listen.
     """
-    server, rank = store.from_environment(), launchers.detect()
+    server, rank = store.store_of_job(), launchers.detect()
     if server is None or rank is None or rank.size is None:
         raise TowerError("only ranks of `keras-towers run` become tasks.")
     address = reserve_port(source_address(server.host), _held)

@@ -28,7 +28,7 @@ from keras_towers.rendezvous import store as store_lib
 from keras_towers.rendezvous.liveness import (
     ANSWERED,
     Liveness,
-    State,
+    TaskState,
     ask_each,
     describe_each,
     wait_loop,
@@ -222,7 +222,7 @@ class StallWatch(threading.Thread):
         self._rank0_name = rank0_name
         self._rank0 = Liveness([0], self._report, settings.LOST_S)
         self._late: dict[str, str] = {}
-        self._gone: dict[str, State] = {}
+        self._gone: dict[str, TaskState] = {}
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         self._first_mark = _activity.marks
@@ -240,7 +240,7 @@ class StallWatch(threading.Thread):
     def run(self) -> None:
         """Report progress at every beat; warn, or end, while waiting."""
         warned = 0.0
-        gone: dict[str, State] = {}
+        gone: dict[str, TaskState] = {}
         self._advance()
         self.refresh()
         while not self._ended.wait(self._beat_s):
@@ -253,7 +253,7 @@ class StallWatch(threading.Thread):
             missing = {
                 name: state
                 for name, state in gone.items()
-                if state == State.LOST or (name in before and is_late)
+                if state == TaskState.LOST or (name in before and is_late)
             }
             if missing and waits:
                 self._end(missing, waited_s)
@@ -287,7 +287,7 @@ class StallWatch(threading.Thread):
         self._rank0.refresh()
 
     @property
-    def gone(self) -> dict[str, State]:
+    def gone(self) -> dict[str, TaskState]:
         """The other ranks that are gone, with their states."""
         state = self._rank0.state(0)
         if self._rank0_name and state.is_gone:
@@ -302,9 +302,11 @@ class StallWatch(threading.Thread):
             self._late, self._gone = {}, {}
             reason = getattr(error, "reason", error)
             has_ended = isinstance(reason, ConnectionRefusedError)
-            return {0: State.ENDED} if has_ended else {}
+            return {0: TaskState.ENDED} if has_ended else {}
         self._late = answer["late"]
-        self._gone = {n: State(state) for n, state in answer["gone"].items()}
+        self._gone = {
+            n: TaskState(state) for n, state in answer["gone"].items()
+        }
         return {0: ANSWERED}
 
     def _text(self, ranks: Mapping[str, str], waited_s: float) -> str:
@@ -317,7 +319,7 @@ class StallWatch(threading.Thread):
         ended = describe_each(ranks)
         # Started again, the script would do the same.
         if all(
-            state == State.ENDED or state.endswith(store_lib.OUTSIDE)
+            state == TaskState.ENDED or state.endswith(store_lib.OUTSIDE)
             for state in ranks.values()
         ):
             if _activity.outcomes is not None:
@@ -400,7 +402,7 @@ def start_watch(rank: int, size: int) -> None:
         return
     stop_watch()
     # Without a store, as under MPI, Horovod's own inspector does this.
-    store = store_lib.from_environment()
+    store = store_lib.store_of_job()
     if size == 1 or store is None:
         return
     warning_s: float = seconds(
@@ -422,7 +424,7 @@ def stop_watch() -> None:
     _watch = None
 
 
-def gone_ranks() -> dict[str, State]:
+def gone_ranks() -> dict[str, TaskState]:
     """The states of ranks that are gone, as far as that is known."""
     if _watch is None:
         return {}
@@ -430,8 +432,8 @@ def gone_ranks() -> dict[str, State]:
     return _watch.gone
 
 
-def wait_for_gone_ranks() -> dict[str, State]:
-    """Likewise, once one is known to be gone; may be empty."""
+def wait_for_gone_ranks() -> dict[str, TaskState]:
+    """Wait a little for a rank to be known as gone; return what is known."""
     for _ in wait_loop(settings.LEFT_S, settings.NETWORK_POLL_S):
         gone = gone_ranks()
         if gone or _watch is None:

@@ -130,7 +130,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 **modes.sums_over_ranks(self._config),
             )
         elif update is None:
-            self._mode = modes.tried(self._mode, self._config)
+            self._mode = modes.fall_back_unless_tried(self._mode, self._config)
             update = modes.create_update(self._config, self._mode)
         self._update = update
         self._calls = calls or TowerCalls(update)

@@ -256,7 +256,7 @@ def connect() -> None:
     """Connect ``keras.distribution`` to towers, after Keras's import."""
     global _connected
     if _connected is None:
-        _connected = keras_patches.connect(
+        _connected = keras_patches.patch_until_closed(
             _around_call, _around_creation, _set_distribution, _BACKEND
         )
 

@@ -102,7 +102,7 @@ def _mode(
     return Mode(name, reason, reduce)
 
 
-def tried(mode: Mode, config: TowerConfig) -> Mode:
+def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
     """Return a mode if a first sum over NCCL works, or needs none.
 
     Else the mode "towers".

@@ -22,7 +22,7 @@ from keras_towers.fit.options import (
     options_of,
 )
 from keras_towers.fit.update.weight_update import UpdateAtVariable
-from keras_towers.fit.weights.placement import LeastLoadedPlacement
+from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
 from keras_towers.parameter_servers.server_connection import (
     ServerPeers,
     take_role,

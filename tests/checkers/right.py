@@ -6,7 +6,7 @@ from typing import Any, assert_type
 import keras
 
 import keras_towers as kt
-from keras_towers.fit.weights.placement import LeastLoadedPlacement
+from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
 from keras_towers.reduction import GradientPacker
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.calls import saving
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
-from keras_towers.rendezvous.store import from_environment
+from keras_towers.rendezvous.store import store_of_job
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -244,7 +244,7 @@ def what_only_some_ranks_save_in_callbacks_is_saved_there():
         on_epoch_end=lambda it: it.save(FOLDER / "of-1.keras") if s.RANK else 0,
         on_train_end=lambda it: it.save(FOLDER / "of-all.keras"),
     )
-    store = from_environment()
+    store = store_of_job()
     assert store is not None
     with saving.on_rank_0_only(s.RANK, 2, store), s.Strategy():
         s.fit(mine, callbacks=[saves])

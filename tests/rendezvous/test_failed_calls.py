@@ -61,9 +61,7 @@ class Ranks:
 def job(monkeypatch):
     """So many ranks, each in a thread, with the calls of its process."""
     store, gone = Store(), {}
-    monkeypatch.setattr(
-        failed_calls.store_lib, "from_environment", lambda: store
-    )
+    monkeypatch.setattr(failed_calls.store_lib, "store_of_job", lambda: store)
     monkeypatch.setattr(watch, "gone_ranks", lambda: gone)
 
     def make(size):
@@ -241,9 +239,7 @@ def test_a_rank_does_not_wait_long_for_others_or_for_ended_ones(
 
 
 def test_without_a_store_ranks_connect_when_the_next_call_begins(monkeypatch):
-    monkeypatch.setattr(
-        failed_calls.store_lib, "from_environment", lambda: None
-    )
+    monkeypatch.setattr(failed_calls.store_lib, "store_of_job", lambda: None)
     calls, own = JointCalls(), Ranks(0, 2, threading.Barrier(1))
     calls.begin(own)
     assert calls.fail(own, "my bug") is None

@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers.rendezvous import liveness as liveness_lib
-from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
+from keras_towers.rendezvous.liveness import ANSWERED, Liveness, TaskState
 
 LIMIT_S = 10
 
@@ -30,18 +30,29 @@ def observe(monkeypatch):
     ("signs", "states"),
     [
         # A heartbeat that goes on.
-        ([1, 2, 3], [State.ALIVE] * 3),
+        ([1, 2, 3], [TaskState.ALIVE] * 3),
         # One that stops, and begins again.
-        ([1, 1, 1, 2], [State.ALIVE, State.SUSPECTED, State.LOST, State.ALIVE]),
+        (
+            [1, 1, 1, 2],
+            [
+                TaskState.ALIVE,
+                TaskState.SUSPECTED,
+                TaskState.LOST,
+                TaskState.ALIVE,
+            ],
+        ),
         # No sign at all.
-        ([None, None], [State.SUSPECTED, State.LOST]),
+        ([None, None], [TaskState.SUSPECTED, TaskState.LOST]),
         # An answer is a new sign each time.
         (
             [ANSWERED, ANSWERED, None],
-            [State.ALIVE, State.ALIVE, State.SUSPECTED],
+            [TaskState.ALIVE, TaskState.ALIVE, TaskState.SUSPECTED],
         ),
         # A process that has ended is gone, however long it was silent.
-        ([1, State.ENDED, State.ENDED], [State.ALIVE] + [State.ENDED] * 2),
+        (
+            [1, TaskState.ENDED, TaskState.ENDED],
+            [TaskState.ALIVE] + [TaskState.ENDED] * 2,
+        ),
     ],
 )
 def test_state_follows_the_signs(observe, signs, states):
@@ -49,10 +60,10 @@ def test_state_follows_the_signs(observe, signs, states):
 
 
 def test_a_process_that_may_restart_has_until_the_limit(observe):
-    ended = [State.ENDED] * 2
+    ended = [TaskState.ENDED] * 2
     assert observe(1, *ended, may_restart=True) == [
-        State.ALIVE,
-        State.SUSPECTED,
-        State.ENDED,
+        TaskState.ALIVE,
+        TaskState.SUSPECTED,
+        TaskState.ENDED,
     ]
-    assert observe(*ended, ANSWERED, may_restart=True)[-1] == State.ALIVE
+    assert observe(*ended, ANSWERED, may_restart=True)[-1] == TaskState.ALIVE

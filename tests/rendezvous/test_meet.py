@@ -18,7 +18,7 @@ import pytest
 
 from keras_towers import TowerError, settings
 from keras_towers.rendezvous import launchers, meet
-from keras_towers.rendezvous.liveness import State
+from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.meet import (
     RendezvousFile,
     start_heartbeat,
@@ -202,12 +202,12 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
     ctypes.PyDLL(None).usleep(5_000_000)
     assert gone() == {}
     stop_helper(helpers[1])
-    ended = {NAMES[1]: State.ENDED}
+    ended = {NAMES[1]: TaskState.ENDED}
     assert wait_until(lambda: gone() == ended)
     assert gone(1) == {}
     hangs = helpers[2].pid
     os.kill(hangs, signal.SIGSTOP)
-    both = {**ended, NAMES[2]: State.LOST}
+    both = {**ended, NAMES[2]: TaskState.LOST}
     assert wait_until(lambda: gone() == both)
     # As a link does that heals.
     os.kill(hangs, signal.SIGCONT)

@@ -52,7 +52,7 @@ def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
     """In later rounds of an elastic job too."""
     server = StoreServer("127.0.0.1")
     client = store.StoreClient(server.endpoint)
-    monkeypatch.setattr(store, "from_environment", lambda: client)
+    monkeypatch.setattr(store, "store_of_job", lambda: client)
     joined = []
 
     def join(rank, **other):

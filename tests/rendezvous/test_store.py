@@ -12,7 +12,12 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import place_ranks
-from keras_towers.rendezvous.store import SIGNATURE, Progress, path_token, sign
+from keras_towers.rendezvous.store import (
+    SIGNATURE,
+    Progress,
+    path_token,
+    sign_request,
+)
 from keras_towers.rendezvous.store_server import StoreServer, late_ranks
 
 SECRET = "ab" * 32
@@ -118,11 +123,14 @@ def test_a_request_that_waits_is_answered_when_the_value_is_written(
 def test_a_forged_stall_key_is_not_believed(server):
     server.client.put("stall-1", "right")
     path, body = "/keras_towers/stall-1", b'"forged"'
-    right = sign(SECRET, "PUT", path, body)
+    right = sign_request(SECRET, "PUT", path, body)
     for signed in (
-        *(None, "0" * 64, sign("another", "PUT", path, body)),
-        *(sign(SECRET, "GET", path, body), sign(SECRET, "PUT", path, b"")),
-        sign(SECRET, "PUT", "/keras_towers/stall-2", body),
+        *(None, "0" * 64, sign_request("another", "PUT", path, body)),
+        *(
+            sign_request(SECRET, "GET", path, body),
+            sign_request(SECRET, "PUT", path, b""),
+        ),
+        sign_request(SECRET, "PUT", "/keras_towers/stall-2", body),
     ):
         headers = {SIGNATURE: signed} if signed else {}
         assert ask(server, "PUT", server.path + path, body, headers) == 403
@@ -150,13 +158,13 @@ def test_the_store_of_another_job_is_not_used(monkeypatch):
     monkeypatch.setenv(settings.ENV_SECRET, SECRET)
     monkeypatch.setenv(settings.ENV_STORE, "127.0.0.1:1")
     monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
-    assert store.from_environment()
+    assert store.store_of_job()
     # Under Horovod's own launcher, in a rank of ours, and there.
     monkeypatch.setenv(store.HOROVODS_ADDRESS, "127.0.0.1")
-    assert store.from_environment() is None
+    assert store.store_of_job() is None
     ours = f"127.0.0.1:1/{path_token(SECRET)}"
     monkeypatch.setenv(store.HOROVODS_ADDRESS, ours)
-    assert store.from_environment()
+    assert store.store_of_job()
 
 
 STEP = "step 3"

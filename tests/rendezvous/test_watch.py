@@ -10,14 +10,14 @@ import urllib.error
 import pytest
 
 from keras_towers.rendezvous import watch as watch_lib
-from keras_towers.rendezvous.liveness import State
+from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
 
 PREPARES = "the preparation of step 1"
 LATE = {"rank 1": "is still in step 2"}
-SILENT = {"rank 1 on b": State.LOST}
+SILENT = {"rank 1 on b": TaskState.LOST}
 
 
 class Store:
@@ -116,7 +116,7 @@ def test_a_rank_that_waits_for_a_lost_one_ends(
 @pytest.mark.parametrize(
     ("store", "limit_s", "said"),
     [
-        (Store(gone={"rank 1": State.ENDED}), 0, "rank 1 has ended"),
+        (Store(gone={"rank 1": TaskState.ENDED}), 0, "rank 1 has ended"),
         (Store({"rank 1": f"is still {OUTSIDE}"}), 0.5, f"is still {OUTSIDE}"),
         # Started again, these may come.
         (Store(LATE), 0.5, None),
@@ -149,7 +149,7 @@ def test_what_is_known_of_ranks_stays_known_while_the_store_is_asked():
             known.append((dict(watch._late), watch.gone))
             return super().report(rank, progress)
 
-    ended = {"rank 1": State.ENDED}
+    ended = {"rank 1": TaskState.ENDED}
     watch = watch_lib.StallWatch(0, 2, Asked(LATE, ended))
     watch.refresh()
     watch.refresh()
@@ -183,7 +183,7 @@ def test_a_step_that_other_ranks_never_make_ends_with_the_error(
 ):
     codes, _ = exits
     with watch_lib.refusing_by(lambda ended: Boom(f"{ended}, and is needed")):
-        watch(Store(gone={"rank 1": State.ENDED}), ["train_on_batch"])
+        watch(Store(gone={"rank 1": TaskState.ENDED}), ["train_on_batch"])
         assert wait_until(lambda: codes)
     # Not to be started again.
     assert codes == [1]
@@ -232,7 +232,7 @@ def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
     for at, size in ((None, 2), (Endpoint("127.0.0.1", 1, "s"), 1)):
         client = at and StoreClient(at)
         monkeypatch.setattr(
-            watch_lib.store_lib, "from_environment", lambda one=client: one
+            watch_lib.store_lib, "store_of_job", lambda one=client: one
         )
         watch_lib.start_watch(0, size)
     assert not watched

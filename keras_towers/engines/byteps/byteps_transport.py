@@ -366,7 +366,7 @@ class BytePSTransport(EngineTransport):
             return self._operation(vector, input_name=name)
 
     def abort(self) -> None:
-        server = store.from_environment()
+        server = store.store_of_job()
         if server is None:
             return
         waiting = {}
@@ -378,7 +378,7 @@ class BytePSTransport(EngineTransport):
             server.put(self._key(self.rank), waiting)
 
     def leave(self) -> None:
-        server = store.from_environment()
+        server = store.store_of_job()
         if server is None:
             return
         for rank in range(self.size):

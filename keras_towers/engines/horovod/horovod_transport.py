@@ -149,7 +149,7 @@ class HorovodTransport(EngineTransport):
         # Whether what is on a GPU is sent from the host.
         self._from_host = False
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
-        if store.from_environment() is None:
+        if store.store_of_job() is None:
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
 

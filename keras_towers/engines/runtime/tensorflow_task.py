@@ -161,7 +161,7 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
 def unreachable(task: Task) -> str:
     """Describe the ranks that do not answer; empty if all do."""
     silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
-    return _describe(task, silent, liveness.State.SUSPECTED)
+    return _describe(task, silent, liveness.TaskState.SUSPECTED)
 
 
 def _other_ranks(task: Task) -> list[int]:
@@ -172,7 +172,9 @@ def _names(task: Task, ranks: Sequence[int]) -> list[str]:
     return [f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks]
 
 
-def _describe(task: Task, ranks: Sequence[int], state: liveness.State) -> str:
+def _describe(
+    task: Task, ranks: Sequence[int], state: liveness.TaskState
+) -> str:
     return liveness.describe_each(dict.fromkeys(_names(task, ranks), state))
 
 
@@ -203,7 +205,9 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
             _other_ranks(task),
             lambda rank: _answers(task, rank, beat_s),
             timeout_s,
-            lambda ranks: _abort(_describe(task, ranks, liveness.State.LOST)),
+            lambda ranks: _abort(
+                _describe(task, ranks, liveness.TaskState.LOST)
+            ),
         )
         _watch.start()
         # TensorFlow must not be called while it is torn down.

@@ -31,7 +31,7 @@ EACH: str = (
 
 
 # By the names of a batch's parts: those that have no row for each example.
-Undivided = Mapping[tuple[str, ...], Collection[str]]
+WholeParts = Mapping[tuple[str, ...], Collection[str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Batch:
     divided: Sequence[bool]
 
     @classmethod
-    def of(cls, structure: Any, undivided: Undivided | None = None) -> Batch:
+    def of(cls, structure: Any, undivided: WholeParts | None = None) -> Batch:
         """Find which parts of a batch, or of specs, have a row per example.
 
         Parts whose number of rows is known only at run time are assumed to have
@@ -372,7 +372,7 @@ def as_tower_batch(
     config: TowerConfig,
     places: Places,
     batch: Any,
-    undivided: Undivided | None = None,
+    undivided: WholeParts | None = None,
 ) -> tuple[TowerBatch, Batch]:
     """Convert whatever Keras passes to a step into a ``TowerBatch``.
 

@@ -52,7 +52,7 @@ class DividedBatch:
         config: TowerConfig,
         places: Places,
         data: Any,
-        undivided: data_lib.Undivided,
+        undivided: data_lib.WholeParts,
         order: StepOrder,
     ) -> DividedBatch:
         """Divide a batch over towers, once the previous step has ended.

@@ -26,7 +26,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
-from keras_towers.fit.weights.model_stage import ModelStages, Stage
+from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import failed_calls
 from keras_towers.rendezvous.rank_checks import Peers
@@ -84,7 +84,7 @@ class Adoption:
     @property
     def models(self) -> list[keras.Model]:
         """The models on the towers, and those created in the block."""
-        return [*self.stages.bound, *self.stages.at(Stage.CREATED)]
+        return [*self.stages.bound, *self.stages.at(ModelStage.CREATED)]
 
     def enter_block(self) -> None:
         """Note that a block begins, which ``release`` ends."""
@@ -92,8 +92,8 @@ class Adoption:
 
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
-        if self.in_block and self.stages.of(model) is Stage.FREE:
-            self.stages.move(model, Stage.CREATED)
+        if self.in_block and self.stages.of(model) is ModelStage.FREE:
+            self.stages.move(model, ModelStage.CREATED)
         if self._keeps or not self.in_block:
             _defaults[model] = self._config.strategy
 
@@ -104,8 +104,8 @@ class Adoption:
             # A running loop may continue, for example after a callback.
             self.claim(model)
             self.bind(model)
-        elif stage is Stage.FREE and keeps and strategy_of(model) is None:
-            self.stages.move(model, Stage.COMPILED)
+        elif stage is ModelStage.FREE and keeps and strategy_of(model) is None:
+            self.stages.move(model, ModelStage.COMPILED)
 
     @contextlib.contextmanager
     def registering_variable(self, variable: keras.Variable) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Adoption:
         for trainer in state_lib.models_in(model):
             # Each by itself: a nested model may outlive the outer one.
             if not self.stages.of(trainer).is_bound:
-                self.stages.move(trainer, Stage.CLAIMED)
+                self.stages.move(trainer, ModelStage.CLAIMED)
             strategy = self._config.strategy
             if strategy_of(trainer) is not strategy:
                 trainer._distribute_strategy = strategy
@@ -191,8 +191,8 @@ class Adoption:
                 # A nested model may have been placed before, and may train.
                 if not _variables_of(trainer).isdisjoint(map(id, moved)):
                     _renew_functions(trainer)
-        if self.stages.of(model) is Stage.CLAIMED:
-            self.stages.move(model, Stage.PLACED)
+        if self.stages.of(model) is ModelStage.CLAIMED:
+            self.stages.move(model, ModelStage.PLACED)
         return bool(moved)
 
     def synchronize(
@@ -230,9 +230,9 @@ class Adoption:
             return
         self.update.drop_remote_slots()
         # A model that its first step places begins again after that.
-        is_placed = self.stages.of(model) is Stage.PLACED
+        is_placed = self.stages.of(model) is ModelStage.PLACED
         if is_placed and self._config.transport.size > 1:
-            self.stages.move(model, Stage.APART)
+            self.stages.move(model, ModelStage.APART)
 
     def ranks_diverge(self, model: keras.Model) -> bool:
         """Whether a model's ranks train on their own until the next average."""
@@ -244,8 +244,8 @@ class Adoption:
         """Give every rank the whole optimizer state, and equal weights."""
         self.update.end_rounds()
         self.update.gather_slots()
-        for model in self.stages.at(Stage.APART):
-            self.stages.move(model, Stage.PLACED)
+        for model in self.stages.at(ModelStage.APART):
+            self.stages.move(model, ModelStage.PLACED)
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum the metrics of ranks that train independently. Collective."""
@@ -308,7 +308,7 @@ class Adoption:
         # The stack runs in reverse order.
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
-            for model in self.stages.at(Stage.COMPILED):
+            for model in self.stages.at(ModelStage.COMPILED):
                 strategy = self._config.strategy
                 stack.callback(_defaults.__setitem__, model, strategy)
             for variable in self._variables:
@@ -329,8 +329,8 @@ class Adoption:
 
     def release_model(self, model: keras.Model) -> None:
         """Turn a model into an ordinary one."""
-        if self.stages.of(model) is Stage.COMPILED:
-            self.stages.move(model, Stage.FREE)
+        if self.stages.of(model) is ModelStage.COMPILED:
+            self.stages.move(model, ModelStage.FREE)
         if strategy_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
@@ -338,7 +338,7 @@ class Adoption:
             for trainer in state_lib.models_in(model):
                 # It is to be claimed and compared again when it is used again.
                 stack.callback(self._prepared.pop, trainer, None)
-                stack.callback(self.stages.move, trainer, Stage.FREE)
+                stack.callback(self.stages.move, trainer, ModelStage.FREE)
                 stack.callback(_unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
-from keras_towers.fit.weights.placement import byte_size
+from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable
 
 

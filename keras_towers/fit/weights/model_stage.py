@@ -20,7 +20,7 @@ import weakref
 import keras
 
 
-class Stage(enum.Enum):
+class ModelStage(enum.Enum):
     """Where a model is on its way through a strategy."""
 
     FREE = "an ordinary model, of which the strategy knows nothing"
@@ -33,16 +33,18 @@ class Stage(enum.Enum):
     @property
     def is_bound(self) -> bool:
         """Whether the strategy runs the calls of a model."""
-        return self in (Stage.CLAIMED, Stage.PLACED, Stage.APART)
+        return self in (ModelStage.CLAIMED, ModelStage.PLACED, ModelStage.APART)
 
 
-NEXT: dict[Stage, frozenset[Stage]] = {
-    Stage.FREE: frozenset((Stage.COMPILED, Stage.CREATED, Stage.CLAIMED)),
-    Stage.COMPILED: frozenset((Stage.CLAIMED, Stage.FREE)),
-    Stage.CREATED: frozenset((Stage.CLAIMED, Stage.FREE)),
-    Stage.CLAIMED: frozenset((Stage.PLACED, Stage.FREE)),
-    Stage.PLACED: frozenset((Stage.APART, Stage.FREE)),
-    Stage.APART: frozenset((Stage.PLACED, Stage.FREE)),
+NEXT: dict[ModelStage, frozenset[ModelStage]] = {
+    ModelStage.FREE: frozenset(
+        (ModelStage.COMPILED, ModelStage.CREATED, ModelStage.CLAIMED)
+    ),
+    ModelStage.COMPILED: frozenset((ModelStage.CLAIMED, ModelStage.FREE)),
+    ModelStage.CREATED: frozenset((ModelStage.CLAIMED, ModelStage.FREE)),
+    ModelStage.CLAIMED: frozenset((ModelStage.PLACED, ModelStage.FREE)),
+    ModelStage.PLACED: frozenset((ModelStage.APART, ModelStage.FREE)),
+    ModelStage.APART: frozenset((ModelStage.PLACED, ModelStage.FREE)),
 }
 """The stages that may follow each one."""
 
@@ -55,15 +57,15 @@ class ModelStages:
 
     def __init__(self) -> None:
         # Those that are not free.
-        self._stages: weakref.WeakKeyDictionary[keras.Model, Stage] = (
+        self._stages: weakref.WeakKeyDictionary[keras.Model, ModelStage] = (
             weakref.WeakKeyDictionary()
         )
 
-    def of(self, model: keras.Model) -> Stage:
+    def of(self, model: keras.Model) -> ModelStage:
         """Return the stage of a model."""
-        return self._stages.get(model, Stage.FREE)
+        return self._stages.get(model, ModelStage.FREE)
 
-    def move(self, model: keras.Model, stage: Stage) -> None:
+    def move(self, model: keras.Model, stage: ModelStage) -> None:
         """Move a model to a stage, where it may be already.
 
         Raises:
@@ -75,12 +77,12 @@ class ModelStages:
                 f"model {model.name!r} cannot go from stage {before.name} to "
                 f"{stage.name}: it is {before.value}."
             )
-        if stage is Stage.FREE:
+        if stage is ModelStage.FREE:
             self._stages.pop(model, None)
         else:
             self._stages[model] = stage
 
-    def at(self, *stages: Stage) -> list[keras.Model]:
+    def at(self, *stages: ModelStage) -> list[keras.Model]:
         """Return the models at some stages."""
         return [m for m, stage in self._stages.items() if stage in stages]
 

@@ -12,8 +12,8 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     require,
-    required,
     sizes_of,
+    unless_none,
 )
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN
@@ -156,7 +156,7 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
     ranks, partitioner = _RANKS_OF_DIAGONALS[node.type], node.partitioner
     values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]
     layouts = (v.sharded for v in values if v.sharded is not None)
-    layout = required(next(layouts, None))
+    layout = unless_none(next(layouts, None))
     size = layout.size
     require(not layout.axis and _is_main(offset))
     *_, last = values
@@ -164,7 +164,7 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
         # Only a diagonal of this size fits into the matrix.
         last.shape = (size,)
     require([value.sizes for value in values] == [(size,) * r for r in ranks])
-    total = required(partitioner.global_size(size))
+    total = unless_none(partitioner.global_size(size))
     rows = [partitioner.shard(value, layout) for value in values]
     columns = partitioner.op("Range", [0, total, 1], (None,))
     numbered = Value(REPLICATED, whole=columns, shape=(size,))

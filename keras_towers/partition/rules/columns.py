@@ -18,8 +18,8 @@ from keras_towers.partition.layouts import (
     local_shape,
     replicated,
     require,
-    required,
     sizes_of,
+    unless_none,
 )
 from keras_towers.partition.program import Exchange, Operation
 from keras_towers.partition.registry import Node, rule
@@ -75,7 +75,7 @@ def _exchange(node: Node, *inputs: Value) -> Values:
     else:
         shape = local_shape(traced, layout)
         result = partitioner.exchange_over_columns(
-            kind, required(value.local), axis, shape, sizes, is_own
+            kind, unless_none(value.local), axis, shape, sizes, is_own
         )
         return [Value(layout, result, shape=sizes)]
     result = partitioner.exchange_over_columns(

@@ -28,7 +28,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     replicated,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import (
@@ -68,7 +68,7 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     Raises:
         NotDivided: the function is unknown, or cannot be laid out.
     """
-    graph = required(compat.graph_of_function(node.operation.graph, name))
+    graph = unless_none(compat.graph_of_function(node.operation.graph, name))
     require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph))
     return graph

@@ -20,8 +20,8 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     require,
-    required,
     static,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -77,7 +77,7 @@ def _draw(
         raise NotDivided
     dtype = node.output_dtype()
     rest: Any = math.prod(sizes[1:]) * layout.rows
-    each = required(partitioner.global_size(rest))
+    each = unless_none(partitioner.global_size(rest))
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
     if (

@@ -14,7 +14,7 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
@@ -141,7 +141,7 @@ def _ensure_rows(node: Node, value: Value) -> Values:
 def _assert_rows(partitioner: Partitioner, size: Any, rows: int) -> None:
     """Assert that a global size is a number of rows."""
     require(partitioner.can_exchange)
-    total = required(partitioner.global_size(size))
+    total = unless_none(partitioner.global_size(size))
     is_equal = partitioner.op("Equal", [total, rows], ())
     text = f"{rows} rows are expected by {partitioner.name}, not"
     (message,) = partitioner.add(

@@ -20,7 +20,7 @@ from keras_towers.partition.layouts import (
     Values,
     known_axes,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -103,7 +103,7 @@ def _local_operands(
 
 def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
     """Return the row numbers of an input with this role."""
-    numbers, shape = required(value.row_numbers), value.sizes
+    numbers, shape = unless_none(value.row_numbers), value.sizes
     require(shape)
     if role == "numbers":
         require(not numbers.is_first_column)
@@ -129,7 +129,7 @@ def _local_operand(
         require(layout == target)
         return rows
     # The first size, or the only one.
-    known = required(value.known)
+    known = unless_none(value.known)
     require(known.flat[0] == target.size)
     if role == "count":
         count = partitioner.local_rows(target)

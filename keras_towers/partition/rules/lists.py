@@ -22,7 +22,7 @@ from keras_towers.partition.layouts import (
     common_elements,
     local_shape,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.list_conversions import (
     element_shape,
@@ -99,17 +99,17 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
-        declared = required(required(inputs[0].elements).declared)
+        declared = unless_none(unless_none(inputs[0].elements).declared)
         whole = partitioner.known_tensor(declared, node.output_dtype())
-        return [Value(REPLICATED, whole=required(whole))]
+        return [Value(REPLICATED, whole=unless_none(whole))]
     if node.type == "TensorListLength" and is_row_per_element(element):
-        length = required(inputs[0].elements).length
-        whole = required(partitioner.known_tensor(length, tf.int32))
+        length = unless_none(inputs[0].elements).length
+        whole = unless_none(partitioner.known_tensor(length, tf.int32))
         return [Value(REPLICATED, whole=whole)]
     require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
         # The sizes of elements that are not set are unknown.
-        require(required(inputs[0].elements).is_full)
+        require(unless_none(inputs[0].elements).is_full)
         require(not isinstance(element, Sharded) or element.axis)
     operands = [
         _element_shape_operand(node, value, element, elements)
@@ -134,9 +134,9 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     outputs = node.run_on_towers(operands, *layouts, attributes=attributes)
     if node.type == "TensorListStack" and is_of_rows:
         (stack,) = outputs
-        taken = _shape_of(required(elements), inputs[1]) or inputs[1].entries
+        taken = _shape_of(unless_none(elements), inputs[1]) or inputs[1].entries
         stack.local = partitioner.drop_padding(
-            required(stack.local), [None, *taken], stacked_layout(element)
+            unless_none(stack.local), [None, *taken], stacked_layout(element)
         )
     return outputs
 
@@ -212,7 +212,7 @@ def _note(node: Node, inputs: Values, outputs: Values) -> None:
         outputs[0].elements = _facts_after(node, inputs)
     if takes[:1] != ["list"]:
         return
-    first, elements = outputs[0], required(inputs[0].elements)
+    first, elements = outputs[0], unless_none(inputs[0].elements)
     match node.type.removeprefix("TensorList"):
         case "PopBack" | "GetItem" | "OptionalGetValue":
             taken = outputs[-1]
@@ -256,7 +256,7 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
         case "OptionalNone" | "OptionalFromValue":
             option = Elements(None, is_optional=True)
             return option.with_item(inputs[0]) if inputs else option
-    elements = required(inputs[0].elements)
+    elements = unless_none(inputs[0].elements)
     length = elements.length
     match kind:
         case "PopBack":

@@ -10,11 +10,12 @@ examples, with a list that is as long as they are many::
     3         reads, sets item 3                  item 1
 
 So a round must need no other one. What it may pass on is a list of which it
-only uses the item of its row, and a sum to which it only adds. ``_State`` says
-what a round has done to either so far: it is an automaton that a loop variable
-goes through, from the first operation of the round to the last. Where it ends
-says what the variable is after the loop (the rows of all towers, an empty list,
-or a partial sum); where it has no transition, towers run all rounds.
+only uses the item of its row, and a sum to which it only adds.
+``_CarriedState`` says what a round has done to either so far: it is an
+automaton that a loop variable goes through, from the first operation of the
+round to the last. Where it ends says what the variable is after the loop (the
+rows of all towers, an empty list, or a partial sum); where it has no
+transition, towers run all rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from keras_towers.partition.layouts import (
     Values,
     common_facts,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.list_conversions import is_row_per_element
 from keras_towers.partition.partitioner import Partitioner
@@ -56,7 +57,7 @@ from keras_towers.partition.rules.rounds import (
 from keras_towers.partition.sizes import UNKNOWN, Size, symbol
 
 
-class _State(enum.Enum):
+class _CarriedState(enum.Enum):
     """The state of a sum, or of the element of the row in a list.
 
     Attributes:
@@ -78,13 +79,18 @@ class _State(enum.Enum):
 
 
 _ADDS = ("Add", "AddV2", "AddN")
-_ACCESSIBLE = (_State.UNCHANGED, _State.SET)
+_ACCESSIBLE = (_CarriedState.UNCHANGED, _CarriedState.SET)
 # The state after an operation, by its type and the state before.
 _TRANSITIONS = {
-    **{(type_, _State.SUM): _State.SUM for type_ in _ADDS},
-    **{("TensorListSetItem", state): _State.SET for state in _ACCESSIBLE},
-    **{("TensorListPopBack", state): _State.POPPED for state in _ACCESSIBLE},
-    ("TensorListPushBack", _State.NOT_PUSHED): _State.PUSHED,
+    **{(type_, _CarriedState.SUM): _CarriedState.SUM for type_ in _ADDS},
+    **{
+        ("TensorListSetItem", state): _CarriedState.SET for state in _ACCESSIBLE
+    },
+    **{
+        ("TensorListPopBack", state): _CarriedState.POPPED
+        for state in _ACCESSIBLE
+    },
+    ("TensorListPushBack", _CarriedState.NOT_PUSHED): _CarriedState.PUSHED,
 }
 
 
@@ -133,21 +139,25 @@ class RowLoop:
             and _is_known_to_be(constant(steps[0].op), 1)
         )
 
-    def _state(self, index: int) -> _State | None:
+    def _state(self, index: int) -> _CarriedState | None:
         """Return the state of an input; None: a round may use it in any way."""
         value = self._inputs[index]
         if index not in self._loop_vars:
-            return _State.UNCHANGED if value.layout == self._layout else None
+            return (
+                _CarriedState.UNCHANGED
+                if value.layout == self._layout
+                else None
+            )
         if index in self._counters and not self._pops_lists:
             return None
         if self._body.inputs[index].dtype != tf.variant:
-            return _State.SUM
+            return _CarriedState.SUM
         elements = value.elements
         is_empty = elements is not None and elements.length == 0
         # Pushing while popping from another list would reverse the rows.
         if value.is_replicated and is_empty and not self._pops_lists:
-            return _State.NOT_PUSHED
-        return _State.UNCHANGED
+            return _CarriedState.NOT_PUSHED
+        return _CarriedState.UNCHANGED
 
     def lay_out(self, condition: Any) -> Values:
         """Add the loop; return the values of its outputs.
@@ -165,7 +175,7 @@ class RowLoop:
         lists = {
             index: self._list_in_round(index, self._inputs[index])
             for index, state in self._start_states.items()
-            if state in (_State.UNCHANGED, _State.NOT_PUSHED)
+            if state in (_CarriedState.UNCHANGED, _CarriedState.NOT_PUSHED)
         }
         lay_out_round = functools.partial(self._lay_out_row, starts)
         (round_, tensors, ends), _ = settle(lists, lay_out_round)
@@ -221,12 +231,12 @@ class RowLoop:
         if index in self._counters:
             start = self._unit.start
             return partitioner.cast(start, dtype, is_repeated=False)
-        if self._start_states[index] is _State.SUM:
+        if self._start_states[index] is _CarriedState.SUM:
             # Adding strings concatenates them, which depends on the order.
             require(dtype.is_floating or dtype.is_integer or dtype.is_complex)
             return partitioner.to_partial(value)
-        if self._start_states[index] is _State.UNCHANGED:
-            require(required(value.elements).length == self._unit.size)
+        if self._start_states[index] is _CarriedState.UNCHANGED:
+            require(unless_none(value.elements).length == self._unit.size)
             return partitioner.to_layout(value, self._layout)
         return partitioner.replicate(value)
 
@@ -270,9 +280,11 @@ class RowLoop:
         """Return the facts about a list that hold in any round."""
         length = self._unit.size
         is_popped = self._pops_lists and index in self._loop_vars
-        if is_popped or self._start_states[index] is _State.NOT_PUSHED:
+        if is_popped or self._start_states[index] is _CarriedState.NOT_PUSHED:
             length = UNKNOWN
-        elements = dataclasses.replace(required(value.elements), length=length)
+        elements = dataclasses.replace(
+            unless_none(value.elements), length=length
+        )
         return Value(REPLICATED, shape=(), elements=elements)
 
     def _check(
@@ -284,23 +296,23 @@ class RowLoop:
             if before is None:
                 continue
             state, origin = round_.tracked.get(ends[index], (None, None))
-            require(origin == index and state is not _State.NOT_PUSHED)
-            require(index not in round_.popped or state is _State.POPPED)
-            if state is _State.SUM:
+            require(origin == index and state is not _CarriedState.NOT_PUSHED)
+            require(index not in round_.popped or state is _CarriedState.POPPED)
+            if state is _CarriedState.SUM:
                 # The addition must not broadcast the sum.
                 shape = values[index].sizes
                 require(UNKNOWN not in shape and shape == ends[index].shape)
 
     def _result(
-        self, index: int, state: _State | None, local: Tensor, end: Value
+        self, index: int, state: _CarriedState | None, local: Tensor, end: Value
     ) -> Value:
         """Return the value of an output of the loop."""
         if index in self._counters:
             return _total_of(self._unit, self._partitioner, local.dtype)
-        if state is _State.SUM:
+        if state is _CarriedState.SUM:
             return Value(PARTIAL, local, shape=end.shape)
-        elements = required(end.elements)
-        if state is _State.POPPED:
+        elements = unless_none(end.elements)
+        if state is _CarriedState.POPPED:
             # The list is empty, as on one device.
             empty = Elements(elements.dtype, elements.declared, 0)
             return Value(REPLICATED, local, shape=(), elements=empty)
@@ -308,7 +320,7 @@ class RowLoop:
         elements = dataclasses.replace(
             elements,
             length=self._unit.size,
-            is_full=elements.is_full or state is _State.SET,
+            is_full=elements.is_full or state is _CarriedState.SET,
         )
         return Value(self._layout, local, elements=elements)
 
@@ -338,7 +350,7 @@ class _RoundPartitioner(Partitioner):
         self.units, self._unit_by_key, self.computed_once = {}, {}, []
         self._row_unit = unit
         self.row_numbers: set[Value] = set()
-        self.tracked: dict[Value, tuple[_State, int | None]] = {}
+        self.tracked: dict[Value, tuple[_CarriedState, int | None]] = {}
         self.popped: set[int] = set()
 
     def lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
@@ -358,7 +370,7 @@ class _RoundPartitioner(Partitioner):
             return super().lay_out_node(node, inputs)
         if node.type == "TensorListLength":
             unit = self._row_unit
-            require(required(inputs[0].elements).length == unit.size)
+            require(unless_none(inputs[0].elements).length == unit.size)
             return [_total_of(unit, self, node.output_dtype())]
         after = self._state_after(node, inputs, before)
         operands = list(inputs)
@@ -370,7 +382,9 @@ class _RoundPartitioner(Partitioner):
             elements.is_full and elements.are_row_numbers
         )
         if node.type == "TensorListPushBack" and inputs[1] in self.row_numbers:
-            outputs[0].elements = required(elements).with_item(inputs[1], True)
+            outputs[0].elements = unless_none(elements).with_item(
+                inputs[1], True
+            )
         elif node.type == "TensorListPopBack" and is_numbered:
             self.row_numbers.add(outputs[1])
         if after is not None:
@@ -381,26 +395,26 @@ class _RoundPartitioner(Partitioner):
         self,
         node: Node,
         inputs: Values,
-        before: Sequence[tuple[_State, int | None]],
-    ) -> tuple[_State, int | None] | None:
+        before: Sequence[tuple[_CarriedState, int | None]],
+    ) -> tuple[_CarriedState, int | None] | None:
         """Return the state of the output; None: a list is only read."""
         are_lists = all(state in _ACCESSIBLE for state, _ in before)
         if node.type == "AddN" and are_lists and len(before) == len(inputs):
             # The lists made in this round are zero in all other rows.
             origins = [origin for _, origin in before if origin is not None]
             require(len(origins) <= 1)
-            return _State.UNCHANGED, origins[0] if origins else None
+            return _CarriedState.UNCHANGED, origins[0] if origins else None
         require(len(before) == 1)
         ((state, origin),) = before
         after = _TRANSITIONS.get((node.type, state))
         # A list must be what is accessed, not an element of another list.
-        require(after is _State.SUM or inputs[0] in self.tracked)
+        require(after is _CarriedState.SUM or inputs[0] in self.tracked)
         if after is None:
             reads = node.type == "TensorListGetItem" and are_lists
             require(reads or node.type == "TensorListElementShape")
             return None
-        if after is _State.POPPED:
-            self.popped.add(required(origin))
+        if after is _CarriedState.POPPED:
+            self.popped.add(unless_none(origin))
         return after, origin
 
     def _reserve_rows(self, node: Node, inputs: Values) -> Values:
@@ -413,7 +427,7 @@ class _RoundPartitioner(Partitioner):
             outputs[0].elements = dataclasses.replace(
                 elements, length=self._row_unit.size
             )
-        self.tracked[outputs[0]] = _State.UNCHANGED, None
+        self.tracked[outputs[0]] = _CarriedState.UNCHANGED, None
         return outputs
 
     def _local_index(self, index: Value) -> Value:

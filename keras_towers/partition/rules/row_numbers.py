@@ -22,8 +22,8 @@ from keras_towers.partition.layouts import (
     Values,
     known_ints,
     require,
-    required,
     static,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -339,7 +339,7 @@ def repeat_rows(node: Node) -> Value:
     parts = _match_repeat(node)
     layout = Sharded(0, partitioner.unit)
     entries, lengths = (
-        required(partitioner.values.get(parts[name].name))
+        unless_none(partitioner.values.get(parts[name].name))
         for name in ("entries", "lengths")
     )
     of_lengths, own_lengths = lengths.as_rows()

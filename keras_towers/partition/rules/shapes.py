@@ -20,7 +20,7 @@ from keras_towers.partition.layouts import (
     known_axes,
     known_ints,
     require,
-    required,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -176,7 +176,7 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
     partitioner = node.partitioner
     require(value.sharded is None)
     (sizes,) = _tile_axes(node, value, times).shapes([value, times])
-    for axis, size in enumerate(required(sizes)):
+    for axis, size in enumerate(unless_none(sizes)):
         layout = partitioner.find_rows(axis, size)
         # Another axis may have a multiple of the number of examples by chance.
         if layout is None or value.sizes[axis] != 1:

@@ -19,8 +19,8 @@ from keras_towers.partition.layouts import (
     known_axes,
     local_shape,
     require,
-    required,
     static,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
@@ -130,7 +130,7 @@ def _with_blocks(layout: Sharded, size: Any) -> Sharded:
     """Return the layout of another size with blocks of the same size."""
     rows = layout.rows_per_unit_in(size)
     require(rows and not rows % layout.rows)
-    return dataclasses.replace(layout, blocks=required(rows) // layout.rows)
+    return dataclasses.replace(layout, blocks=unless_none(rows) // layout.rows)
 
 
 def _rows_ahead(layout: Sharded, begin: Any) -> int:
@@ -175,7 +175,7 @@ def _split(node: Node, *inputs: Value) -> Values:
 @rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    sizes = required(target.known)
+    sizes = unless_none(target.known)
     require(value.shape is not None)
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
@@ -217,7 +217,7 @@ def _pad_blocks(
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
-    known = required(widths.known)
+    known = unless_none(widths.known)
     sign = -1 if node.type == "MirrorPadGrad" else 1
     labels: list[Any] = []
     padded: list[Any] = []
@@ -236,7 +236,7 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 
 @rule("Pad")
 def _pad(node: Node, value: Value, widths: Value) -> Values:
-    (layout, _), known = value.as_rows(), required(widths.known)
+    (layout, _), known = value.as_rows(), unless_none(widths.known)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
     require(padded == [layout.axis])
     before, after = known[layout.axis]

@@ -18,8 +18,8 @@ from keras_towers.partition.layouts import (
     local_shape,
     replicated,
     require,
-    required,
     sizes_of,
+    unless_none,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -70,7 +70,7 @@ def _shape(node: Node, variable: Value) -> Values:
     before = partitioner.content_of(variable)
     if before.sharded is not None:
         whole = partitioner.known_tensor(before.sizes, node.output_dtype())
-        return [Value(REPLICATED, whole=required(whole), known=before.sizes)]
+        return [Value(REPLICATED, whole=unless_none(whole), known=before.sizes)]
     shape = partitioner.op(
         "Shape",
         [partitioner.replicate(before)],
@@ -213,7 +213,7 @@ def _widened(
     partitioner: Partitioner, values: Tensor, rows: Sharded, shape: Shape | None
 ) -> Tensor:
     """Return a tensor of all towers' rows that is 0 where others have them."""
-    rank = len(required(shape))
+    rank = len(unless_none(shape))
     unit = rows.unit
     end = partitioner.compute_size("AddV2", unit.start, unit.count)
     after = partitioner.compute_size("Sub", unit.total, end)
@@ -243,7 +243,7 @@ def _scatter(
 ) -> Values:
     """Write rows of a variable in shards where they are."""
     partitioner = node.partitioner
-    rows = required(partitioner.rows_of(variable))
+    rows = unless_none(partitioner.rows_of(variable))
     before = partitioner.content_of(variable)
     require(updates.rank == indices.rank + before.rank - 1)
     content = partitioner.shard(before, rows)
@@ -273,7 +273,7 @@ def _scatter(
 
 def _with_row(partitioner: Partitioner, rows: Tensor) -> Tensor:
     """Append a row of zeros."""
-    rank = required(rows.shape.rank)
+    rank = unless_none(rows.shape.rank)
     widths = [[0, 1], *[[0, 0]] * (rank - 1)]
     zero = partitioner.constant(0, rows.dtype)
     sizes = list(rows.shape)

@@ -7,37 +7,37 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.fit.weights.model_stage import ModelStages, Stage
+from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
 from tests.exactness import models as m
 from tests.kit.training import fit, linear
 
-# From each stage, in the order of Stage: 1 where a model may go.
+# From each stage, in the order of ModelStage: 1 where a model may go.
 ALLOWED = {
-    Stage.FREE: (1, 1, 1, 1, 0, 0),
-    Stage.COMPILED: (1, 1, 0, 1, 0, 0),
-    Stage.CREATED: (1, 0, 1, 1, 0, 0),
-    Stage.CLAIMED: (1, 0, 0, 1, 1, 0),
-    Stage.PLACED: (1, 0, 0, 0, 1, 1),
-    Stage.APART: (1, 0, 0, 0, 1, 1),
+    ModelStage.FREE: (1, 1, 1, 1, 0, 0),
+    ModelStage.COMPILED: (1, 1, 0, 1, 0, 0),
+    ModelStage.CREATED: (1, 0, 1, 1, 0, 0),
+    ModelStage.CLAIMED: (1, 0, 0, 1, 1, 0),
+    ModelStage.PLACED: (1, 0, 0, 0, 1, 1),
+    ModelStage.APART: (1, 0, 0, 0, 1, 1),
 }
 WAYS = {
-    Stage.FREE: (),
-    Stage.COMPILED: (Stage.COMPILED,),
-    Stage.CREATED: (Stage.CREATED,),
-    Stage.CLAIMED: (Stage.CLAIMED,),
-    Stage.PLACED: (Stage.CLAIMED, Stage.PLACED),
-    Stage.APART: (Stage.CLAIMED, Stage.PLACED, Stage.APART),
+    ModelStage.FREE: (),
+    ModelStage.COMPILED: (ModelStage.COMPILED,),
+    ModelStage.CREATED: (ModelStage.CREATED,),
+    ModelStage.CLAIMED: (ModelStage.CLAIMED,),
+    ModelStage.PLACED: (ModelStage.CLAIMED, ModelStage.PLACED),
+    ModelStage.APART: (ModelStage.CLAIMED, ModelStage.PLACED, ModelStage.APART),
 }
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [*itertools.product(Stage, Stage)], ids=str
+    ("before", "after"), [*itertools.product(ModelStage, ModelStage)], ids=str
 )
 def test_transitions(before, after):
     model, stages = keras.Model(name="mine"), ModelStages()
     for stage in WAYS[before]:
         stages.move(model, stage)
-    if ALLOWED[before][[*Stage].index(after)]:
+    if ALLOWED[before][[*ModelStage].index(after)]:
         stages.move(model, after)
         assert stages.of(model) is after
         return
@@ -49,9 +49,9 @@ def test_transitions(before, after):
 
 def test_a_model_that_is_dropped_is_freed():
     stages = ModelStages()
-    stages.move(keras.Sequential(), Stage.CREATED)
+    stages.move(keras.Sequential(), ModelStage.CREATED)
     gc.collect()
-    assert not stages.at(*Stage)
+    assert not stages.at(*ModelStage)
 
 
 def test_the_way_of_models_in_a_block():
@@ -64,11 +64,15 @@ def test_the_way_of_models_in_a_block():
         for model in (compiled, used, outer):
             model.compile(m.momentum(), m.cross_entropy())
         stages = [of(m) for m in (created, compiled, used, outer, nested)]
-        first = [Stage.CREATED, *[Stage.COMPILED] * 3, Stage.FREE]
+        first = [
+            ModelStage.CREATED,
+            *[ModelStage.COMPILED] * 3,
+            ModelStage.FREE,
+        ]
         assert stages == first
         fit(used)
         fit(created)
         strategy.adopt(outer)
-        assert of(used) is of(created) is of(outer) is Stage.PLACED
-        assert of(nested) is Stage.CLAIMED
-    assert not strategy._adoption.stages.at(*Stage)
+        assert of(used) is of(created) is of(outer) is ModelStage.PLACED
+        assert of(nested) is ModelStage.CLAIMED
+    assert not strategy._adoption.stages.at(*ModelStage)

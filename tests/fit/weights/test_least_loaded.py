@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.fit.weights import placement as p
+from keras_towers.fit.weights import least_loaded as p
 
 pytestmark = pytest.mark.core
 
