@@ -42,7 +42,7 @@ SHOWN_BY = {
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",
-    "launching/test_script.py": "rendezvous/permission",
+    "launching/test_script.py": "rendezvous/separate_training",
     "launching/test_supervision.py": "launching/outcome",
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process

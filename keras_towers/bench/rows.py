@@ -1,8 +1,10 @@
-"""The rows of the benchmark, and how each trains in one process."""
+"""The rows of the benchmark, and how each trains in one process.
+
+TensorFlow's own strategies are compared in ``benchmarks/field.py``.
+"""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import time
@@ -20,6 +22,7 @@ from keras_towers.strategies import (
     STRATEGIES,
     RegisteredStrategy,
     check_options,
+    parse,
 )
 
 _BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
@@ -228,22 +231,15 @@ ROWS: dict[str, Row] = {
 
 def find_row(rows: Mapping[str, Row], name: str) -> Row:
     """Return a row by name, with options as ``tower:mode=host``, or raise."""
-    known, *texts = name.split(":")
-    if known not in rows or (texts and known not in STRATEGIES):
+    known, options = parse(name)
+    if known not in rows or (options and known not in STRATEGIES):
         raise TowerError(
             f"unknown strategy '{name}'; choose {', '.join(rows)}, or one of "
             "them with options, such as tower:mode=host"
         )
     row = rows[known]
-    if not texts:
+    if not options:
         return row
-    options = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value
     # An option of the job, not of the strategy: sync-replicas:ps=2.
     servers = options.pop("ps", row.servers)
     check_options(known, options)

@@ -28,7 +28,7 @@ from keras_towers.rendezvous.hosts import (
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.rank_environment import INTERFACE
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.strategies import STRATEGIES, find
+from keras_towers.strategies import STRATEGIES, find, parse
 
 Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
 Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
@@ -48,7 +48,9 @@ def run(
     hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
     ps: Count = None,
     workers: Count = None,
-    strategy: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="NAME[:OPTION=VALUE]")
+    ] = None,
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
     towers: Count = None,
     servers: Count = None,
@@ -101,7 +103,8 @@ def run(
         workers: Number of processes that train, connected by TensorFlow; with
             --ps, by parameter servers.
         strategy: Run the unmodified script inside this strategy, such as
-            horovod.
+            horovod. Options follow the name, as in
+            horovod:weights=sharded:shard_over=process.
         no_strategy: Let each process train a separate model.
         towers: Towers per process, with --strategy or --ps. Without GPUs, the
             CPU is split into this number.
@@ -137,6 +140,11 @@ def run(
         commits: Folder for the commits of kt.elastic, the same on every host.
             Default: a temporary one; on several hosts, in the working folder.
     """
+    strategy, named = parse(strategy) if strategy else (None, {})
+    if "towers" in named:
+        raise TowerError(
+            f"towers={named['towers']} is not for --strategy: give --towers"
+        )
     elastic = bool(min_np or max_np or host_discovery_script)
     slots = _slots(hosts, hostfile)
     if slots is None and not elastic and _connects_tasks(strategy, ps, workers):
@@ -162,6 +170,7 @@ def run(
         )
     setup = Setup(
         strategy=strategy,
+        options=named,
         suggested=None if strategy or no_strategy else plan.suggested(servers),
         has_servers=plan.has_servers,
         towers=towers,

@@ -1,1 +1,23 @@
-"""Starting and ending the processes of a job: ``keras-towers run``."""
+"""Starting and ending the processes of a job: ``keras-towers run``.
+
+``cluster_job``
+  A job with parameter servers, on TensorFlow's runtime on this machine.
+``elastic_hosts``
+  The hosts on which a job may run: as given, or as a program finds them.
+``job``
+  A job, in rounds: a round ends with its processes, and another may follow.
+``launch``
+  Running a function of a notebook or a script as the ranks of a job.
+``outcome``
+  How processes of a job ended, and why.
+``output``
+  Output of many processes on one terminal, tagged by rank.
+``rank_job``
+  A job whose processes are ranks, on the hosts that it has in each round.
+``rank_process``
+  One process of a job, here or by ssh, as the launcher sees it.
+``script``
+  Runs a script as one rank of a job, as under ``python script.py``.
+``supervision``
+  Watches the ranks of a job until it ends.
+"""

@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ class Setup:
 
     Attributes:
         strategy: the name of the strategy that the script runs inside, if any.
+        options: its arguments.
         suggested: the name of a strategy that connects processes, to recommend
             if the script trains without one; None: it may.
         has_servers: whether the process is in a job with parameter servers.
@@ -31,6 +32,7 @@ class Setup:
     """
 
     strategy: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     suggested: str | None = None
     has_servers: bool = False
     towers: int | None = None
@@ -53,7 +55,7 @@ def main(setup: Setup, script: str, *arguments: str) -> None:
         _forbid_separate_training(setup.suggested, setup.has_servers)
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if setup.strategy or setup.has_servers:
-        context = _connect(setup.strategy, setup.towers, setup.has_servers)
+        context = _connect(setup)
     try:
         with context:
             if setup.module:
@@ -108,7 +110,7 @@ def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
     """Make Keras train only inside a strategy."""
     # Importing the package hooks the import of Keras, where this is checked.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.permission import forbid_training
+    from keras_towers.rendezvous.separate_training import forbid_training
     from keras_towers.strategies import STRATEGIES
 
     forbid_training(
@@ -121,9 +123,7 @@ def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
 
 
 @contextlib.contextmanager
-def _connect(
-    name: str | None, towers: int | None, has_servers: bool
-) -> Iterator[None]:
+def _connect(setup: Setup) -> Iterator[None]:
     """Connect the process, and enter the strategy, if one is named."""
     import keras
 
@@ -134,12 +134,15 @@ def _connect(
         # The same on all ranks, so that initial weights, shuffles and tf.data
         # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
-    options = {} if towers is None else {"towers": towers}
+    name, towers = setup.strategy, setup.towers
+    options = dict(setup.options)
+    if towers is not None:
+        options["towers"] = towers
     strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
         if towers is not None:
             _split_cpu(towers, name)
-        if has_servers:
+        if setup.has_servers:
             from keras_towers.parameter_servers.server_connection import (
                 take_role,
             )

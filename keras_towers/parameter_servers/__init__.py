@@ -2,17 +2,22 @@
 
 The modules, from the runtime up:
 
-=====================  =======================================================
-``remote_runtime``     calls and values on another process's device
-``key_value_store``    facts about the job: who has started, failed or ended
-``server_process``     the process of a parameter server
-``connection``         a worker's connection to servers and workers
-``workers``            which workers train, have left, or are lost
-``server_variables``   the copies of a model's variables on the servers
-``training_session``   the training of one model by all workers: how their
-                       gradients become the next weights
-``worker_fit``         a ``fit`` of one worker, and its other calls
-=====================  =======================================================
+``remote_runtime``
+  Functions and devices of TensorFlow's runtime on other processes.
+``key_value_store``
+  A job's key-value store, a hash table on a parameter server.
+``server_process``
+  The process of a parameter server, until training has ended.
+``server_connection``
+  A worker's connection to the parameter servers and the other workers.
+``workers``
+  Workers of a ``fit`` that leave, fail or die.
+``server_variables``
+  The copies of a model's variables on the parameter servers.
+``training_session``
+  The training of one model by all workers of a job.
+``worker_fit``
+  A ``fit`` of one worker.
 
 The strategies are in ``strategies/parameter_server_strategies.py`` and
 ``replica_strategies.py``.

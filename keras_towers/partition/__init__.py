@@ -65,6 +65,61 @@ The objects that most functions take:
   values to other layouts (as a ``Converter``), and applies rules.
 
 The docstring of ``rules`` lists the file of each operation's rule.
+
+``assumed``
+  The shapes that the tensors of a program have for an assumed batch.
+``builder``
+  Builds a program: operations, exchanges, and the sizes that they take.
+``compiled_draws``
+  Functions that run without XLA, of which XLA compiles the random draws.
+``conversions``
+  Converts values to the layouts that operations need.
+``division``
+  Divides an operation along one of its axes, or keeps partial sums partial.
+``effects``
+  The side effects of operations.
+``emission``
+  Operations of a program as operations of a TensorFlow graph.
+``entry``
+  Lays out a traced graph, given the layouts of its inputs.
+``folding``
+  Folds what is known before a step runs: sizes, axes and numbers.
+``gathers``
+  When the rows of variables in shards are gathered: late, and again.
+``infinities``
+  Whether values may be infinite, which sums of products of them depend on.
+``kernels``
+  What XLA compiles, as the kernels that TensorFlow has registered say.
+``layouts``
+  How a value of the one-device step is laid out over towers.
+``left_out``
+  Results of a branch that the other branches leave out.
+``lifetimes``
+  How many bytes a tower has at a time while it runs a program.
+``list_conversions``
+  Converts lists of tensors to the layouts that operations need.
+``local_step``
+  The step of one of several processes that exchange nothing within a step.
+``mesh``
+  Divides a step over a mesh of two dimensions: the same pass, applied twice.
+``partitioner``
+  Lays out the trace of the one-device step over towers, in one pass.
+``program``
+  A step over towers as data: operations, and exchanges between them.
+``registry``
+  Operations as rules see them, and the rules of each type of operation.
+``resources``
+  When resources may be read and written, and what variables hold.
+``sizes``
+  Sizes as exact expressions in the number of examples.
+``spans``
+  The ranges of axes that slices and splits select, if they are known.
+``stackable``
+  Lists of tensors that go from one function to another as a stack.
+``stages``
+  What a level computes with XLA, as functions and single operations in turn.
+``undivided``
+  Computes what is not divided as one device does, and shares the result.
 """
 
 from keras_towers.partition import rules

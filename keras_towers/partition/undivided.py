@@ -1,4 +1,7 @@
-"""Computes what is not divided as one device does, and shares the result."""
+"""Computes what is not divided as one device does, and shares the result.
+
+``fit/step/step_costs.py`` tells users which lines of their code that is.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,21 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``hook_for``                   other hooks, by name
 ``shared_memory``              lossless sums over processes on one machine
 =============================  ==============================================
+
+``communication_hooks``
+  Sums over processes by communication hooks, which may send less.
+``compression``
+  The values of ``compression=``: hooks by name, and what they change.
+``gradients``
+  Arguments and results of reductions: K towers with N gradients each.
+``rank_sum``
+  Sums of gradients over ranks, and the variables of their hook's state.
+``shared_memory``
+  Lossless sums over the processes of one machine, in shared memory.
+``stateful_hooks``
+  Communication hooks that keep something from one step to the next.
+``tower_sums``
+  Sums over the towers of a process: by additions, collective ops, or NCCL.
 """
 
 # ``as`` marks a name as re-exported.

@@ -1,1 +1,33 @@
-"""How the ranks of a job find, watch and check one another."""
+"""How the ranks of a job find, watch and check one another.
+
+``commits``
+  What the launcher of a job that starts again knows of its backups.
+``failed_calls``
+  A call that fails on one rank ends on all ranks.
+``hosts``
+  The hosts of a job, named or allocated, and the placement of its ranks.
+``launchers``
+  Launchers of several processes, recognized by the variables they set.
+``listening``
+  TensorFlow servers that accept connections at a single address only.
+``liveness``
+  Decides which processes of a job are alive.
+``meet``
+  The rendezvous of ranks that another launcher has started.
+``network``
+  Network addresses of this machine and of other machines.
+``rank_checks``
+  What the ranks of a job compare: versions, scripts, and what they do next.
+``rank_environment``
+  What a launcher tells ranks of their job.
+``store``
+  The key-value store through which the processes of a job meet.
+``store_server``
+  The server of a job's store, at one address, for the job's own processes.
+``tf_config``
+  The cluster that ``TF_CONFIG`` describes, and this process's task in it.
+``watch``
+  Threads that watch which ranks this rank waits for, and which are gone.
+``separate_training``
+  Whether this process may train, as one of several without a strategy.
+"""

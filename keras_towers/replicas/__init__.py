@@ -1,17 +1,23 @@
 """Replicas that train whole batches: with averaged gradients, or asynchronous.
 
-===================  =========================================================
-``named_resources``  queues and variables of TensorFlow's runtime, by name
-``accumulators``     averages of the gradients of one variable
-``quorum``           how many gradients an update has, of how many replicas
-``replica_group``    the state that replicas share, and operations on it
-``averages``         updates by averaged gradients
-``coordinator``      the thread that applies them
-``hogwild``          updates by each tower, without waiting for others
-``tower_threads``    the training steps of towers, and threads that run them
-``staleness``        how many updates the steps of towers have missed
-``replica_calls``    calls of Keras's methods on replicas, here or on workers
-===================  =========================================================
+``named_resources``
+  Named resources of TensorFlow's runtime, and functions that use them.
+``accumulators``
+  Accumulators, which average the gradients of a variable.
+``replica_counts``
+  What replicas count: the gradients of an update, and what came of them.
+``replica_group``
+  The state that a model's replicas share, and what is done with it.
+``averages``
+  Averages of the replicas' gradients, and updates by them.
+``coordinator``
+  The thread that counts arrivals and applies averages.
+``hogwild``
+  Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
+``tower_threads``
+  Training steps of asynchronous towers, and the threads that run them.
+``replica_calls``
+  Calls of Keras's methods on replicas, here or on workers.
 
 Queues, accumulators and the coordinator are the parts of
 ``tf.compat.v1.train.SyncReplicasOptimizer`` (Chen, Pan, Monga, Bengio and

@@ -2,10 +2,32 @@
 
 Other packages can add strategies by entry points in the group
 ``keras_towers.strategies``, such as ``mine = my_package.module:MyStrategy``.
+
+``base``
+  The base of all strategies: a TensorFlow strategy of three components.
+``device_mesh``
+  A mesh of devices in each process, whose columns divide weights.
+``keras_distribution``
+  ``keras.distribution`` on the TensorFlow backend.
+``model_parallel``
+  Towers of several devices, which divide each layer: tensor parallelism.
+``modes``
+  Modes of the all-reduce of gradients: sums, updates, and reasons.
+``noop``
+  A strategy under which ``fit`` runs callbacks but no steps.
+``parameter_server_strategies``
+  Strategies whose weights are on parameter servers.
+``replica_strategies``
+  Strategies whose towers or workers each take the next whole batch.
+``tower``
+  A replica of the model on each tower of one process, kept in sync.
+``tower_extended``
+  What TensorFlow does with a strategy outside of ``fit``: reductions, data.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -68,6 +90,22 @@ def strategy(name: str, **options: Any) -> Any:
         ...     model.fit(x, y)
     """
     return check_options(name, options)(**options)
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of ``"horovod:towers=2:mode=host"``.
+
+    A value that is no Python literal is a text. Neither is checked.
+    """
+    name, *texts = text.split(":")
+    options = {}
+    for each in texts:
+        key, _, value = each.partition("=")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return name, options
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:

@@ -29,8 +29,8 @@ from keras_towers.fit.options import Batches, StrategyOptions
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.permission import permit_training
 from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
 from keras_towers.strategies.tower_extended import TowerExtended

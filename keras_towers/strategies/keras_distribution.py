@@ -27,7 +27,7 @@ from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers
-from keras_towers.rendezvous.permission import check_permitted
+from keras_towers.rendezvous.separate_training import check_permitted
 from keras_towers.strategies.device_mesh import rows_of
 from keras_towers.transport import SingleProcess, Transport
 

@@ -12,7 +12,7 @@ import keras_towers as kt
 from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
-from keras_towers.rendezvous import permission
+from keras_towers.rendezvous import separate_training
 from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
@@ -50,7 +50,8 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
     for name, text in (("helper", ""), ("script", SCRIPT)):
         (tmp_path / "there" / f"{name}.py").write_text(text)
     arguments = "there/script.py", "--strategy", "mine"
-    options = "-np", "2", "--strategy", "horovod", *arguments
+    strategy = "horovod:compression=none:average=True"
+    options = "-np", "2", "--strategy", strategy, *arguments
     done = Launched(tmp_path, *options).finish(200)
     assert done.code == 0, done.out + done.err
     assert "never connected" not in done.err
@@ -66,9 +67,9 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
 
 
 @contextlib.contextmanager
-def loud(towers=1):
+def loud(towers=1, **options):
     """A strategy of somebody else."""
-    print("enter", towers)
+    print("enter", towers, *options.items())
     try:
         yield
     finally:
@@ -103,8 +104,8 @@ def inner():
     raise ValueError("bad data")
 inner()
 """
-    said = under(source, strategy="loud", towers=3)
-    assert said.out == "enter 3\nleave\n"
+    said = under(source, strategy="loud", towers=3, options={"at": "once"})
+    assert said.out == "enter 3 ('at', 'once')\nleave\n"
     assert "ValueError: bad data" in said.err
     assert 'script.py", line 3, in inner' in said.err
     assert "runpy" not in said.err
@@ -127,7 +128,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_without_a_strategy_is_refused(under, monkeypatch):
-    monkeypatch.setattr(permission, "_advice", None)
+    monkeypatch.setattr(separate_training, "_advice", None)
     said = under(ALONE, suggested="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err

@@ -1,1 +1,17 @@
-"""One call of ``fit``, ``evaluate``, ... inside Keras's own loop."""
+"""One call of ``fit``, ``evaluate``, ... inside Keras's own loop.
+
+``callback_effects``
+  The effects of callbacks, which are made the same on all ranks.
+``callback_roles``
+  Callbacks: which ranks run them, and what they require of ``fit``.
+``lone_call``
+  Calls of Keras's methods that only some ranks make, in their callbacks.
+``model_building``
+  Building of a model before its first step, as on one device.
+``saving``
+  Saving each file once, although every rank runs the whole script.
+``synchronous``
+  Calls of Keras's methods with synchronous steps on all towers.
+``tower_call``
+  One call of a Keras method, and its interface to Keras's own loop.
+"""

@@ -12,4 +12,43 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
    (``tower_functions.py``) and exchange what these return
    (``tower_exchanges.py``, ``exchanges.py``).
 7. ``fit/update``: gradients are summed, and optimizers applied.
+
+``adaptive_function``
+  Train, test and predict functions that learn how to divide batches.
+``batch_norm``
+  BatchNormalization with the statistics of each tower's rows.
+``compiled_step``
+  What XLA compiles besides levels: an optimizer's update, and a whole step.
+``divided_batch``
+  A global batch as the towers of a program get it.
+``exchanges``
+  Exchanges among the towers of a process, and then among processes.
+``global_step``
+  The order of a step on all towers, from a batch to new weights.
+``graph_function``
+  A traced function, called as one operation or inlined into its caller.
+``program_inputs``
+  What the inputs of a program get that no batch has: variables, and shares.
+``program_text``
+  A step over towers as text: a line for each operation and exchange.
+``stacked_lists``
+  Lists of tensors that functions take or return which XLA compiles.
+``step_costs``
+  The costs of a step on towers: exchanges, and undivided computations.
+``step_layout``
+  What a step is traced for, and how it is laid out over towers.
+``step_reports``
+  What users are told of steps: their costs, and what XLA leaves out.
+``tower_exchanges``
+  What towers, their columns and processes exchange in a program.
+``tower_functions``
+  The functions that towers call, and what XLA compiles with them.
+``tower_program``
+  A program as the towers run it: a function per level.
+``tower_tensors``
+  The tensors of what computes in a step: of a tower, or of its columns.
+``trace``
+  The trace of a step on one device, which is then divided over towers.
+``traced_constants``
+  The constants of a traced step, which ranks with equal batches share.
 """

@@ -1,1 +1,21 @@
-"""Models placed on towers, and where their variables live."""
+"""Models placed on towers, and where their variables live.
+
+``adoption``
+  Placing models on towers and releasing them again.
+``copies``
+  The copies and parts of variables, for whoever reads and writes them.
+``least_loaded``
+  The choice of a variable's device: the one with the fewest bytes.
+``mirrored_variable``
+  A variable with a copy on each tower, which is one variable to its users.
+``model_stage``
+  A model's way through a strategy: its stages, and which one follows which.
+``model_state``
+  Finding all variables of a compiled model, and of its optimizers.
+``shards``
+  Variables in shards: every tower has its own rows of one axis.
+``tower_variables``
+  Variables on devices: moved, mirrored on towers, and put back.
+``without_memory``
+  Variables without memory, of models whose steps never run.
+"""

@@ -32,6 +32,37 @@ The file of an operation's rule, with some of TensorFlow's names:
   ResourceGather
 * ``lists.py``: lists of tensors in loops, and optionals: TensorListReserve
   TensorListSetItem TensorListStack OptionalFromValue
+
+``batched``
+  Operations on each item of a batch: images, matrices, distributions.
+``columns``
+  Exchanges with the other columns of a mesh, in the graph of one column.
+``control_flow``
+  Calls of functions, and branches.
+``draws``
+  Random numbers from a seed: each tower draws the numbers of its rows.
+``elementwise``
+  Elementwise operations: arithmetic, choices and functions.
+``indexing``
+  Gathers, scatters, segments and sparse matrices.
+``lists``
+  Lists of tensors in loops, and optional values in branches.
+``loops``
+  Loops that towers run, in one of two ways.
+``reductions``
+  Sums, means and extremes along axes, and cumulative operations.
+``rounds``
+  What loops are laid out with, whichever rounds a tower runs.
+``row_loops``
+  Loops of which a tower runs the rounds of its rows.
+``row_numbers``
+  Integers that refer to rows: row numbers, and the splits of ragged rows.
+``shapes``
+  Shapes, and operations that create, move, join or split axes.
+``slices``
+  Slices, splits and padding.
+``variables``
+  Reads and writes of variables.
 """
 
 import importlib
