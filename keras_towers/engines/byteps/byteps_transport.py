@@ -13,7 +13,8 @@ leaves three tasks to its caller:
   names. Before a worker pushes to a name again, it has pulled the sum of the
   other name, to which every worker has pushed after pulling the first sum.
 - Tensors are identified by the order in which their names are declared. So
-  ranks compare new names before they declare them.
+  ranks compare new names before they declare them. If only some ranks have new
+  names, each would wait for the other, which a thread ends.
 - All tensors pushed under one name must have the same length. So names contain
   the length, and vectors whose length may change are padded to one of a few.
 
@@ -181,7 +182,7 @@ _rounds: dict[str, _Rounds] = {}
 # Followed by the number of failed calls and a rank, the key of the store with
 # the names for which the rank waits, and the number of rounds that have ended.
 _WAITING = "byteps-waiting-"
-# Followed by a rank, the key of the rounds in which it waits for long.
+# Likewise, the key of the rounds in which the rank waits for long.
 _LASTING = "byteps-lasting-"
 
 
@@ -476,16 +477,21 @@ class _DeadlockWatch(threading.Thread):
 
     def _look(self) -> None:
         before, self._waiting = self._waiting, _begun_rounds()
-        lasting = dict(before.items() & self._waiting.items())
-        rank, size = self._transport.rank, self._transport.size
+        # Since ranks have connected again, they use other names.
+        calls = f"{failed_calls.calls.round}."
+        lasting = {
+            name: number
+            for name, number in self._waiting.items()
+            if before.get(name) == number and name.startswith(calls)
+        }
+        key, rank = f"{_LASTING}{calls}", self._transport.rank
         if lasting:
-            self._server.put(f"{_LASTING}{rank}", lasting)
+            self._server.put(f"{key}{rank}", lasting)
         if not lasting or not watch.can_end_wait():
             return
-        for other in range(size):
-            its = self._server.get(f"{_LASTING}{other}") or {}
-            # In a round that this rank has not begun, another cannot end.
-            waits = any(_rounds[n].begun.numpy() <= r for n, r in its.items())
+        for other in range(self._transport.size):
+            its = self._server.get(f"{key}{other}") or {}
+            waits = any(_is_to_begin(name, r) for name, r in its.items())
             if other != rank and waits and not its.keys() & lasting.keys():
                 # Others end the comparison once they have left their call.
                 self._transport.abort()
@@ -500,6 +506,12 @@ def _deadlock(rank: int, other: int) -> TowerError:
         "at the same place, and to train with batches of the same shapes, but "
         "for the number of examples."
     )
+
+
+def _is_to_begin(name: str, number: int) -> bool:
+    """Whether this rank has not begun a round, so that none can end it."""
+    rounds = _rounds.get(name)
+    return rounds is not None and int(rounds.begun.numpy()) <= number
 
 
 def _begun_rounds() -> dict[str, int]:
