@@ -215,7 +215,7 @@ class BytePSTransport(EngineTransport):
             self._meet()
             watch.start_watch(self.rank, self.size)
             store.report_connected(self.rank)
-            server = store.from_environment()
+            server = store.store_of_job()
             if server is not None:
                 _DeadlockWatch(self, server).start()
         self._compares_names = True
