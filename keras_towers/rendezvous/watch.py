@@ -195,6 +195,17 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
     return result
 
 
+def can_end_wait() -> bool:
+    """Whether this rank waits in ``wait_for_ranks``."""
+    return _activity.outcomes is not None
+
+
+def end_wait(error: Exception) -> None:
+    """Let ``wait_for_ranks``, if this rank is in it, raise an error."""
+    if _activity.outcomes is not None:
+        _activity.outcomes.put((None, error))
+
+
 class StallWatch(threading.Thread):
     """Warns if this rank waits too long, and finally ends it.
 
@@ -322,8 +333,8 @@ class StallWatch(threading.Thread):
             state == TaskState.ENDED or state.endswith(store_lib.OUTSIDE)
             for state in ranks.values()
         ):
-            if _activity.outcomes is not None:
-                _activity.outcomes.put((None, RanksEnded(ended)))
+            if can_end_wait():
+                end_wait(RanksEnded(ended))
                 return
             if _activity.refuse is not None:
                 end_process(str(_activity.refuse(ended)), code=1)

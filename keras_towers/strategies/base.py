@@ -93,6 +93,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         tf_config.read_config()
         options = options or StrategyOptions()
         self._mode = modes.choose(devices, options)
+        # An elastic job may have a single rank for the time being.
+        connects = transport is not None or (job is not None and job.size > 1)
+        if connects:
+            permit_training()
         transport = transport or SingleProcess()
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
@@ -112,8 +116,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             and job.size == 1,
             other_columns=[row[1:] for row in rows],
         )
-        if job.size > 1:
-            permit_training()
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(

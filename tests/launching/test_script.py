@@ -14,6 +14,8 @@ from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import separate_training
 from keras_towers.strategies import STRATEGIES, RegisteredStrategy
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.transport import SingleProcess
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
 
@@ -142,6 +144,12 @@ def test_training_without_a_strategy_is_refused(under, monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", engine)
     with pytest.raises(kt.TowerError, match="train_on_batch of model"):
         linear().train_on_batch(X, Y)
+    assert linear().train_on_batch(X, Y) > 0
+    # One that connects ranks permits it, though there is a single one now.
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow")
+    with pytest.raises(kt.TowerError, match="train_on_batch of model"):
+        linear().train_on_batch(X, Y)
+    BaseStrategy(["/cpu:0"], transport=SingleProcess())
     assert linear().train_on_batch(X, Y) > 0
 
 

@@ -92,6 +92,21 @@ def ranks_that_sum_different_tensors_are_told():
 
 
 @check
+def a_rank_that_traces_another_step_while_others_take_theirs_is_told():
+    tokens = np.arange(40).reshape(4, 10)
+    table = keras.layers.Embedding(40, 2)
+    mine = keras.Sequential([table, keras.layers.GlobalAveragePooling1D()])
+    mine.compile("sgd", "mse")
+    with s.Strategy(batches="each"):
+        mine.train_on_batch(tokens[:, :5], Y[:4, :2])
+        with refused("each waits for the other"):
+            mine.train_on_batch(tokens[:, : 5 + 2 * RANK], Y[:4, :2])
+        # And go on.
+        mine.train_on_batch(tokens[:, :5], Y[:4, :2])
+    s.assert_same_model(mine)
+
+
+@check
 def the_drop_in_trains_as_one_process():
     """Each rank has other weights, and half of every batch."""
     bps.init()
