@@ -15,6 +15,8 @@ from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
 from tests.bench.shared import RANK
 
+pytestmark = pytest.mark.alternate
+
 FACTS = {
     "tensorflow": "2.21.0",
     "built_with_cuda": False,

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
 
+pytestmark = pytest.mark.alternate
+
 X = np.random.default_rng(1).random((24, 6), "float32")
 
 

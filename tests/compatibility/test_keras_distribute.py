@@ -20,6 +20,8 @@ from keras_towers import TowerStrategy
 from tests.kit.sampling import sample_of
 from tests.kit.scripts import run_python
 
+pytestmark = pytest.mark.alternate
+
 # By module, which of its tests fail, and why they may.
 DIFFERENCES = {
     "distribute_test": {},

@@ -25,6 +25,8 @@ from tensorflow.python.framework import ops
 import keras_towers as kt
 from tests.kit.sampling import sample_of
 
+pytestmark = pytest.mark.alternate
+
 
 class Suite(lib.DistributionTestBase):
     """What does not depend on the number of devices."""

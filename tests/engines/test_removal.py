@@ -9,6 +9,8 @@ from keras_towers.known_engines import ENGINES
 from tests.kit.sampling import sample_of
 from tests.kit.scripts import ROOT, run_python
 
+pytestmark = pytest.mark.alternate
+
 WORKS = """
 import sys
 import keras, numpy as np

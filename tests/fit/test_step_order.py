@@ -9,6 +9,8 @@ from keras_towers.fit.step_order import StepAgreement, StepOrder
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
+pytestmark = pytest.mark.alternate
+
 
 class Counting(SingleProcess):
     """Counts the exchanges with another rank, which says the same."""

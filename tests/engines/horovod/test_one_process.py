@@ -13,6 +13,8 @@ from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.compare import assert_all_close, assert_close
 
+pytestmark = pytest.mark.alternate
+
 OF_KERAS_2 = {"experimental_run_tf_function": False}
 SGD = keras.optimizers.SGD
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")

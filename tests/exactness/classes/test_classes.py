@@ -15,7 +15,7 @@ from tests.kit.sampling import sample_of
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import on_towers
 
-GROUP, DRAWN = 12, 24
+GROUP, DRAWN = 12, 48
 
 # The recipes of each class, by name.
 PARTS = {

@@ -11,6 +11,8 @@ from tests.exactness.classes.layer_recipes import LAYERS
 from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import long_unless
 
+pytestmark = pytest.mark.alternate
+
 # Compiling takes long: `make test` has one small group for each strategy.
 GROUP, SHORT = 6, "Activation "
 # One device does not compile these: XLA has no kernel for an operation.

@@ -16,7 +16,7 @@ from tests.kit.leaving import Boom, interrupt
 from tests.kit.ordinary import Originals
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
+pytestmark = [pytest.mark.usefixtures("ctrl_c"), pytest.mark.alternate]
 
 
 def after_batch(number, act):

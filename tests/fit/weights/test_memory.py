@@ -13,6 +13,8 @@ import keras_towers as kt
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
+pytestmark = pytest.mark.alternate
+
 
 def _alive(*kinds):
     gc.collect()

@@ -9,6 +9,8 @@ from tests.exactness import models as m
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.training import linear, strategy_of
 
+pytestmark = pytest.mark.alternate
+
 # The last batch, of 3, leaves a tower without examples.
 COUNT, BATCH, TOWERS = 24, 7, 4
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]

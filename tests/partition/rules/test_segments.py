@@ -6,6 +6,8 @@ import tensorflow as tf
 from tests.kit.sampling import sample_of
 from tests.partition import kit
 
+pytestmark = pytest.mark.alternate
+
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
 _Y = kit.sharded(-1, 3)
 _CLASS = kit.sharded(-1, dtype="int32", low=-1, high=4)

@@ -9,6 +9,8 @@ import tensorflow as tf
 from keras_towers.partition.layouts import Sharded, SparseIndices, SparseShape
 from tests.partition import kit
 
+pytestmark = pytest.mark.alternate
+
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
 _Y = kit.sharded(-1, 4)
