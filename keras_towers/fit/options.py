@@ -223,9 +223,9 @@ class StrategyOptions:
             )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
-                'weights="sharded" contradicts updates="sharded": that keeps '
-                "whole weights on every tower. Leave one of them out. The "
-                "optimizer's state is in shards with either."
+                'weights="sharded" contradicts updates="sharded": sharded '
+                "updates keep whole weights on every tower. Leave one of them "
+                "out. The optimizer's state is in shards with either."
             )
         if not in_shards:
             return
@@ -273,8 +273,8 @@ class StrategyOptions:
             )
         if not self.average:
             raise TowerError(
-                f"sync_every={steps} contradicts average=False: that sums the "
-                "gradients of all ranks, while each rank has only its own. "
+                f"sync_every={steps} contradicts average=False: a sum needs "
+                "the gradients of all ranks, and each rank has only its own. "
                 "Leave one of them out."
             )
 
