@@ -1,4 +1,4 @@
-"""The rows of the benchmark, and how each trains in one process.
+"""The rows of the benchmark: how each trains in one process, and is timed.
 
 TensorFlow's own strategies are compared in ``benchmarks/field.py``.
 """

@@ -21,7 +21,7 @@
 ``rank_environment``
   What a launcher tells ranks of their job.
 ``store``
-  The key-value store through which the processes of a job meet.
+  The key-value store through which a job's processes meet; its signatures.
 ``store_server``
   The server of a job's store, at one address, for the job's own processes.
 ``tf_config``

@@ -1,4 +1,4 @@
-"""The key-value store through which the processes of a job meet.
+"""The key-value store through which a job's processes meet; its signatures.
 
 One process serves it. Requests and answers of this package are signed with the
 job's secret. Horovod's clients, which cannot sign, send a token in their paths.

@@ -1,4 +1,4 @@
-"""What replicas count: the gradients of an update, and what came of them."""
+"""What replicas count: gradients of an update, and staleness of steps."""
 
 from __future__ import annotations
 

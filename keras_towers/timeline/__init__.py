@@ -5,4 +5,15 @@ towers pass the marks of ``fit/marks.py``. At the end of ``fit`` the
 recordings of all ranks are put on one clock, and written in the format of
 ``chrome://tracing`` and ui.perfetto.dev (``trace_file.py``). What a step takes
 is in ``phases.py``, and what is said of it in ``advice.py``.
+
+``advice``
+  The table of phases, and what to do about them.
+``callback``
+  ``kt.Timeline``: the callback that measures.
+``phases``
+  The phases of a step, from what the ranks have measured.
+``recording``
+  What each rank has measured, on one clock.
+``trace_file``
+  The trace of all ranks, as tools show it.
 """

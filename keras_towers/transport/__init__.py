@@ -1,6 +1,15 @@
 """The protocol of engines that connect processes.
 
 The other modules here are shared by all transports.
+
+``engine_transport``
+  The common part of all engines' transports.
+``messages``
+  Encoding of tensors for ranks to send, in few messages.
+``nccl_trial``
+  A first sum over NCCL, which shows whether it works here.
+``plain_values``
+  Python values as text, for ranks to gather: it contains only data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values as text that contains only data.
+"""Python values as text, for ranks to gather: it contains only data.
 
 Messages of other processes are decoded with this: unlike a pickle, they cannot
 run code in the process that reads them.

@@ -1,4 +1,4 @@
-"""Jobs whose processes are all started again when one is lost."""
+"""Jobs whose processes all start again when one is lost; --standby."""
 
 import os
 import signal

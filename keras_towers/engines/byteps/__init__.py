@@ -1,1 +1,13 @@
-"""BytePS: its build, its transport, servers, strategy and drop-in."""
+"""BytePS: its build, its transport, servers, strategy and drop-in.
+
+``byteps_recipe``
+  The recipe that compiles an unpatched BytePS for a recent TensorFlow.
+``byteps_servers``
+  BytePS's scheduler and servers, beside the ranks of a job.
+``byteps_strategy``
+  Ranks that BytePS connects.
+``byteps_transport``
+  One process per device, connected by BytePS, which only sums vectors.
+``dmlc``
+  The environment variables with which BytePS's processes find one another.
+"""

@@ -1,4 +1,14 @@
-"""Code that the drop-ins for Horovod's and BytePS's modules share."""
+"""Code that the drop-ins for Horovod's and BytePS's modules share.
+
+``connection``
+  The connection of a drop-in for Horovod or BytePS to the other ranks.
+``distributed_models``
+  Models with a distributed optimizer: how they are compiled and loaded.
+``distributed_optimizer``
+  Makes an existing optimizer reduce its gradients over the ranks.
+``horovod_callbacks``
+  Horovod's callbacks for Keras, and the broadcast of scripts without one.
+"""
 
 from __future__ import annotations
 

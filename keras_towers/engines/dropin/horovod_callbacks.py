@@ -1,4 +1,4 @@
-"""The callbacks of Horovod for Keras, under the same names.
+"""Horovod's callbacks for Keras, and the broadcast of scripts without one.
 
 They give ranks the same initial state and the same logs, schedule the learning
 rate, and keep the best model. ``byteps.bps.callbacks`` has those of BytePS that

@@ -1,1 +1,11 @@
-"""Per-tower batches, and agreement between ranks on their data."""
+"""Per-tower batches, and agreement between ranks on their data.
+
+``batches``
+  Per-tower batches: a global batch split, or one batch for each tower.
+``epoch_iterator``
+  Keras's epoch iterator over per-tower batches.
+``same_data``
+  Checks that all ranks read the same data, by fingerprints of it.
+``shuffle_order``
+  One order of shuffled data on all ranks.
+"""

@@ -1,1 +1,11 @@
-"""From per-tower gradients to new weights."""
+"""From per-tower gradients to new weights.
+
+``in_shards``
+  Weights, or only their slots, in shards: every tower has its rows of them.
+``local_sgd``
+  Local SGD: ranks update their own weights and average them every k updates.
+``optimizers``
+  Optimizers on towers.
+``weight_update``
+  Reduce gradients first, then apply once, as on a single device.
+"""

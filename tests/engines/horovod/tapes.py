@@ -1,4 +1,4 @@
-"""Checks of two ranks: tapes, batch normalization, and ranks that differ."""
+"""Checks of two ranks: tapes, join, batch normalization, other ranks."""
 
 import keras
 import numpy as np
