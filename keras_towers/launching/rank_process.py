@@ -139,9 +139,9 @@ class RankProcess:
 
     def _start_agent(self, launch: Sequence[str], direct: bool) -> list[int]:
         """Start the agent; return the file that its process reads, if any."""
+        stdin: list[int] = []
         # A single rank reads the launcher's stdin. It gets a copy, because the
         # agent's own stdin is our pipe.
-        stdin: list[int] = []
         if self.name is None and not self.host and sys.__stdin__ is not None:
             stdin = [os.dup(sys.__stdin__.fileno())]
         try:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, get_args
@@ -95,15 +96,23 @@ def strategy(name: str, **options: Any) -> Any:
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of ``"horovod:towers=2:mode=host"``.
 
-    A value that is no Python literal is a text. Neither is checked.
+    A value is a Python literal that JSON has, or a text. Neither name nor
+    options are checked.
+
+    Raises:
+        TowerError: an option is given twice.
     """
     name, *texts = text.split(":")
-    options = {}
+    options: dict[str, Any] = {}
     for each in texts:
         key, _, value = each.partition("=")
+        if key in options:
+            raise TowerError(f"{text!r} gives {key} twice: leave one out.")
         try:
             options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+            # A process that is started with them gets them so.
+            json.dumps(options[key])
+        except (ValueError, SyntaxError, TypeError):
             options[key] = value
     return name, options
 

@@ -40,6 +40,7 @@ def refused(options):
         ("-np 2 --strategy nope", "unknown strategy 'nope'; known are"),
         ("-np 2 --strategy tower", "works in one process"),
         ("-np 2 --strategy horovod:towers=2", "for --strategy: give --towers"),
+        ("-np 2 --strategy horovod:a=1:a=2", "gives a twice: leave one out"),
         ("-np 2 --strategy horovod --no-strategy", "or --strategy, not both"),
         ("--ps 1 --workers 2 --no-strategy", "--no-strategy or --ps, not both"),
         ("-np 2 --strategy horovod --servers 1", "has no use for servers"),

@@ -84,3 +84,12 @@ def test_a_broken_package_is_named(name, value, cause):
 def test_errors_of_a_strategy_itself_are_its_own():
     with pytest.raises(TypeError, match="len"):
         kt.strategy("broken")
+
+
+def test_options_follow_a_name():
+    assert registry.parse("tower") == ("tower", {})
+    options = {"mode": "host", "towers": 2, "average": False, "of": "{1}"}
+    text = "tower:mode=host:towers=2:average=False:of={1}"
+    assert registry.parse(text) == ("tower", options)
+    with pytest.raises(kt.TowerError, match="gives mode twice"):
+        registry.parse("tower:mode=host:mode=nccl")
