@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import EXIT_AGAIN, TowerError
-from keras_towers.fit import contract
+from keras_towers.fit import contract, rank_agreement
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
@@ -29,11 +29,12 @@ from keras_towers.fit.contract import FitStart
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.model_state import shared_variables, trained_by
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.system import handle_signals, make_writable, replace_file
-from keras_towers.transport import Transport
+from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -224,7 +225,7 @@ class Backup(ResumesFit):
         """
         adoption = _adoption()
         if adoption is not None:
-            adoption.gather_slots()
+            adoption.end_rounds()
         local = [v.numpy() for v in self._metrics()]
         if adoption is None or not self._ranks_train_separately():
             return local
@@ -388,9 +389,6 @@ class BackupFile:
             call.prepare()
         self._build_optimizers()
         self._restore_variables()
-        adoption = _adoption()
-        if adoption is not None:
-            adoption.broadcast(self._model)
         self._restore_hook()
 
     def _build_optimizers(self) -> None:
@@ -413,10 +411,9 @@ class BackupFile:
                 f"was compiled differently from {model.name!r}: use another "
                 "folder, or delete it."
             )
-        if self._writes:
-            pairs = zip(self._variables, self._values, strict=True)
-            for variable, value in pairs:
-                variable.assign(value)
+        values = [variable._value for variable in self._variables]
+        transport = _transport() or SingleProcess()
+        rank_agreement.broadcast(transport, values, given=self._values)
         self._values = []
 
     def _restore_hook(self) -> None:
@@ -458,9 +455,12 @@ class BackupFile:
         hook, rank_sum = SavedStates([], []), _rank_sum()
         if rank_sum is not None:
             hook = rank_sum.save(self._optimizers)
-        if not self._writes:
-            return
         variables = self._variables
+        if not self._writes:
+            # Rank 0 reads these with the others.
+            for variable in filter(is_over_ranks, variables):
+                variable.numpy()
+            return
         values = [_numpy(v) for v in variables]
         facts = {
             "position": self._position,

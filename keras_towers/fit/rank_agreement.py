@@ -24,10 +24,11 @@ import tensorflow as tf
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
+from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.engine_transport import MAYBE_LOST
 
 logger = logging.getLogger("keras_towers")
@@ -412,6 +413,10 @@ def _function(function: Any) -> str:
 
 
 _SHOWN_VARIABLES = 5
+# How the digest of a variable in shards over ranks begins.
+_IN_SHARDS = "in shards"
+# The entries of variables that are sent at a time.
+_SENT_ENTRIES = 2**23
 
 
 def compare_variables(
@@ -419,8 +424,10 @@ def compare_variables(
     variables: Sequence[keras.Variable],
     values: bool = True,
     build_error: Exception | None = None,
-) -> bool:
-    """Check that all ranks have the same variables; return if values agree.
+) -> list[keras.Variable]:
+    """Check that all ranks have the same variables; return those that differ.
+
+    What is in shards over the ranks does not differ.
 
     Args:
         peers: the ranks.
@@ -429,9 +436,13 @@ def compare_variables(
         build_error: why the model could not be built here, so that its first
             step has to build it; None: it is built.
 
+    Returns:
+        The variables whose values are not those of rank 0 on all ranks.
+
     Raises:
-        TowerError: their names, shapes or dtypes differ, or only some ranks
-            could build the model.
+        TowerError: their names, shapes or dtypes differ, only some ranks could
+            build the model, or rank 0 has a variable in shards that other ranks
+            have made again.
     """
     failure = "" if build_error is None else shorten(build_error)
     described = [
@@ -469,12 +480,34 @@ def compare_variables(
                 f"{_listed(extra)}. Every rank has to build the same model in "
                 "the same order, and compile it the same way."
             )
-    return all(of_rank == digests for _, of_rank, _ in gathered)
+    _, of_rank_0, _ = gathered[0]
+    differing = []
+    for k, (variable, first) in enumerate(
+        zip(variables, of_rank_0, strict=False)
+    ):
+        others = [of_rank[k] for _, of_rank, _ in gathered]
+        if any(digest != first for digest in others):
+            if first.startswith(_IN_SHARDS):
+                raise TowerError(
+                    f"rank 0 has its rows of {variable.path}, which other "
+                    "ranks have made again. Compile and build the model on "
+                    "every rank, or on none."
+                )
+            differing.append(variable)
+    return differing
 
 
 def digest_of(variable: keras.Variable) -> str:
-    """Return a digest of a value; strings, which are not sent, have none."""
-    value = variable._value.read_value()
+    """Return a digest of a value; strings, which are not sent, have none.
+
+    Of rows that only all ranks together have, it is their place.
+    """
+    if isinstance(variable._value, ShardedVariable):
+        variable._value.become_ordinary()
+    held = variable._value
+    if isinstance(held, ShardedVariable) and held.is_remote:
+        return f"{_IN_SHARDS} {held.place}"
+    value = held.read_value()
     if value.dtype == tf.string:
         return ""
     # Not tobytes(), which would copy the value.
@@ -491,15 +524,42 @@ def _listed(variables: Sequence[str]) -> str:
 
 
 def broadcast(
-    transport: Transport, variables: Sequence[Any], root: int = 0
+    transport: Transport,
+    variables: Sequence[Any],
+    root: int = 0,
+    given: Sequence[Any] | None = None,
 ) -> None:
-    """Broadcast the values of variables from one rank to all ranks."""
-    values = [variable.read_value() for variable in variables]
-    known = [i for i, v in enumerate(values) if v.dtype != tf.string]
-    received = transport.broadcast(
-        [values[i] for i in known], next_key("broadcast"), root
-    )
-    if transport.rank == root:
-        return
-    for index, value in zip(known, received, strict=True):
-        variables[index].assign(value)
+    """Give all ranks one rank's values of variables, few at a time.
+
+    Args:
+        transport: connects the ranks.
+        variables: N variables of TensorFlow; unless values are given, the root
+            has the whole of each.
+        root: the rank whose values they get.
+        given: on the root, N values; None: those of its variables.
+    """
+    known = [i for i, v in enumerate(variables) if v.dtype != tf.string]
+    specs = [tf.TensorSpec(variables[i].shape, tf.int8) for i in known]
+    for group in messages.buckets(specs, _SENT_ENTRIES):
+        indices = [known[k] for k in group]
+        own = [variables[i] for i in indices]
+        if transport.rank != root:
+            # What is in shards has no whole here.
+            values = [
+                tf.zeros(v.shape, v.dtype)
+                if isinstance(v, ShardedVariable)
+                else v.read_value()
+                for v in own
+            ]
+        elif given is None:
+            values = [variable.read_value() for variable in own]
+        else:
+            values = [tf.cast(given[i], variables[i].dtype) for i in indices]
+        values = transport.broadcast(values, next_key("broadcast"), root)
+        if transport.rank == root and given is None:
+            continue
+        for variable, value in zip(own, values, strict=True):
+            if isinstance(variable, ShardedVariable):
+                variable.divide(value)
+            else:
+                variable.assign(value)

@@ -371,7 +371,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             if self._config.transport.size > 1:
                 if error[0] is None:
                     self._config.transport.note_wait("the end of the block")
-                    self._adoption.gather_slots()
+                    self._adoption.end_rounds()
+                    if self._update.divides_over_ranks:
+                        variables.access.serve("is at the end of the block")
                 else:
                     # The other ranks may not take part.
                     variables.asks_ranks = False

@@ -39,7 +39,8 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.joint_access import Access, refusing
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
@@ -55,6 +56,8 @@ _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 _SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
 # The batch methods of these classes stop no loop and write no weights.
 _HARMLESS = (keras.callbacks.Callback, *CHIEF_ONLY)
+# These may read weights at the end of a batch.
+_SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 # Ranks with their own data predict different numbers of batches.
 _AFTER_PREDICT = {"on_predict_batch.*": "on_predict_end"}
 
@@ -130,15 +133,24 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._adoption = adoption
         # The class of the callback that runs, and its event.
         self._running = "", ""
+        # What a callback has read of a variable of which each rank has rows.
+        self._read: tf.Tensor | None = None
         # The variables that callbacks have written, and the last writer's name.
         self._written: IdentityDict[keras.Variable, str] = IdentityDict()
         acting = [
-            e for e in _SYNCED_EVENTS if any(_acts(c, e) for c in callbacks)
+            e
+            for e in _SYNCED_EVENTS
+            if any(self._acts(c, e) for c in callbacks)
         ]
         for pattern, event in moved.items():
             acting = [re.sub(pattern, event, e) for e in acting]
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
+
+    def _acts(self, callback: Any, event: str) -> bool:
+        adoption = self._adoption
+        reads = adoption is not None and adoption.update.divides_over_ranks
+        return _acts(callback, event, reads)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -148,7 +160,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 run = {
                     event: functools.partial(self._run, event)
                     for event in _SYNCED_EVENTS
-                    if _acts(callback, event)
+                    if self._acts(callback, event)
                 }
                 bound = patches.bind_to(callback, run)
                 stack.enter_context(patches.shadowed(callback, bound))
@@ -164,14 +176,24 @@ class SyncedCallbacks(keras.callbacks.Callback):
     ) -> None:
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer = self._running
-        self._running = type(callback).__name__, event
+        self._running = name, _ = type(callback).__name__, event
         try:
-            original(*args, **kwargs)
+            with self._meeting_in(f"in {name}.{event}", event):
+                original(*args, **kwargs)
         finally:
             self._running = outer
         for variable, value in before:
             if not _is_same(value, _value(variable)):
                 self._written[variable] = type(callback).__name__
+
+    def _meeting_in(
+        self, where: str, event: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let a callback use variables of which each rank has rows."""
+        if self._adoption is None:
+            return contextlib.nullcontext()
+        meeting = self._access if event in self._events else refusing(where)
+        return self._adoption.update.variables.access.meeting_by(meeting)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin the step, after all other callbacks."""
@@ -204,50 +226,83 @@ class SyncedCallbacks(keras.callbacks.Callback):
         with watch.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 
-    def _share_effects(self, call: str = "", needs_all: str = "") -> bool:
+    def _access(self, access: Access, value: Any) -> tf.Tensor | None:
+        """Read or write a variable of which each rank has rows."""
+        callback, event = self._running
+        with watch.within(f"{access} in {callback}.{event}", waits=True):
+            self._share_effects(str(access), access=access, value=value)
+        read, self._read = self._read, None
+        return read
+
+    def _share_effects(
+        self,
+        action: str = "",
+        needs_all: str = "",
+        access: Access | None = None,
+        value: Any = None,
+    ) -> bool:
         """Share the values that callbacks wrote, and their requests to stop.
 
         Values wait until all ranks are about to do the same.
 
         Args:
-            call: the call that this rank is about to make; empty: its callbacks
-                are done.
-            needs_all: why not only some ranks can make it; empty: they can.
+            action: what this rank is about to do; empty: its callbacks are
+                done.
+            needs_all: why not only some ranks can do it; empty: they can.
+            access: what it is about to do with a variable of which each rank
+                has rows; all ranks then do it together.
+            value: what it writes.
 
         Returns:
             Whether all ranks are about to do the same.
         """
+        while True:
+            is_same = self._share_requests(action)
+            if is_same and access is None:
+                return True
+            told = action, needs_all, access and tuple(access)
+            ranks = rank_checks.gather(
+                self._transport, told, "ends an event of callbacks"
+            )
+            accesses = [each and Access(*each) for _, _, each in ranks]
+            if any(accesses):
+                assert self._adoption is not None
+                joint = self._adoption.update.variables.access
+                self._read = joint.take_part(accesses, value)
+                if access is not None:
+                    return is_same
+                continue
+            for reason in filter(None, (reason for _, reason, _ in ranks)):
+                calls = {
+                    f"rank {rank}": f"calls {other}" if other else "does not"
+                    for rank, (other, _, _) in enumerate(ranks)
+                }
+                raise TowerError(f"{describe_each(calls)}, but {reason}.")
+            return False
+
+    def _share_requests(self, action: str) -> bool:
+        """Share requests to stop; return whether all ranks do the same."""
         model, transport = self.model, self._transport
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
         # A callback of rank 0 may have restored the epoch to continue with.
         first = 0 if transport.rank else model._initial_epoch or 0
-        next_calls = [0] * transport.size
-        next_calls[transport.rank] = zlib.crc32(call.encode())
-        requests = [*map(int, stops), first, len(self._written), *next_calls]
+        actions = [0] * transport.size
+        actions[transport.rank] = zlib.crc32(action.encode())
+        requests = [*map(int, stops), first, len(self._written), *actions]
         (sums,) = sum_over_ranks(transport, [tf.constant(requests, tf.int64)])
         summed = sums.numpy().tolist()
-        next_calls = summed[-transport.size :]
+        actions = summed[-transport.size :]
         *requested, first, written = summed[: -transport.size]
         model._initial_epoch = int(first) or None
         for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
             if stop and not stopped:
                 setattr(model, name, True)
-        if len(set(next_calls)) == 1:
-            # Before, a rank would get in the middle of a callback what others
-            # have written at its end, and write it once more.
-            if written:
-                self._take_over()
-            return True
-        ranks = rank_checks.gather(
-            transport, (call, needs_all), "ends an event of callbacks"
-        )
-        for reason in filter(None, (reason for _, reason in ranks)):
-            calls = {
-                f"rank {rank}": f"calls {other}" if other else "does not"
-                for rank, (other, _) in enumerate(ranks)
-            }
-            raise TowerError(f"{describe_each(calls)}, but {reason}.")
-        return False
+        is_same = len(set(actions)) == 1
+        # Before, a rank would get in the middle of a callback what others have
+        # written at its end, and write it once more.
+        if is_same and written:
+            self._take_over()
+        return is_same
 
     def _take_over(self) -> None:
         """Give all ranks the values that callbacks of any rank have written."""
@@ -284,8 +339,6 @@ class SyncedCallbacks(keras.callbacks.Callback):
             if differ:
                 names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
                 conflict = f"{variable.path} ({', '.join(names)})"
-        if roots and self._adoption is not None:
-            self._adoption.update.gather_slots()
         for root, taken in roots.items():
             values = [variable._value for variable in taken]
             rank_agreement.broadcast(self._transport, values, root)
@@ -304,14 +357,23 @@ for _event in set(_SYNCED_EVENTS) - set(vars(SyncedCallbacks)):
     setattr(SyncedCallbacks, _event, _settled)
 
 
-def _acts(callback: Any, event: str) -> bool:
+def _acts(callback: Any, event: str, reads: bool = False) -> bool:
     """Whether a callback may stop a loop or write weights at an event.
 
     Keras also calls the methods with older names; a callback that does not
     inherit from Keras's class may lack some.
+
+    Args:
+        callback: the callback.
+        event: the event.
+        reads: whether other ranks have to take part in reading weights, too.
     """
     names = {event, event.replace("train_batch", "batch")}
-    classes = _HARMLESS if "batch" in event else _HARMLESS[:1]
+    saves = reads and isinstance(callback, _SAVING)
+    is_harmless = "batch" in event and not (
+        saves and callback.save_freq != "epoch"
+    )
+    classes = _HARMLESS if is_harmless else _HARMLESS[:1]
     harmless = {vars(cls).get(name) for cls in classes for name in names}
     methods = [
         inspect.unwrap(getattr(callback, name))
@@ -333,10 +395,10 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def _value(variable: keras.Variable) -> Any:
-    copy = copy_on_tower(variable._value)
-    # Each rank may have a part of the value.
-    is_absent = isinstance(copy, ShardedVariable) and copy.is_absent
-    return None if is_absent else copy.read_value()
+    # What ranks write together needs no look.
+    if is_over_ranks(variable):
+        return None
+    return copy_on_tower(variable._value).read_value()
 
 
 def _is_same(before: Any, after: Any) -> bool:

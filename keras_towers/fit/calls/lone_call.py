@@ -1,7 +1,9 @@
 """Calls of Keras's methods that only some ranks make, in their callbacks.
 
 All ranks have the same weights, so what evaluates or predicts needs no other
-rank. ``SyncedCallbacks`` finds out which ranks make a call.
+rank. But for weights in shards over the ranks: these ranks then hold the whole
+of them while the call runs. ``SyncedCallbacks`` finds out which ranks make a
+call.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.contract import KerasCall, TowerFunction
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.joint_access import holding_weights
 from keras_towers.fit.weights.model_stage import ModelStage
 
 
@@ -41,7 +44,7 @@ class LoneCall(TowerCall):
         joint = tower_function(model, name, self.config, self.settings)
         setattr(model, name, joint.alone)
         try:
-            with super().installed():
+            with holding_weights(model), super().installed():
                 yield
         finally:
             alone = getattr(model, name)
@@ -74,11 +77,6 @@ def why_not_alone(
         return (
             "with sync_every, ranks have the same weights only at the end of "
             f"an epoch. Call {kind} there, or on every rank"
-        )
-    if adoption.update.has_absent_weights:
-        return (
-            'with weights="sharded" each rank has its part of the weights '
-            f"until the end of an epoch. Call {kind} there, or on every rank"
         )
     # Otherwise only these ranks would have the variables.
     is_shared = any(part is model for part in state_lib.models_in(outer))

@@ -25,10 +25,15 @@ from typing import Any
 import keras
 
 from keras_towers import settings
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.weights.joint_access import (
+    JointAccess,
+    access_of,
+    holding_weights,
+)
 from keras_towers.rendezvous.liveness import wait_loop
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, wait_for
@@ -117,12 +122,44 @@ class _Saves:
             # In a callback, of some ranks only.
             with save_on_every_rank():
                 return original(*args, **kwargs)
+        model = _model_of(bound)
+        joint = None if model is None else access_of(model)
+        if model is not None and joint is not None:
+
+            def write() -> Any:
+                with contextlib.ExitStack() as stack:
+                    if original.__name__ == "export":
+                        # A graph needs the whole of all that it uses.
+                        stack.enter_context(holding_weights(model))
+                    stack.enter_context(save_on_every_rank())
+                    return original(*args, **kwargs)
+
+            return self._save_together(joint, path, write)
         self._counts[path] += 1
         act = self._wait_or_write if self._rank else self._write
         with save_on_every_rank():
             return act(
                 path, self._counts[path], lambda: original(*args, **kwargs)
             )
+
+    def _save_together(
+        self, joint: JointAccess, path: str, write: Callable[[], Any]
+    ) -> Any:
+        """Write on rank 0 what the others have rows of, which serve it."""
+        failure, result = "", None
+        if self._rank == 0:
+            try:
+                result = write()
+            except Exception as error:
+                failure = shorten(error)
+                raise
+            finally:
+                joint.serve(f"saves {path}", failure)
+            return result
+        failure = joint.serve(f"saves {path}")
+        if failure:
+            raise TowerError(f"{path} was not saved: {failure}")
+        return None
 
     def _write(self, path: str, count: int, write: Callable[[], Any]) -> Any:
         """Write as rank 0."""
@@ -233,6 +270,12 @@ class _Saves:
             f"rank {self._rank} has waited {limit_s} s for rank 0 to save "
             f"{path}. {_REMEDY}"
         )
+
+
+def _model_of(bound: inspect.BoundArguments) -> keras.Model | None:
+    """Return the model that a function of Keras writes, if it gets one."""
+    first = next(iter(bound.arguments.values()))
+    return first if isinstance(first, keras.Model) else None
 
 
 def _limit_s() -> float | None:

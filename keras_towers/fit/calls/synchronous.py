@@ -86,7 +86,7 @@ class TowerCalls(Calls):
                 if not prepared:
                     self.adoption.claim(model)
                 if kind == "evaluate" and outer is None:
-                    self.adoption.gather_slots()
+                    self.adoption.end_rounds()
                 elif not keras_call.trains:
                     self.adoption.update.end_rounds()
                 call = self.make_call(keras_call, prepared, start)

@@ -368,6 +368,12 @@ class TowerCall:
             self.build_error = model_building.build(
                 self.model, batch, self.kind
             )
+        self.adoption.agree_on_wholes(
+            self.model,
+            self.places.ranks.job,
+            self.keras_call.trains,
+            self.build_error,
+        )
         new = self.adoption.bind(self.model)
         uses_optimizer = model_building.uses_optimizer(self.model, self.kind)
         if uses_optimizer and self.build_error is None:
@@ -398,7 +404,7 @@ class TowerCall:
             refuse_empty(self.kind, self.model)
         if self.kind == "fit":
             self.adoption.sum_metrics(self.model)
-            self.adoption.gather_slots()
+            self.adoption.end_rounds()
             if self.config.options.sync_every_epoch:
                 self.adoption.broadcast(self.model)
         return self._original_method("_get_metrics_result_or_logs")(logs)

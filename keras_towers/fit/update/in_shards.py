@@ -9,6 +9,7 @@ slot has the rows of its weight, and a gradient is added up where they are.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,8 +29,16 @@ from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
+from keras_towers.rendezvous import rank_checks
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+# Their values of a part are a part of their values.
+_CONSTANT = (
+    keras.initializers.Zeros,
+    keras.initializers.Ones,
+    keras.initializers.Constant,
+)
 
 
 class UpdateInShards(WeightUpdate):
@@ -73,27 +82,61 @@ class UpdateInShards(WeightUpdate):
             self.description += ", and has only its rows of large ones"
         # Of the last trace: the optimizer and the weight of each gradient.
         self._traced: dict[str, tuple[Any, Any]] = {}
-        # The variables in shards.
+        # The variables in shards, and the places of those that ranks know.
         self._divided: IdentityDict[keras.Variable, None] = IdentityDict()
+        self._places: IdentityDict[Any, str] = IdentityDict()
+        self._agreements = 0
 
     @property
-    def has_absent_weights(self) -> bool:
-        """Whether no rank has the whole of the weights, until an epoch ends."""
-        return self._divides_weights and any(
-            value.is_absent for value in self._values()
-        )
+    def divides_over_ranks(self) -> bool:
+        """Whether each rank has rows of variables in shards."""
+        return self.config.shards.size > 1
+
+    def name_places(self, weights: Sequence[Any], number: int) -> None:
+        """Name weights by their places in the model.
+
+        Only then are they divided over ranks, which have agreed on their
+        values.
+
+        Args:
+            weights: the weights, in the order of the model.
+            number: the number of this agreement of the ranks.
+        """
+        self._agreements = number
+        for index, weight in enumerate(weights):
+            self._places.setdefault(weight, f"{number}.{index}")
+
+    def name_slots(self, optimizers: Sequence[Any]) -> None:
+        """Name slots whose values all ranks have agreed on."""
+        for optimizer in optimizers:
+            for slot, weight in slots_of(optimizer) if optimizer.built else ():
+                if slot not in self._places and weight in self._places:
+                    self._places[slot] = self._place_of_slot(slot, weight)
+
+    def _may_divide(self, variable: Any) -> bool:
+        return not self.divides_over_ranks or variable in self._places
 
     def place(self, variable: keras.Variable) -> bool:
         """Divide a large variable; return whether it moved."""
         if variable in self._divided:
             return False
-        self._take_over(variable)
         layout = self._layout_of(variable)
-        if layout is None or not self._divides_weights:
+        divides = self._divides_weights and self._may_divide(variable)
+        if layout is None or not divides:
             return super().place(variable)
-        self.variables.divide(variable, layout)
-        self._divided[variable] = None
+        self._take_over(variable)
+        self._divide(variable, layout)
         return True
+
+    def _divide(
+        self,
+        variable: keras.Variable,
+        layout: MeshLayout,
+        back_to: str | None = None,
+    ) -> None:
+        place = self._places.get(variable, "")
+        self.variables.divide(variable, layout, place, back_to)
+        self._divided[variable] = None
 
     def place_created(self, variable: keras.Variable) -> None:
         """Divide a weight, unless ranks have yet to agree on its value."""
@@ -114,15 +157,16 @@ class UpdateInShards(WeightUpdate):
         return self.config.num_towers * self.config.shards.size
 
     def _take_over(self, variable: keras.Variable) -> None:
-        """Make a variable that an error has left in shards an ordinary one."""
-        if isinstance(variable._value, ShardedVariable):
+        """Make a variable ordinary that another block has left in shards."""
+        value = variable._value
+        if isinstance(value, ShardedVariable) and not value.become_ordinary():
             with tf.init_scope(), compat.single_device_mode():
-                variable._value = tf.Variable(variable._value)
+                variable._value = tf.Variable(value)
 
     def _layout_of(self, variable: Any) -> MeshLayout | None:
         """Return how a weight and its slots are divided; None: they are not."""
         value = copy_on_tower(native(variable))
-        if isinstance(value, ShardedVariable):
+        if isinstance(value, ShardedVariable) and variable in self._divided:
             return value.layout
         if type(value) is compat.UninitializedVariable:
             # The functions of a loaded model have its handle.
@@ -135,7 +179,7 @@ class UpdateInShards(WeightUpdate):
         return choose_layout(shape, item_bytes, self._all_towers)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer, and divide each slot before the next is made."""
+        """Build the optimizer, and make each slot in parts if that is known."""
         with contextlib.ExitStack() as stack:
             for part in optimizers_in(optimizer):
                 divided = {"add_variable_from_reference": self._add_slot}
@@ -148,12 +192,46 @@ class UpdateInShards(WeightUpdate):
         optimizer: Any,
         original: Callable[..., keras.Variable],
         reference_variable: Any,
-        *args: Any,
+        name: str | None = None,
+        initializer: Any = "zeros",
         **kwargs: Any,
     ) -> keras.Variable:
-        slot = original(reference_variable, *args, **kwargs)
-        self._divide_slot(slot, reference_variable)
-        return slot
+        """Create a slot; one that is the same everywhere is made in parts."""
+        weight, layout = reference_variable, self._layout_of(reference_variable)
+        constant = keras.initializers.get(initializer)
+        is_known = isinstance(constant, _CONSTANT) and self._may_divide(weight)
+        make = functools.partial(
+            original, weight, name=name, initializer=initializer, **kwargs
+        )
+        if layout is None or not is_known:
+            return make()
+
+        def initialize(
+            original: Callable[..., None], variable: Any, value: Any
+        ) -> None:
+            place = self._place_of_slot(variable, weight)
+            if place:
+                self._places[variable] = place
+            original(
+                variable,
+                self.variables.create_divided(
+                    variable, constant, layout, place, weight
+                ),
+            )
+            self._divided[variable] = None
+
+        replaced = compat.KerasVariable, "_initialize", initialize
+        with patches.replaced(replaced):
+            return make()
+
+    def _place_of_slot(self, slot: Any, weight: Any) -> str:
+        """Name a slot that all ranks make alike, by its weight."""
+        if not self.divides_over_ranks:
+            return ""
+        path = rank_checks.without_numbers(slot.path)
+        place = f"{self._agreements}: {path} of {self._places[weight]}"
+        others = sum(other.startswith(place) for other in self._places.values())
+        return f"{place} ({others})"
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Give slots the rows of their weights."""
@@ -170,48 +248,38 @@ class UpdateInShards(WeightUpdate):
         is_like = tuple(slot.shape) == tuple(weight.shape)
         if layout is None or not is_like or slot in self._divided:
             return
-        self._take_over(slot)
-        self.variables.divide(slot, layout, self.variables.home_of(weight))
-        self._divided[slot] = None
+        if self._may_divide(slot):
+            self._take_over(slot)
+            self._divide(slot, layout, self.variables.home_of(weight))
 
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back where it was before."""
         super().restore(variable)
         self._divided.pop(variable, None)
+        self._places.pop(variable, None)
 
     def release(self) -> None:
         """Put all variables back that are not restored yet."""
-        absent = [value for value in self._values() if value.is_absent]
+        lost = [] if self.variables.asks_ranks else self._remote()
         super().release()
-        for variable in [*self._divided]:
-            del self._divided[variable]
-        if absent:
+        for known in (self._divided, self._places):
+            for variable in [*known]:
+                del known[variable]
+        if lost:
             logger.warning(
                 "training failed while each rank had its part of %d variables, "
                 "which have no value now: load the model from a checkpoint",
-                len(absent),
+                len(lost),
             )
 
-    def mark_common(self, variables: Sequence[Any]) -> None:
-        """Record that all ranks have the same values of variables."""
-        for value in map(native, variables):
-            if isinstance(value, ShardedVariable):
-                value.is_common = True
-
-    def drop_remote_slots(self) -> None:
-        """Free what each rank holds of other ranks' rows, before steps."""
-        for variable in self._values():
-            variable.drop()
-
-    def gather_slots(self) -> None:
-        """Give all ranks the whole of all variables. Collective."""
-        for variable in self._values():
-            variable.gather(self.config.shards)
-
-    def _values(self) -> list[ShardedVariable]:
-        """The variables in shards, in an order that all ranks have."""
+    def _remote(self) -> list[ShardedVariable]:
+        """The variables of which each rank has rows."""
         values = [variable._value for variable in self._divided]
-        return [value for value in values if isinstance(value, ShardedVariable)]
+        return [
+            value
+            for value in values
+            if isinstance(value, ShardedVariable) and value.is_remote
+        ]
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum gradients over all towers, and divide the update."""
@@ -230,9 +298,6 @@ class UpdateInShards(WeightUpdate):
             The layouts, by the names of the operations that return the
             gradients.
         """
-        # The optimizer may have been built in this step.
-        self.mark_common([*call.variables, *call.optimizer.variables])
-        self.drop_remote_slots()
         layouts: dict[str, MeshLayout] = {}
         grads: list[Any] = []
         factor = self.config.gradient_factor

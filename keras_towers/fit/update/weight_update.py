@@ -118,18 +118,15 @@ class WeightUpdate:
             self.variables.hold_once(variable)
 
     @property
-    def has_absent_weights(self) -> bool:
-        """Whether no rank has the whole of the weights, until an epoch ends."""
+    def divides_over_ranks(self) -> bool:
+        """Whether each rank has rows of variables in shards."""
         return False
 
-    def mark_common(self, variables: Sequence[Any]) -> None:
-        """Record that all ranks have the same values of variables."""
+    def name_places(self, weights: Sequence[Any], number: int) -> None:
+        """Name weights whose values all ranks have agreed on."""
 
-    def drop_remote_slots(self) -> None:
-        """Keep each slot variable on one rank only, before training steps."""
-
-    def gather_slots(self) -> None:
-        """Give all ranks the values of all slot variables. Collective."""
+    def name_slots(self, optimizers: Sequence[Any]) -> None:
+        """Name slots whose values all ranks have agreed on."""
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
@@ -183,7 +180,6 @@ class WeightUpdate:
 
     def apply_outside(self, call: ApplyCall) -> None:
         """Update outside of steps and replicas, as one device does."""
-        # Without other ranks: between steps each rank has all slots.
         self._apply_on_tower(call, call.grads)
         optimizer = call.optimizer
         copy_to_towers([*trained_by(optimizer), *optimizer.variables])
@@ -227,9 +223,13 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with as_one_device(optimizer, variables):
-                    build_optimizer(optimizer, variables)
+                self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
+
+    def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build an optimizer as one device does."""
+        with as_one_device(optimizer, variables):
+            build_optimizer(optimizer, variables)
 
     def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
         """Update the weights, given K towers' summands of N gradients."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import failed_calls
+from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ class Adoption:
         self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
         self._failed = failed_calls.calls.failed
+        # How often ranks have agreed on what they divide.
+        self._agreements = 0
 
     @property
     def models(self) -> list[keras.Model]:
@@ -214,21 +218,69 @@ class Adoption:
             return
         variables = state_lib.shared_variables(model, optimizers=trains)
         if trains:
-            self.gather_slots()
+            self.end_rounds()
+        self._agree_on_values(peers, variables, build_error)
+
+    def _agree_on_values(
+        self,
+        peers: Peers,
+        variables: list[keras.Variable],
+        build_error: Exception | None = None,
+    ) -> None:
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        if not rank_agreement.compare_variables(
+        differing = rank_agreement.compare_variables(
             peers, variables, sends, build_error
-        ):
-            self._broadcast(variables)
-        self.update.mark_common(variables)
+        )
+        if differing:
+            self._broadcast(differing)
+
+    def agree_on_wholes(
+        self,
+        model: keras.Model,
+        peers: Peers,
+        trains: bool,
+        build_error: Exception | None = None,
+    ) -> None:
+        """Give all ranks rank 0's values of what they will divide. Collective.
+
+        Each rank then takes its rows of what it has, and no rank has to keep a
+        whole until it gets that of rank 0.
+
+        Args:
+            model: the model.
+            peers: the ranks.
+            trains: whether they divide the slots of its optimizer, too.
+            build_error: why the model could not be built here; None: it is.
+        """
+        if peers.size == 1 or not self.update.divides_over_ranks:
+            return
+        state = state_lib.collect(model)
+        optimizers = state.optimizers if trains else []
+        built = [bool(optimizer.built) for optimizer in optimizers]
+        ranks = rank_checks.gather(
+            peers, (self._agreements, built), "agrees on what ranks divide"
+        )
+        self._agreements = 1 + max(number for number, _ in ranks)
+        weights = [*state.seeds, *state.weights]
+        self._agree_on_values(peers, weights, build_error)
+        self.update.name_places(weights, self._agreements)
+        if not any(itertools.chain(*(of_rank for _, of_rank in ranks))):
+            return
+        own, trained = model.optimizer, model.trainable_variables
+        if state_lib.has_keras_step(model) and not own.built:
+            # Another rank has restored it, say.
+            if peers.rank == 0:
+                self.update.build_whole(own, trained)
+            else:
+                self.update.make_ready(own, trained)
+        self._agree_on_values(peers, state.optimizer_variables)
+        self.update.name_slots(optimizers)
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
-        # Eager steps run as on one device, and need the slots of all weights.
         if state_lib.runs_eagerly(model):
             return
-        self.update.drop_remote_slots()
         # A model that its first step places begins again after that.
         is_placed = self.stages.of(model) is ModelStage.PLACED
         if is_placed and self._config.transport.size > 1:
@@ -240,10 +292,9 @@ class Adoption:
         in_rounds = self.update.local_sgd is not None
         return in_rounds and not state_lib.runs_eagerly(model)
 
-    def gather_slots(self) -> None:
-        """Give every rank the whole optimizer state, and equal weights."""
+    def end_rounds(self) -> None:
+        """Give every rank equal weights. Collective."""
         self.update.end_rounds()
-        self.update.gather_slots()
         for model in self.stages.at(ModelStage.APART):
             self.stages.move(model, ModelStage.PLACED)
 
@@ -266,10 +317,19 @@ class Adoption:
                 variable.assign(tf.zeros_like(variable._value))
 
     def broadcast(self, model: keras.Model) -> None:
-        """Give all ranks the weights, optimizer state and seeds of rank 0."""
+        """Give all ranks the weights, optimizer state and seeds of rank 0.
+
+        But for what is in shards over the ranks: they have it together.
+        """
         if self._config.transport.size > 1:
-            self.gather_slots()
-            self._broadcast(state_lib.shared_variables(model))
+            self.end_rounds()
+            self._broadcast(
+                [
+                    v
+                    for v in state_lib.shared_variables(model)
+                    if not is_over_ranks(v)
+                ]
+            )
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         values = [variable._value for variable in variables]

@@ -13,7 +13,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,6 +23,9 @@ from keras_towers.fit.context import thread_state
 from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.system import return_freed_memory
 from keras_towers.transport import Transport, next_key
+
+if TYPE_CHECKING:
+    from keras_towers.fit.weights.joint_access import JointAccess
 
 # A smaller variable is whole on every tower: an exchange of its own would cost
 # more than its memory is worth.
@@ -62,8 +65,8 @@ def share_counts(size: int, towers: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
-class OnAnotherRankError(TowerError, AttributeError):
-    """The value of a variable is on another rank."""
+class NoValueError(TowerError, AttributeError):
+    """A variable has no value, or none that can be read here."""
 
 
 class ShardedVariable(compat.UninitializedVariable):
@@ -73,39 +76,45 @@ class ShardedVariable(compat.UninitializedVariable):
     whole, which the layout then divides. Elsewhere, the whole is put together
     on the host for each use, and what is written is divided again.
 
-    Of several ranks, each has the shards of its own towers. They also hold the
-    whole on the host, from its creation on and whenever they gather it, until
-    they go on with a step that writes it.
+    Of several ranks, each has the shards of its own towers. They read and write
+    it together (``JointAccess``), and none keeps the whole.
 
     Args:
-        original: the variable to divide. Its value is not freed.
+        like: a variable with its name, shape and dtype.
+        part: returns the initial value of a part, given for each axis where it
+            begins, and its length.
         layout: how it is divided.
         mesh: for each of K towers, the devices of its columns. If towers do not
             divide it, each tower here has a copy.
-        rank: the rank of this process.
-        ranks: the number of processes, with K towers each.
-        path: the name of the variable in errors.
+        access: how ranks read and write it together, if each has rows of it.
+        place: names it, equally on all ranks.
+        path: its name in errors.
 
     Attributes:
         layout: how it is divided.
         is_remote: whether other ranks have some of its shards.
+        place: names it, equally on all ranks.
+        path: its name in errors.
         shards: for each of K towers, a variable for each of its columns.
-        is_common: whether the ranks have agreed on its value. Until then the
-            whole that a rank holds is its own.
-        is_lost: whether training has ended without the whole.
+        is_lost: whether training has ended with an error while each rank had
+            its part.
     """
 
     def __init__(
         self,
-        original: tf.Variable,
+        like: Any,
+        part: Callable[[Sequence[int], Sequence[int]], tf.Tensor],
         layout: MeshLayout,
         mesh: Sequence[Sequence[str]],
-        rank: int = 0,
-        ranks: int = 1,
+        access: JointAccess | None = None,
+        place: str = "",
         path: str = "",
     ):
-        name = original.name.split(":")[0]
+        name = like.name.split(":")[0]
         number = len(mesh)
+        self.is_remote: bool = access is not None and layout.towers is not None
+        self.access: JointAccess | None = access
+        rank, ranks = (access.rank, access.size) if access else (0, 1)
         # The rows of earlier ranks, of each tower here, and of later ranks.
         self._counts: list[int] = []
         if layout.towers is not None:
@@ -113,35 +122,34 @@ class ShardedVariable(compat.UninitializedVariable):
             first, last = rank * number, (rank + 1) * number
             before, after = sum(counts[:first]), sum(counts[last:])
             self._counts = [before, *counts[first:last], after]
-        self._path = path
-        self.is_remote: bool = ranks > 1 and layout.towers is not None
+        self.place, self.path = place, path
         self.layout: MeshLayout = layout
-        # Whether its handle has the whole, for the moment or until steps write.
+        # Whether its handle has the whole, for the moment or until it is freed.
         self._is_filled = self._has_whole = False
-        self.is_common: bool = False
+        self._restore: Callable[[tf.Tensor], tf.Variable] | None = None
+        self._restored: tf.Variable | None = None
         self.is_lost: bool = False
         with tf.init_scope(), compat.single_device_mode():
             with tf.device(compat.HOST):
                 super().__init__(
-                    trainable=original.trainable,
+                    trainable=like.trainable,
                     name=name,
-                    shape=original.shape,
-                    dtype=original.dtype,
+                    shape=like.shape,
+                    dtype=tf.as_dtype(like.dtype),
                 )
                 # What its handle holds may be empty.
                 self._validate_shape = False
-                whole = original.read_value()
-                if self.is_remote:
-                    self._has_whole = True
-                    self._overwrite(whole)
             columns = len(mesh[0]) if layout.columns is not None else 1
             self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
-            for (tower, column), own in self._parts(whole, len(mesh), columns):
+            for tower, column, begin, size in self._parts(number, columns):
+                with tf.device(compat.HOST):
+                    own = part(begin, size)
                 with tf.device(mesh[tower][column]):
                     shard = tf.Variable(own, trainable=False, name=name)
+                del own
                 self.shards[tower].append(shard)
-        # Optimizers look up slots by it.
-        self._unique_id = original._unique_id
+        if access is not None and self.is_remote:
+            access.register(self)
 
     @property
     def handles(self) -> list[list[Any]]:
@@ -149,9 +157,12 @@ class ShardedVariable(compat.UninitializedVariable):
         return [[shard.handle for shard in row] for row in self.shards]
 
     def _parts(
-        self, whole: tf.Tensor, towers: int, columns: int
-    ) -> Iterator[tuple[tuple[int, int], tf.Tensor]]:
-        """Yield each tower and column with its part, one at a time."""
+        self, towers: int, columns: int
+    ) -> Iterator[tuple[int, int, list[int], list[int]]]:
+        """Yield each tower and column, and where its part begins and ends.
+
+        As for ``tf.slice``: for each axis the first index, and the length.
+        """
         begins = [*itertools.accumulate(self._counts)]
         for tower, column in itertools.product(range(towers), range(columns)):
             begin, size = [0] * self.shape.rank, self.shape.as_list()
@@ -162,9 +173,7 @@ class ShardedVariable(compat.UninitializedVariable):
             if own is not None:
                 size[own.axis] //= columns
                 begin[own.axis] = column * size[own.axis]
-            with tf.device(compat.HOST):
-                part = tf.slice(whole, begin, size)
-            yield (tower, column), part
+            yield tower, column, begin, size
 
     def _rows(self) -> list[tf.Tensor]:
         """Return what each tower has, or one of them if all have the same."""
@@ -177,104 +186,142 @@ class ShardedVariable(compat.UninitializedVariable):
             for row in rows
         ]
 
-    @property
-    def is_absent(self) -> bool:
-        """Whether only all ranks together have the value."""
-        return self.is_remote and not self._has_whole
-
     def is_initialized(self, name: str | None = None) -> Any:
         """Return whether it has a value: always."""
         return tf.constant(True, name=name)
 
-    def gather(self, transport: Transport) -> None:
-        """Hold the whole on the host of every rank. Collective."""
+    def gather(self, transport: Transport) -> tf.Tensor:
+        """Return the whole, which each rank gets on its host. Collective."""
         towers, rank = self.layout.towers, self.shape.rank
-        if not self.is_absent or towers is None:
-            return
+        assert towers is not None
         axis = towers.axis
         order = [axis, *(a for a in range(rank) if a != axis)]
         with tf.device(compat.HOST):
             rows = [tf.identity(row) for row in self._rows()]
             first = tf.transpose(tf.concat(rows, axis), order)
+            del rows
             whole = transport.all_gather(first, next_key("shards"))
-            back = [order.index(a) for a in range(rank)]
-            self._overwrite(tf.transpose(whole, back))
-        self._has_whole = True
+            del first
+            return tf.transpose(whole, [order.index(a) for a in range(rank)])
 
-    def drop(self) -> None:
-        """Free the whole before steps that write the shards."""
-        if self.is_remote and self._has_whole and self.is_common:
-            with tf.init_scope(), tf.device(compat.HOST):
-                self._overwrite(tf.zeros([0], self.dtype))
+    def divide(self, whole: tf.Tensor) -> None:
+        """Give the shards in this process their parts of a whole."""
+        number = len(self.shards), len(self.shards[0])
+        for tower, column, begin, size in self._parts(*number):
+            with tf.device(compat.HOST):
+                own = tf.slice(whole, begin, size)
+            shard = self.shards[tower][column]
+            with tf.device(shard.device):
+                shard.assign(own, read_value=False)
+
+    def leave_block(self, restore: Callable[[tf.Tensor], tf.Variable]) -> None:
+        """Become an ordinary variable when it is used next.
+
+        Args:
+            restore: makes the ordinary variable, given the whole. Whatever is
+                done with this one is done with that one then.
+        """
+        self._restore = restore
+
+    def become_ordinary(self) -> tf.Variable | None:
+        """Return the variable that it is after the block; None: in the block.
+
+        Collective, if it is the first use.
+        """
+        if self._restored is None and self._restore is not None:
+            with tf.init_scope():
+                whole = self._whole()
+                self._restored = self._restore(whole)
+            self.shards = []
+        return self._restored
+
+    @contextlib.contextmanager
+    def holding_whole(self) -> Iterator[None]:
+        """Hold the whole in this block, where its handle stands for it."""
+        with tf.device(compat.HOST):
+            self._overwrite(self._whole())
+        self._has_whole = True
+        try:
+            yield
+        finally:
             self._has_whole = False
+            self._free_whole()
+
+    def _whole(self) -> tf.Tensor:
+        """Put the whole together on the host. Collective, if it is remote."""
+        if self.access is not None and self.is_remote:
+            return self.access.read(self)
+        first, *others = rows = self._rows()
+        towers = self.layout.towers
+        return tf.concat(rows, towers.axis) if towers and others else first
 
     @contextlib.contextmanager
     def _as_whole(self, writes: bool, reads: bool) -> Iterator[None]:
         """Give its handle the whole in a block; then divide what is written."""
-        if self._is_filled or _stands_for_whole():
+        eager = tf.executing_eagerly()
+        is_here = self._has_whole or not self.is_remote
+        in_step = thread_state.current_step() is not None and not eager
+        if self._is_filled or in_step or (is_here and _is_saved()):
             yield
             return
-        if self.is_absent and (reads or not self.is_lost):
-            self._refuse()
-        keeps, towers = self._has_whole or self.is_lost, self.layout.towers
+        if self.is_lost and not self._has_whole and reads:
+            raise NoValueError(
+                f"variable {self.path or self.name!r} has no value: each rank "
+                "had its part of it when training ended with an error. Load "
+                "the model from a checkpoint."
+            )
+        if not (eager or is_here):
+            raise NoValueError(
+                f"variable {self.path or self.name!r} cannot be used in a "
+                "tf.function of your own: each rank has its part of it. Read "
+                "or write it outside of the function."
+            )
+        keeps = self._has_whole or self.is_lost
         self._is_filled = True
         # A device may be too small for the whole.
         with tf.device(compat.HOST):
             try:
                 if reads and not keeps:
-                    first, *others = rows = self._rows()
-                    if towers is not None and others:
-                        first = tf.concat(rows, towers.axis)
-                    self._overwrite(first)
+                    self._overwrite(self._whole())
                 yield
                 self._has_whole = keeps
                 if writes:
-                    self._divide_again()
+                    self._write(self._read_variable_op())
             finally:
                 self._is_filled = False
                 # A graph keeps the shape of what is assigned.
-                if not keeps and tf.executing_eagerly():
-                    self._overwrite(tf.zeros([0], self.dtype))
+                if not keeps and eager:
+                    self._free_whole()
                     if writes:
                         return_freed_memory()
 
-    def _divide_again(self) -> None:
-        """Give the shards the rows of the whole that the handle has."""
-        whole = self._read_variable_op()
-        number = len(self.shards), len(self.shards[0])
-        for (tower, column), own in self._parts(whole, *number):
-            shard = self.shards[tower][column]
-            with tf.device(shard.device):
-                shard.assign(own, read_value=False)
+    def _write(self, whole: tf.Tensor) -> None:
+        if self.access is not None and self.is_remote and not self.is_lost:
+            self.access.write(self, whole)
+        else:
+            self.divide(whole)
+
+    def _free_whole(self) -> None:
+        with tf.device(compat.HOST):
+            self._overwrite(tf.zeros([0], self.dtype))
 
     def _overwrite(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
-    def _refuse(self) -> NoReturn:
-        name = self._path or self.name
-        if self.is_lost:
-            raise OnAnotherRankError(
-                f"variable {name!r} has no value: each rank had its part of it "
-                "when training ended with an error. Load the model from a "
-                "checkpoint."
-            )
-        raise OnAnotherRankError(
-            f"variable {name!r} cannot be read or written between two "
-            "steps: each rank has its part of it. All ranks have it from the "
-            "end of an epoch to the beginning of the next one, after "
-            "evaluate(), and when the strategy's block ends. Save then (for "
-            'Keras\'s callbacks: save_freq="epoch").'
-        )
+
+def is_over_ranks(variable: Any) -> bool:
+    """Whether each rank has rows of a variable of Keras."""
+    value = getattr(variable, "_value", variable)
+    return isinstance(value, ShardedVariable) and value.is_remote
 
 
-def _stands_for_whole() -> bool:
-    """Whether a graph uses the handle of a variable in shards for the whole.
+def _is_saved() -> bool:
+    """Whether a graph is traced for a file, where it is an ordinary variable.
 
-    In a step the layout divides it, and in a file it is an ordinary variable.
+    A graph uses the handle for the whole; in a step the layout divides it.
     """
-    in_step = thread_state.current_step() is not None
     in_file = thread_state.exporting.get() or compat.is_saving()
-    return bool(in_step or in_file) and not tf.executing_eagerly()
+    return bool(in_file) and not tf.executing_eagerly()
 
 
 def _method(name: str, writes: bool) -> Callable[..., Any]:
@@ -283,6 +330,9 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(variable: ShardedVariable, *args: Any, **kwargs: Any) -> Any:
+        ordinary = variable.become_ordinary()
+        if ordinary is not None:
+            return getattr(ordinary, name)(*args, **kwargs)
         with variable._as_whole(writes, reads=name != "assign"):
             result = original(variable, *args, **kwargs)
         # What reads its handle later would find nothing there.

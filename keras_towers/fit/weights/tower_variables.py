@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
+from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.partition.layouts import (
@@ -177,6 +179,7 @@ class TowerVariables:
         self.has_parts: bool = config.job.size == 1
         # Whether the other ranks take part in reductions of parts.
         self.asks_ranks = True
+        self.access: JointAccess = JointAccess(config.shards)
         # The distributed values of variables that have a single copy.
         self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
         # For each moved variable: its original tf.Variable, to which users may
@@ -188,6 +191,9 @@ class TowerVariables:
     def hold_once(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a variable; return whether it had more."""
         value = variable._value
+        if isinstance(value, ShardedVariable):
+            # Another block may have left it in shards.
+            value.become_ordinary()
         if not is_copied(value):
             return False
         if value.distribute_strategy is not self._config.strategy:
@@ -237,6 +243,7 @@ class TowerVariables:
         self,
         variable: keras.Variable,
         layout: MeshLayout,
+        place: str = "",
         back_to: str | None = None,
     ) -> None:
         """Divide a variable, and free the original.
@@ -244,27 +251,74 @@ class TowerVariables:
         Args:
             variable: the variable.
             layout: how it is divided.
+            place: names it, equally on all ranks.
             back_to: the device to restore it to; None: the current one.
         """
         self.hold_once(variable)
-        value, mesh = variable._value, self._config.mesh
-        if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
-            # They share the memory of the host.
-            mesh = [[mesh[0][0] for _ in row] for row in mesh]
-            if layout.towers is None:
-                mesh = mesh[:1]
+        value = variable._value
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to or value.device
         self._mirrored.pop(variable, None)
-        ranks = self._config.shards
-        variable._value = ShardedVariable(
-            value, layout, mesh, ranks.rank, ranks.size, variable.path
+        with tf.init_scope(), tf.device(compat.HOST):
+            whole = value.read_value()
+        divided = self._in_shards(
+            value, functools.partial(tf.slice, whole), layout, place, variable
         )
+        divided._unique_id = value._unique_id  # Optimizers look up slots by it.
+        variable._value = divided
+        del whole
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
             if tf.executing_eagerly():
                 overwrite(value, tf.zeros([0], value.dtype))
                 return_freed_memory()
+
+    def create_divided(
+        self,
+        variable: keras.Variable,
+        initializer: Callable[..., Any],
+        layout: MeshLayout,
+        place: str,
+        weight: Any,
+    ) -> ShardedVariable:
+        """Return the value of a slot that is created, which is never whole.
+
+        Args:
+            variable: the slot.
+            initializer: returns the initial value of a part, given its shape.
+            layout: how it is divided.
+            place: names it, equally on all ranks.
+            weight: the weight that it belongs to.
+        """
+        dtype = tf.as_dtype(variable.dtype)
+        value = self._in_shards(
+            variable,
+            lambda _, size: initializer(size, dtype=dtype.name),
+            layout,
+            place,
+            variable,
+        )
+        self._moved[variable] = value, self.home_of(weight)
+        return value
+
+    def _in_shards(
+        self,
+        like: Any,
+        part: Callable[[Sequence[int], Sequence[int]], tf.Tensor],
+        layout: MeshLayout,
+        place: str,
+        variable: keras.Variable,
+    ) -> ShardedVariable:
+        mesh = self._config.mesh
+        if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
+            # They share the memory of the host.
+            mesh = [[mesh[0][0] for _ in row] for row in mesh]
+            if layout.towers is None:
+                mesh = mesh[:1]
+        access = self.access if self.access.size > 1 else None
+        return ShardedVariable(
+            like, part, layout, mesh, access, place, variable.path
+        )
 
     def home_of(self, variable: Any) -> str:
         """Return the device that a variable of Keras is restored to."""
@@ -343,20 +397,40 @@ class TowerVariables:
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back on its original device, with its new value."""
         if variable in self._moved:
-            original, device = self._moved[variable]
-            value = variable._value
-            if isinstance(value, ShardedVariable) and value.is_absent:
-                value.is_lost = True
-            else:
-                if original is not value:
-                    overwrite(original, value.read_value())
-                variable._value = copy_to_device(original, device)
+            self._put_back(variable, *self._moved[variable])
         value = variable._value
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
             variable._value = unbind(value, self.has_parts, self.asks_ranks)
         for known in (self._moved, self._mirrored, self._of_replicas):
             known.pop(variable, None)
+
+    def _put_back(
+        self, variable: keras.Variable, original: tf.Variable, device: str
+    ) -> None:
+        """Give a moved variable its new value, on its original device."""
+        value, named = variable._value, weakref.ref(variable)
+
+        def restore(whole: Any) -> tf.Variable:
+            if isinstance(original, ShardedVariable):
+                # It was created in parts.
+                ordinary = _copy(original, whole, device)
+            else:
+                if original is not value:
+                    overwrite(original, whole)
+                ordinary = copy_to_device(original, device)
+            owner = named()
+            if owner is not None:
+                owner._value = ordinary
+            return ordinary
+
+        if not isinstance(value, ShardedVariable) or not value.is_remote:
+            restore(value.read_value())
+        elif self.asks_ranks:
+            value.leave_block(restore)
+            self.access.serve_at_exit()
+        else:
+            value.is_lost = True
 
     def restore_all(self) -> None:
         """Put every variable back, even if some fail."""

@@ -1,0 +1,306 @@
+"""Reads and writes of variables of which each rank has rows, between steps.
+
+A read needs the rows of all ranks, and a write changes those of all. So all
+ranks take part in each, and compare in the same round what they do: a variable
+goes by its place in the model, never by the order in which a rank met it. If
+only some ranks read or write, the others serve them where they wait: at the end
+of an event of callbacks (``SyncedCallbacks``), of a save, of the strategy's
+block, and of the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights.shards import (
+    NoValueError,
+    ShardedVariable,
+    is_over_ranks,
+)
+from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous.liveness import describe_each
+from keras_towers.transport import Transport, next_key
+
+
+class Access(NamedTuple):
+    """What a rank is about to do with a variable.
+
+    Attributes:
+        kind: ``"reads"`` or ``"writes"``.
+        place: the place of the variable.
+        path: its name, for messages.
+        digest: that of the value that it writes.
+    """
+
+    kind: str
+    place: str
+    path: str
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} variable {self.path!r}"
+
+
+Meeting = Callable[[Access, Any], tf.Tensor | None]
+
+
+class JointAccess:
+    """Reads and writes variables in shards together with the other ranks.
+
+    Args:
+        transport: connects the ranks.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._variables: weakref.WeakValueDictionary[str, ShardedVariable] = (
+            weakref.WeakValueDictionary()
+        )
+        # How ranks meet that do not all do the same: None: all do.
+        self._meeting: ThreadLocal[Meeting] = ThreadLocal()
+        # Of the last round, the first failure of a rank.
+        self._failure = ""
+        self._serves_at_exit = False
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._transport.size
+
+    def register(self, variable: ShardedVariable) -> None:
+        """Let ranks find a variable by its place."""
+        self._variables[variable.place] = variable
+
+    def read(self, variable: ShardedVariable) -> tf.Tensor:
+        """Return the whole of a variable, on the host. Collective."""
+        access = Access("reads", variable.place, _name_of(variable))
+        whole = self._meet(access, None)
+        assert whole is not None
+        return whole
+
+    def write(self, variable: ShardedVariable, whole: tf.Tensor) -> None:
+        """Divide a new value of a variable. Collective.
+
+        If ranks write different values, all get that of the first one.
+        """
+        value = np.ravel(whole.numpy()).view(np.uint8)
+        digest = hashlib.sha256(value.data).hexdigest()[:16]
+        access = Access("writes", variable.place, _name_of(variable), digest)
+        self._meet(access, whole)
+
+    def _meet(self, access: Access, value: Any) -> tf.Tensor | None:
+        meeting = self._meeting.get()
+        if meeting is not None:
+            return meeting(access, value)
+        accesses = self._gather(str(access), access)
+        if any(each is None for each in accesses):
+            return self.take_part(accesses, value)
+        if any(each.place != access.place for each in accesses):  # type: ignore[union-attr]
+            raise TowerError(
+                f"the ranks have different variables {access.path!r}: build "
+                "and compile the same models, in the same order, on every rank."
+            )
+        return self.take_part(accesses, value)
+
+    def serve_at_exit(self) -> None:
+        """Serve the others at the end of the script, too, if it ends well."""
+        if not self._serves_at_exit:
+            self._serves_at_exit = True
+            atexit.register(self._serve_at_exit)
+
+    def _serve_at_exit(self) -> None:
+        # Python sets it before it ends with an error.
+        if getattr(sys, "last_value", None) is None:
+            # Another rank may have ended with one.
+            with contextlib.suppress(TowerError):
+                self.serve(
+                    "is at the end of the script",
+                    gather=rank_checks.gather,
+                )
+
+    def serve(self, where: str, failure: str = "", gather: Any = None) -> str:
+        """Serve other ranks until all come here. Collective.
+
+        Args:
+            where: where this rank is, equally on all ranks.
+            gather: exchanges what ranks do; None: also notices ranks that end.
+            failure: why this rank could not do what it did before; empty: it
+                could.
+
+        Returns:
+            The first failure of a rank, with the rank; empty: there is none.
+        """
+        while True:
+            accesses = self._gather(where, None, failure, gather)
+            if not any(accesses):
+                return self._failure
+            self.take_part(accesses)
+
+    def _gather(
+        self,
+        doing: str,
+        access: Access | None,
+        failure: str = "",
+        gather: Any = None,
+    ) -> list[Access | None]:
+        """Exchange what ranks are about to do.
+
+        Raises:
+            TowerError: they do different things.
+        """
+        told = doing, access and tuple(access), failure
+        try:
+            ranks = (gather or _gather_watched)(
+                self._transport, told, "reads or writes variables"
+            )
+        except watch.RanksEnded as error:
+            ended = str(error)
+        except tf.errors.OpError:
+            ended = self._transport.ended_ranks() or "another rank has ended"
+        else:
+            different = {
+                action for action, accessed, _ in ranks if accessed is not None
+            }
+            waiting = {
+                action for action, accessed, _ in ranks if accessed is None
+            }
+            if len(different) > 1 or len(waiting) > 1:
+                points = {
+                    f"rank {rank}": action
+                    for rank, (action, _, _) in enumerate(ranks)
+                }
+                raise TowerError(
+                    f"the ranks do different things: {describe_each(points)}. "
+                    "Every rank has to read and write the same variables in "
+                    "the same order, since each has its part of them."
+                )
+            self._failure = next(
+                (
+                    f"rank {rank}: {why}"
+                    for rank, (_, _, why) in enumerate(ranks)
+                    if why
+                ),
+                "",
+            )
+            return [each and Access(*each) for _, each, _ in ranks]
+        raise NoValueError(
+            f"{ended}, and rank {self.rank} {doing}, but each rank has its "
+            "part of it."
+        )
+
+    def take_part(
+        self, accesses: Sequence[Access | None], value: Any = None
+    ) -> tf.Tensor | None:
+        """Do what ranks are about to do with variables. Collective.
+
+        Args:
+            accesses: what each rank does; None: nothing.
+            value: what this rank writes.
+
+        Returns:
+            What this rank reads.
+        """
+        result, mine = None, accesses[self.rank]
+        ranks_of: dict[tuple[str, str], list[int]] = {}
+        for rank, access in enumerate(accesses):
+            if access is not None:
+                ranks_of.setdefault(access[:2], []).append(rank)
+        for (kind, place), ranks in ranks_of.items():
+            access = accesses[ranks[0]]
+            assert access is not None
+            variable = self._variables.get(place)
+            if variable is None:
+                raise TowerError(
+                    f"rank {ranks[0]} {access}, which rank {self.rank} does "
+                    "not have. Build and compile the same models, in the same "
+                    "order, on every rank."
+                )
+            is_mine = mine is not None and mine[:2] == (kind, place)
+            if kind == "reads":
+                whole = variable.gather(self._transport)
+                result = whole if is_mine else result
+                continue
+            digests = {accesses[rank].digest for rank in ranks}  # type: ignore[union-attr]
+            if len(ranks) == self.size and len(digests) == 1:
+                variable.divide(value)
+                continue
+            shape, dtype = variable.shape, variable.dtype
+            sent = value if is_mine else tf.zeros(shape, dtype)
+            (whole,) = self._transport.broadcast(
+                [sent], next_key("shards"), ranks[0]
+            )
+            variable.divide(whole)
+        return result
+
+    @contextlib.contextmanager
+    def meeting_by(self, meeting: Meeting) -> Iterator[None]:
+        """Let ranks meet in another way in this block.
+
+        Args:
+            meeting: does what this rank is about to do together with the other
+                ranks, given what it writes; returns what it reads.
+        """
+        with self._meeting.holding(meeting):
+            yield
+
+
+@contextlib.contextmanager
+def holding_weights(model: keras.Model) -> Iterator[None]:
+    """Hold the wholes of a model's weights in this block, on this rank."""
+    with contextlib.ExitStack() as stack:
+        for variable in model_state.collect(model).weights:
+            if is_over_ranks(variable):
+                stack.enter_context(variable._value.holding_whole())
+        yield
+
+
+def access_of(model: keras.Model) -> JointAccess | None:
+    """Return what reads and writes a model of which each rank has rows."""
+    state = model_state.collect(model)
+    for variable in (*state.weights, *state.optimizer_variables):
+        if is_over_ranks(variable):
+            return variable._value.access
+    return None
+
+
+def refusing(where: str) -> Meeting:
+    """Return a meeting where ranks cannot meet.
+
+    Args:
+        where: what this rank does there: "in on_predict_batch_end of Mine".
+    """
+
+    def meet(access: Access, value: Any) -> tf.Tensor | None:
+        raise NoValueError(
+            f"variable {access.path!r} cannot be read or written {where}: each "
+            "rank has its part of it, and ranks come there at different times. "
+            "Do it at the end of the call."
+        )
+
+    return meet
+
+
+def _gather_watched(*args: Any) -> list[Any]:
+    return watch.wait_for_ranks(lambda: rank_checks.gather(*args))
+
+
+def _name_of(variable: ShardedVariable) -> str:
+    return rank_checks.without_numbers(variable.path or variable.name)
