@@ -49,7 +49,7 @@ class TowerExchanges:
         towers: Sequence[TowerTensors],
         columns: Sequence[Scope],
         cells: Sequence[Sequence[TowerTensors]],
-    ) -> None:
+    ) -> list[Any]:
         """Exchange the tensors of a level, and add the results to their scopes.
 
         Args:
@@ -58,6 +58,9 @@ class TowerExchanges:
             towers: the tensors of K towers.
             columns: for each of M columns, what its towers share.
             cells: for each tower, the tensors of its M columns.
+
+        Returns:
+            The results.
         """
         groups: list[Members] = []
         with tf.device(self._mesh[0][0]):
@@ -89,6 +92,7 @@ class TowerExchanges:
             values = result if exchange.is_own else [result]
             for scope, value in zip(group.takers, values, strict=True):
                 scope.update(with_shapes([exchange.result], [value]))
+        return results
 
     def _over_columns(
         self,

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.exchanges import SumGradients
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.pace import Pace
 from keras_towers.fit.step.program_inputs import StepInputs
 from keras_towers.fit.step.tower_exchanges import TowerExchanges
 from keras_towers.fit.step.tower_functions import (
@@ -126,6 +127,7 @@ class TowerProgram:
         ]
         of_all_cells = [cell for row in cells for cell in row]
         checks: list[Any] = []
+        pace = Pace(program)
         for level in range(program.levels):
             self._compute_stages(level, known, devices[0], False, checks)
             for device, column in zip(self._mesh[0], columns, strict=False):
@@ -133,12 +135,15 @@ class TowerProgram:
             operations = program.of_level(level)
             for on_columns, owners in ((False, towers), (True, of_all_cells)):
                 here = [o for o in operations if o.on_columns == on_columns]
-                self._run_level(here, owners)
+                pace.note_computed(self._run_level(here, owners))
             exchanges = [e for e in program.exchanges if e.given.level == level]
             if exchanges:
-                self._exchanges.add_to_graph(
-                    exchanges, known, towers, columns, cells
-                )
+                with pace.before_exchanges(exchanges):
+                    exchanged = self._exchanges.add_to_graph(
+                        exchanges, known, towers, columns, cells
+                    )
+                pace.note_exchanged(exchanged)
+            pace.end_level()
             for change in program.updates:
                 if change.level != level:
                     continue
@@ -172,12 +177,15 @@ class TowerProgram:
 
     def _run_level(
         self, operations: Sequence[Operation], owners: Sequence[TowerTensors]
-    ) -> None:
+    ) -> list[Any]:
         """Add what towers, or all of their columns, do in a level.
 
         Args:
             operations: the operations.
             owners: the towers, or the columns of all towers.
+
+        Returns:
+            What they compute.
         """
         by_phase: dict[Phase, list[Operation]] = {p: [] for p in Phase}
         for operation in operations:
@@ -199,9 +207,10 @@ class TowerProgram:
         for owner in owners:
             self._access_variables(reads, owner)
         self._compute_on_towers(functions.call_of(shared), owners, once=True)
-        self._compute_on_towers(call, owners)
+        computed = self._compute_on_towers(call, owners)
         for owner in owners:
             self._access_variables(writes, owner)
+        return computed
 
     def _compute_once(
         self,
@@ -242,16 +251,17 @@ class TowerProgram:
         call: FunctionCall | None,
         owners: Sequence[TowerTensors],
         once: bool = False,
-    ) -> None:
-        """Call a function for each tower's micro-batches.
+    ) -> list[Any]:
+        """Call a function for each tower's micro-batches; return the results.
 
         Args:
             call: the call; None: nothing is computed.
             owners: the towers, or the columns of all towers.
             once: whether all micro-batches of a tower share the results.
         """
+        computed: list[Any] = []
         if call is None:
-            return
+            return computed
         inputs, outputs = call.body.inputs, call.body.outputs
         for owner in owners:
             before: list[Any] = []
@@ -273,6 +283,8 @@ class TowerProgram:
                         owner.add(t, part[t]) if t in self._summed else part[t]
                         for t in outputs
                     ]
+            computed += before
+        return computed
 
 
 def _cells_of_tower(
