@@ -76,6 +76,8 @@ def with_rows_each(tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         counts: the number of rows of each.
     """
     most = max(counts)
+    if min(counts) == most:
+        return tensor
     return tf.concat([with_rows(p, most) for p in tf.split(tensor, counts)], 0)
 
 

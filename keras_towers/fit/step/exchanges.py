@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -272,6 +272,24 @@ def _messages(
         yield dict(known[i] for i in group)
 
 
+def _sizes_of_ranks(group: Mapping[int, _RowsOfRanks]) -> list[int]:
+    """Return how many entries of a message are of each rank's rows."""
+    ranks = range(len(next(iter(group.values())).counts))
+    return [
+        sum(math.prod(rows.shape_of(rank)) for rows in group.values())
+        for rank in ranks
+    ]
+
+
+def _is_in_order(group: Mapping[int, _RowsOfRanks]) -> bool:
+    """Whether the rows of one rank follow those of another in memory.
+
+    A message is then the tensor itself, which takes no copy.
+    """
+    first, *others = group.values()
+    return not others and math.prod(first.shape[: first.axis]) == 1
+
+
 def _scatter_over_ranks(
     members: Sequence[Members],
     rows_of_ranks: Sequence[_RowsOfRanks | None],
@@ -280,14 +298,19 @@ def _scatter_over_ranks(
 ) -> None:
     """Replace the sums of this rank's towers by the rows that each takes."""
     for group in _messages("scatter", members, rows_of_ranks):
-        parts = [
-            tf.split(results[k], list(map(sum, rows.counts)), rows.axis)
-            for k, rows in group.items()
-        ]
-        vectors = list(map(messages.joined, zip(*parts, strict=True)))
-        sizes = [vector.shape.num_elements() for vector in vectors]
         key = next_key("scatter")
-        own = transport.reduce_scatter(tf.concat(vectors, 0), sizes, key)
+        sizes = _sizes_of_ranks(group)
+        if _is_in_order(group):
+            (only,) = group
+            message = tf.reshape(results[only], [-1])
+        else:
+            parts = [
+                tf.split(results[k], list(map(sum, rows.counts)), rows.axis)
+                for k, rows in group.items()
+            ]
+            vectors = map(messages.joined, zip(*parts, strict=True))
+            message = tf.concat(list(vectors), 0)
+        own = transport.reduce_scatter(message, sizes, key)
         shapes = [rows.shape_of(transport.rank) for rows in group.values()]
         for (k, rows), part in zip(
             group.items(), messages.divided(own, shapes), strict=True
@@ -311,14 +334,18 @@ def _gather_over_ranks(
 ) -> None:
     """Replace the rows of this rank by those of all ranks."""
     for group in _messages("gather", members, rows_of_ranks):
+        sizes = _sizes_of_ranks(group)
+        whole = transport.all_gather(
+            messages.joined(results[k] for k in group), next_key("rows"), sizes
+        )
+        if _is_in_order(group):
+            ((only, rows),) = group.items()
+            results[only] = tf.reshape(whole, rows.shape)
+            continue
         shapes = [
             [rows.shape_of(rank) for rows in group.values()]
             for rank in range(transport.size)
         ]
-        sizes = [sum(map(math.prod, of_rank)) for of_rank in shapes]
-        whole = transport.all_gather(
-            messages.joined(results[k] for k in group), next_key("rows"), sizes
-        )
         parts = map(messages.divided, tf.split(whole, sizes), shapes)
         for (k, rows), of_ranks in zip(
             group.items(), zip(*parts, strict=True), strict=True

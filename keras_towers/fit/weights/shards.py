@@ -65,6 +65,14 @@ def share_counts(size: int, towers: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
+def part_of(
+    whole: tf.Tensor, begin: Sequence[int], size: Sequence[int]
+) -> tf.Tensor:
+    """Return a part of a tensor, which does not keep the rest alive."""
+    # Rows that follow one another in memory would be a view.
+    return tf.raw_ops.DeepCopy(x=tf.slice(whole, begin, size))
+
+
 class NoValueError(TowerError, AttributeError):
     """A variable has no value, or none that can be read here."""
 
@@ -209,7 +217,7 @@ class ShardedVariable(compat.UninitializedVariable):
         number = len(self.shards), len(self.shards[0])
         for tower, column, begin, size in self._parts(*number):
             with tf.device(compat.HOST):
-                own = tf.slice(whole, begin, size)
+                own = part_of(whole, begin, size)
             shard = self.shards[tower][column]
             with tf.device(shard.device):
                 shard.assign(own, read_value=False)
@@ -232,8 +240,16 @@ class ShardedVariable(compat.UninitializedVariable):
             with tf.init_scope():
                 whole = self._whole()
                 self._restored = self._restore(whole)
-            self.shards = []
+                self.free()
         return self._restored
+
+    def free(self) -> None:
+        """Free the shards, which functions that are no longer used still have."""
+        for shard in itertools.chain(*self.shards):
+            with tf.device(shard.device):
+                tf.raw_ops.AssignVariableOp(
+                    resource=shard.handle, value=tf.zeros([0], self.dtype)
+                )
 
     @contextlib.contextmanager
     def holding_whole(self) -> Iterator[None]:

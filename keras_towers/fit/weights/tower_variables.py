@@ -21,7 +21,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import (
     MIRRORED,
     REPLICATED,
@@ -262,7 +262,7 @@ class TowerVariables:
         with tf.init_scope(), tf.device(compat.HOST):
             whole = value.read_value()
         divided = self._in_shards(
-            value, functools.partial(tf.slice, whole), layout, place, variable
+            value, functools.partial(part_of, whole), layout, place, variable
         )
         divided._unique_id = value._unique_id  # Optimizers look up slots by it.
         variable._value = divided
@@ -424,8 +424,13 @@ class TowerVariables:
                 owner._value = ordinary
             return ordinary
 
-        if not isinstance(value, ShardedVariable) or not value.is_remote:
+        if not isinstance(value, ShardedVariable):
             restore(value.read_value())
+        elif not value.is_remote:
+            restore(value.read_value())
+            # A graph keeps the shape of what is assigned.
+            if tf.executing_eagerly():
+                value.free()
         elif self.asks_ranks:
             value.leave_block(restore)
             self.access.serve_at_exit()
