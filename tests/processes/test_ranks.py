@@ -76,7 +76,7 @@ TENSORFLOW_REST = [
     "micro-batches on two towers",
     "other_gradients_are_refused",
     "rounds_with_an_outer_step_on_two_towers",
-    "state_is_shared_in_steps_and_whole_between_epochs",
+    "state_is_in_parts_and_reads_as_a_whole",
     "accumulation in shares",
     "weights_are_in_shards_too",
 ]

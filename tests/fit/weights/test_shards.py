@@ -1,14 +1,17 @@
 """Which axis of a variable is divided, and into which rows."""
 
+import functools
 import weakref
 
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.weights import shards
 from keras_towers.fit.weights.shards import (
     SMALLEST_BYTES,
     ShardedVariable,
     choose_layout,
+    part_of,
     share_counts,
 )
 from keras_towers.partition.layouts import InShards, MeshLayout
@@ -51,9 +54,22 @@ def test_shares_differ_by_one_row():
         assert max(counts) - min(counts) <= 1
 
 
+def divided(original, layout, mesh):
+    part = functools.partial(part_of, original.read_value())
+    return ShardedVariable(original, part, layout, mesh)
+
+
+def test_a_part_does_not_keep_the_rest_alive():
+    whole = tf.reshape(tf.range(64.0), [8, 8])
+    pointer = whole.numpy().__array_interface__["data"][0]
+    rows = part_of(whole, [0, 0], [4, 8])
+    assert rows.numpy().__array_interface__["data"][0] != pointer
+    assert rows.numpy().tolist() == whole[:4].numpy().tolist()
+
+
 def test_a_wrong_shape_changes_nothing():
     original = tf.Variable(tf.reshape(tf.range(6.0), [3, 2]), name="kernel")
-    variable = ShardedVariable(
+    variable = divided(
         original,
         MeshLayout(towers=InShards(0, 3)),
         [["/device:CPU:0"], ["/device:CPU:1"]],
@@ -68,7 +84,7 @@ def test_a_wrong_shape_changes_nothing():
 
 def test_what_is_assigned_is_divided_part_by_part(monkeypatch):
     """Nothing is put together for it, and a part goes before the next."""
-    variable = ShardedVariable(
+    variable = divided(
         tf.Variable(tf.zeros([4, 6])),
         MeshLayout(towers=InShards(1, 6), columns=InShards(0, 4)),
         [
@@ -76,16 +92,15 @@ def test_what_is_assigned_is_divided_part_by_part(monkeypatch):
             ["/device:CPU:0", "/device:CPU:1"],
         ],
     )
-    parts, alive = ShardedVariable._parts, []
+    made, alive = [], []
 
     def watched(*given):
-        made = []
-        for place, part in parts(*given):
-            made.append(weakref.ref(part))
-            alive.append(sum(reference() is not None for reference in made))
-            yield place, part
+        part = part_of(*given)
+        made.append(weakref.ref(part))
+        alive.append(sum(reference() is not None for reference in made))
+        return part
 
-    monkeypatch.setattr(ShardedVariable, "_parts", watched)
+    monkeypatch.setattr(shards, "part_of", watched)
     monkeypatch.delattr(ShardedVariable, "_rows")
     value = tf.reshape(tf.range(24.0), [4, 6])
     variable.assign(value)
