@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import FAILED_ON, TowerError, shorten
+from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
 from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
@@ -241,7 +241,8 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
 def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     """Make a call that fails on one rank fail on all.
 
-    Its error says which tower or rank has failed.
+    Its error says which tower or rank has failed. A script may survive any
+    exception, such as the KeyboardInterrupt of a Ctrl-C.
 
     Args:
         config: the towers.
@@ -266,7 +267,10 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         together = config.places(kind).ranks.batch is transport
         if together and not kind.endswith("_on_batch"):
             rank_checks.gather(transport, None, f"is at the end of {kind}")
-    except Exception as error:
+    except EndOfJob:
+        # All ranks end, and need no connection to begin another call.
+        raise
+    except BaseException as error:
         if joint:
             first = calls.fail(transport, shorten(error))
         if not isinstance(error, tf.errors.OpError):
