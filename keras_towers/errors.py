@@ -42,8 +42,8 @@ def shorten(error: BaseException) -> str:
     pending, line = [error], ""
     while pending and len(line) < _MAX_CHARACTERS:
         first, *pending = pending
-        words = f"{type(first).__name__}: {_message(first)}".split()
-        line += f"{'; ' if line else ''}{' '.join(words)}"
+        words = type(first).__name__, " ".join(_message(first).split())
+        line += f"{'; ' if line else ''}{': '.join(filter(None, words))}"
         if isinstance(first, BaseExceptionGroup):
             pending = [*first.exceptions, *pending]
     return line[:_MAX_CHARACTERS]

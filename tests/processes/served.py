@@ -290,6 +290,19 @@ def model_is_ordinary_after_an_error_in_every_worker():
     s.fit(mine)
 
 
+@rare_check
+def an_error_that_one_worker_survives_is_one_of_all():
+    mine, waits = s.model(), s.RANK == 0
+    error = kt.TowerError if waits else KeyboardInterrupt
+    stops = s.Does(on_train_batch_end=s.interrupts_rank_1)
+    with pytest.raises(error, match="by hand") as caught, s.Strategy():
+        train(mine, callbacks=[stops])
+    assert ("because it failed on worker 1" in str(caught.value)) == waits
+    with s.Strategy():
+        train(mine)
+    s.assert_same_model(mine)
+
+
 def assert_counted(strategy, updates, used):
     """The chief has counted gradients, and has told the others."""
     counts, size = strategy.counts, len(s.gather(None))
