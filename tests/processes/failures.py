@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers import settings, system
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.leaving import Boom
@@ -80,6 +81,73 @@ def a_call_that_fails_on_one_rank_fails_on_all():
         assert_fails(functools.partial(evaluate, **at("on_test_begin")))
         predict = functools.partial(mine.predict, s.X, verbose=0)
         assert_fails(functools.partial(predict, **at("on_predict_batch_end")))
+        s.fit(mine)
+    s.assert_same_model(mine)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError
+
+    __repr__ = __str__
+
+
+def by_rank_1(error):
+    def raises(*_):
+        if s.RANK == 1:
+            raise error
+
+    return raises
+
+
+@check
+def whatever_a_script_survives_on_one_rank_ends_the_call_on_all():
+    mine = s.model()
+    evaluate = functools.partial(mine.evaluate, s.X, s.Y, verbose=0)
+    predict = functools.partial(mine.predict, s.X, verbose=0)
+    fit = functools.partial(s.fit, mine)
+    long = Boom("x" * 10**7)
+    with s.Strategy():
+        for call, event, error, told in (
+            (fit, "on_train_batch_end", KeyboardInterrupt("by hand"), "by hand"),
+            (evaluate, "on_test_begin", SystemExit(3), "SystemExit: 3"),
+            (predict, "on_predict_end", Unprintable(), "Unprintable: its str"),
+            (fit, "on_epoch_end", BaseExceptionGroup("one", [long]), "Boom: xx"),
+        ):
+            callbacks = [s.Does(**{event: by_rank_1(error)})]
+            with pytest.raises(BaseException) as caught:
+                call(callbacks=callbacks)
+            if s.RANK == 1:
+                assert caught.value is error
+                continue
+            found = str(caught.value)
+            assert FAILED in found and told in found and len(found) < 600
+            assert isinstance(caught.value, kt.TowerError)
+        # A Ctrl-C reaches all of them.
+        with pytest.raises(KeyboardInterrupt):
+            fit(callbacks=[s.Does(on_train_batch_end=interrupt)])
+        fit()
+    s.assert_same_model(mine)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@check
+def a_callback_does_not_end_the_data_of_its_rank():
+    mine = s.eager()
+    validates = {"validation_data": (s.X, s.Y), "batch_size": 24}
+    over = tf.errors.OutOfRangeError(None, None, "over")
+    with s.Strategy():
+        for event, error, told in (
+            ("on_train_batch_end", StopIteration(), "StopIteration"),
+            ("on_test_batch_begin", over, "OutOfRangeError: over"),
+        ):
+            told = f"Does.{event} has raised {told}, which Keras takes for"
+            callbacks = [s.Does(**{event: by_rank_1(error)})]
+            with s.refused(told, FAILED if s.RANK == 0 else ""):
+                s.fit(mine, callbacks=callbacks, **validates)
         s.fit(mine)
     s.assert_same_model(mine)
 
