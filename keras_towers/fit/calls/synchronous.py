@@ -221,7 +221,7 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
         if reason is not None and type(reason) is not type(error):
             error.add_note(
                 f"Before this, model {model.name!r} could not be built on one "
-                f"device: {type(reason).__name__}: {reason}"
+                f"device: {shorten(reason)}"
             )
         iterator = call.epoch_iterator
         spec = None if iterator is None else iterator.source.element_spec
