@@ -25,7 +25,7 @@ from typing import Any
 import keras
 
 from keras_towers import settings
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
@@ -166,7 +166,7 @@ class _Saves:
             result, error = write(), None
             return result
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            error = shorten(failure)
             raise
         finally:
             outcome = {"rank": self._rank, "error": error}

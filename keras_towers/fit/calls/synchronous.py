@@ -30,16 +30,10 @@ class TowerCalls(Calls):
 
     def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
-        is_outermost = tower_call.current() is None
         resuming = callback_roles.only_one(ResumesFit, keras_call)
-        with contextlib.ExitStack() as stack:
-            if is_outermost:
-                stack.enter_context(
-                    failing_together(self._config, keras_call.kind)
-                )
-            if resuming is None:
-                return self._start(keras_call, None)
-            stack.enter_context(resuming.around())
+        if resuming is None:
+            return self._start(keras_call, None)
+        with resuming.around():
             arguments = keras_call.arguments
             first = arguments.get("initial_epoch", 0)
             start = resuming.find_start(self._config.job, first)
@@ -48,6 +42,20 @@ class TowerCalls(Calls):
             if (start.done or start.batch) and not ended:
                 callback_roles.warn_of_counters(arguments)
             return self._start(keras_call, start)
+
+    def failing_together(
+        self, kind: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the block of a call that fails on all ranks or on none.
+
+        Of a call within another one, that one's block is the one that counts.
+
+        Args:
+            kind: the method of Keras.
+        """
+        if tower_call.current() is not None:
+            return contextlib.nullcontext()
+        return failing_together(self._config, kind)
 
     @property
     def runs_plain_keras(self) -> bool:
