@@ -148,7 +148,7 @@ def one_machine(slots: dict[str, int]) -> dict[str, int]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine; not if its name is unknown, or not yet."""
+    """Whether a host is this machine, which a name that is unknown is not."""
     try:
         return _is_local(host)
     except TowerError:

@@ -212,9 +212,7 @@ def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
         goes_on.poller(needs_all=True)()
 
 
-def test_an_error_that_a_script_survives_ends_the_fit_on_all(
-    job, monkeypatch
-):
+def test_an_error_that_a_script_survives_ends_the_fit_on_all(job, monkeypatch):
     """Who cannot come back is not waited for."""
     it = job(3)
     chief, survives, third = of(it, *range(3), stall_timeout_s=60)

@@ -109,10 +109,20 @@ def whatever_a_script_survives_on_one_rank_ends_the_call_on_all():
     long = Boom("x" * 10**7)
     with s.Strategy():
         for call, event, error, told in (
-            (fit, "on_train_batch_end", KeyboardInterrupt("by hand"), "by hand"),
+            (
+                fit,
+                "on_train_batch_end",
+                KeyboardInterrupt("by hand"),
+                "by hand",
+            ),
             (evaluate, "on_test_begin", SystemExit(3), "SystemExit: 3"),
             (predict, "on_predict_end", Unprintable(), "Unprintable: its str"),
-            (fit, "on_epoch_end", BaseExceptionGroup("one", [long]), "Boom: xx"),
+            (
+                fit,
+                "on_epoch_end",
+                BaseExceptionGroup("one", [long]),
+                "Boom: xx",
+            ),
         ):
             callbacks = [s.Does(**{event: by_rank_1(error)})]
             with pytest.raises(BaseException) as caught:
@@ -135,8 +145,40 @@ def interrupt(*_):
 
 
 @check
-def a_callback_does_not_end_the_data_of_its_rank():
+def a_call_with_wrong_arguments_on_one_rank_fails_on_all():
     mine = s.eager()
+    backups = [kt.Backup("backup"), kt.Backup("backup")]
+    with s.Strategy():
+        for wrong, told in (
+            ({"epoch": 3}, "TypeError: got an unexpected keyword"),
+            ({"callbacks": backups}, "cannot run Backup and Backup together"),
+        ):
+            with pytest.raises((TypeError, kt.TowerError)) as caught:
+                s.fit(mine, **(wrong if s.RANK == 1 else {}))
+            found = str(caught.value)
+            assert (FAILED in found) == (s.RANK == 0)
+            assert s.RANK == 1 or told in found
+        # All ranks make the same call again.
+        s.fit(mine)
+    s.assert_same_model(mine)
+
+
+class Ends(keras.Sequential):
+    """A step on rank 1 ends as the data do."""
+
+    steps = 0
+
+    def train_step(self, data):
+        self.steps += 1
+        if s.RANK == 1 and self.steps == 2:
+            raise StopIteration
+        return super().train_step(data)
+
+
+@check
+def what_keras_takes_for_the_end_of_the_data_is_an_error():
+    mine, ends = s.eager(), Ends([keras.layers.Dense(3)])
+    ends.compile("sgd", "mse", run_eagerly=True)
     validates = {"validation_data": (s.X, s.Y), "batch_size": 24}
     over = tf.errors.OutOfRangeError(None, None, "over")
     with s.Strategy():
@@ -148,6 +190,9 @@ def a_callback_does_not_end_the_data_of_its_rank():
             callbacks = [s.Does(**{event: by_rank_1(error)})]
             with s.refused(told, FAILED if s.RANK == 0 else ""):
                 s.fit(mine, callbacks=callbacks, **validates)
+        told = "a step of fit has raised StopIteration, which Keras takes"
+        with s.refused(told, FAILED if s.RANK == 0 else ""):
+            s.fit(ends, batch_size=20)
         s.fit(mine)
     s.assert_same_model(mine)
 
