@@ -24,13 +24,19 @@ def fail(*_):
         raise Boom("my bug")
 
 
-def assert_fails(call):
+def interrupt_rank_1(*_):
+    """As a Ctrl-C does there."""
+    if s.RANK == 1:
+        raise KeyboardInterrupt("my bug")
+
+
+def assert_fails(call, error=Boom):
     """A call fails on both ranks, and each says why."""
     if s.RANK == 1:
-        with pytest.raises(Boom, match="my bug"):
+        with pytest.raises(error, match="my bug"):
             call()
     else:
-        with s.refused(f"{FAILED}Boom: my bug"):
+        with s.refused(f"{FAILED}{error.__name__}: my bug"):
             call()
 
 
@@ -81,6 +87,9 @@ def a_call_that_fails_on_one_rank_fails_on_all():
         assert_fails(functools.partial(evaluate, **at("on_test_begin")))
         predict = functools.partial(mine.predict, s.X, verbose=0)
         assert_fails(functools.partial(predict, **at("on_predict_batch_end")))
+        stops = [s.Does(on_train_batch_end=interrupt_rank_1)]
+        stopped = functools.partial(s.fit, mine, callbacks=stops)
+        assert_fails(stopped, KeyboardInterrupt)
         s.fit(mine)
     s.assert_same_model(mine)
 
@@ -106,23 +115,12 @@ def whatever_a_script_survives_on_one_rank_ends_the_call_on_all():
     evaluate = functools.partial(mine.evaluate, s.X, s.Y, verbose=0)
     predict = functools.partial(mine.predict, s.X, verbose=0)
     fit = functools.partial(s.fit, mine)
-    long = Boom("x" * 10**7)
+    long = BaseExceptionGroup("one", [Boom("x" * 10**7)])
     with s.Strategy():
         for call, event, error, told in (
-            (
-                fit,
-                "on_train_batch_end",
-                KeyboardInterrupt("by hand"),
-                "by hand",
-            ),
             (evaluate, "on_test_begin", SystemExit(3), "SystemExit: 3"),
             (predict, "on_predict_end", Unprintable(), "Unprintable: its str"),
-            (
-                fit,
-                "on_epoch_end",
-                BaseExceptionGroup("one", [long]),
-                "Boom: xx",
-            ),
+            (fit, "on_epoch_end", long, "Boom: xx"),
         ):
             callbacks = [s.Does(**{event: by_rank_1(error)})]
             with pytest.raises(BaseException) as caught:

@@ -173,12 +173,6 @@ class Does(keras.callbacks.Callback):
             setattr(self, event, lambda *a, does=does, **k: does(self.model))
 
 
-def interrupts_rank_1(*_):
-    """As a Ctrl-C does there."""
-    if RANK == 1:
-        raise KeyboardInterrupt("by hand")
-
-
 def breaks_behind(number):
     """A callback that ends training behind so many batches."""
     batches = []
