@@ -88,8 +88,7 @@ def callbacks_adapted(
             own = own_paths(config.transport, callbacks)
         of_this_rank = callbacks_of_rank(config.job, callbacks, stack, own)
         callbacks = in_form_of(callbacks, of_this_rank)
-        for callback in of_this_rank:
-            stack.enter_context(_refusing_ends(callback))
+        stack.enter_context(refusing_ends(of_this_rank))
         if config.transport.size > 1:
             is_own = call.places.ranks.batch.size == 1
             synced_last = SyncedCallbacks(
@@ -107,18 +106,21 @@ def callbacks_adapted(
 
 
 @contextlib.contextmanager
-def _refusing_ends(callback: Any) -> Iterator[None]:
-    """Make exceptions errors by which a callback would end an epoch.
+def refusing_ends(callbacks: list[Any]) -> Iterator[None]:
+    """Make exceptions errors by which callbacks would end an epoch.
 
     Keras takes them for the end of the data, also in one process. The epoch
     would end on this rank, and other ranks would wait for it.
     """
-    ends = {
-        event: functools.partial(_refuse_end, event)
-        for event in _SYNCED_EVENTS
-        if "batch" in event and _acts(callback, event)
-    }
-    with patches.shadowed(callback, patches.bind_to(callback, ends)):
+    with contextlib.ExitStack() as stack:
+        for callback in callbacks:
+            ends = {
+                event: functools.partial(_refuse_end, event)
+                for event in _SYNCED_EVENTS
+                if "batch" in event and _acts(callback, event)
+            }
+            bound = patches.bind_to(callback, ends)
+            stack.enter_context(patches.shadowed(callback, bound))
         yield
 
 
