@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
 from keras_towers.fit import contract, rank_agreement
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
@@ -260,7 +260,7 @@ class Backup(ResumesFit):
             where,
             EXIT_AGAIN,
         )
-        raise SystemExit(EXIT_AGAIN)
+        raise EndOfJob
 
 
 class BackupFile:

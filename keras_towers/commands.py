@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +53,7 @@ def run_command(
     *,
     log: Path | None = None,
     grace_s: float = settings.COMMAND_GRACE_S,
+    stop: threading.Event | None = None,
 ) -> CommandResult:
     """Run a command; when this returns, its whole process group has ended.
 
@@ -61,6 +64,7 @@ def run_command(
         log: a file to append its output and errors to, instead of returning
             the errors separately.
         grace_s: seconds between SIGTERM and SIGKILL.
+        stop: set by another thread to end the command.
     """
     # Files, because orphaned children of the command would keep pipes open.
     with tempfile.TemporaryDirectory(
@@ -79,12 +83,21 @@ def run_command(
             )
         code: int | None = None
         try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
+            code = _wait(process, timeout_s, stop or threading.Event())
         finally:
             _end_group(process, grace_s)
         return CommandResult(code, _text(out), "" if log else _text(err))
+
+
+def _wait(
+    process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event
+) -> int | None:
+    """Wait for the exit code of a process; None: it is to end early."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until and not stop.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(settings.POLL_S)
+    return None
 
 
 def ask_python(

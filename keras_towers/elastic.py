@@ -34,7 +34,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import keras
 
 from keras_towers.backup import END_SIGNALS, Backup, BackupFile
-from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.rendezvous import commits
 from keras_towers.system import handle_signals, make_writable, replace_file
 
@@ -183,7 +183,7 @@ class ObjectState(KeptObjects):
             replace_file(self._path, _PARTIAL, lambda file: file.write(signed))
             commits.report_last(self._path, [self._commits])
         if self._should_end():
-            raise SystemExit(EXIT_AGAIN)
+            raise EndOfJob
 
     def _everything(self) -> dict[str, Any]:
         """Return what is saved: objects, and what a subclass adds."""

@@ -27,6 +27,8 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 _MAX_CHARACTERS = 400
+# What is longer has no stack of TensorFlow's before its message.
+_MAX_CHARACTERS_READ = 1_000_000
 # Before the message of an error: where TensorFlow has traced the operation.
 _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
 
@@ -34,15 +36,44 @@ _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
 def shorten(error: BaseException) -> str:
     """Return the kind of an error and its message, in one line.
 
-    TensorFlow first prints the Python stack of the trace, or a line that says
-    that it has none, and last the operations that failed.
+    It raises nothing, whatever the class of the error does. The errors of a
+    group follow the group's own message.
     """
-    message = re.split(_END_OF_STACK, str(error))[-1]
-    words = message.split()
-    return f"{type(error).__name__}: {' '.join(words)[:_MAX_CHARACTERS]}"
+    pending, line = [error], ""
+    while pending and len(line) < _MAX_CHARACTERS:
+        first, *pending = pending
+        words = type(first).__name__, " ".join(_message(first).split())
+        line += f"{'; ' if line else ''}{': '.join(filter(None, words))}"
+        if isinstance(first, BaseExceptionGroup):
+            pending = [*first.exceptions, *pending]
+    return line[:_MAX_CHARACTERS]
+
+
+def _message(error: BaseException) -> str:
+    """The message of an error, which TensorFlow puts behind a Python stack.
+
+    The stack is that of the trace, or a line that says that there is none. The
+    operations that failed follow the message.
+    """
+    try:
+        text = str(error)
+    except Exception as failure:
+        return f"its str() raises {type(failure).__name__}"
+    if len(text) > _MAX_CHARACTERS_READ:
+        return text[:_MAX_CHARACTERS_READ]
+    return re.split(_END_OF_STACK, text)[-1]
 
 
 # EX_TEMPFAIL of sysexits.h: when started again, the job may continue.
 EXIT_AGAIN = 75
+
+
+class EndOfJob(SystemExit):
+    """Ends this rank as all others end: started again, the job goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_AGAIN)
+
+
 FAILED_ON = "because it failed on"
 """In the error of a rank whose call ends since it failed on another one."""

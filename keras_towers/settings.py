@@ -155,6 +155,8 @@ SAME_FAILURE_S = 60.0
 SAVE_WAIT_S = 10.0
 #: For rank 0 to begin a save, until another rank writes the file itself.
 SAVE_OWN_S = 1.0
+#: Largest number of slots of a host: more are taken for a mistake.
+MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.
 MAX_RANKS_NAMED = 8
 #: Largest number of other ranks that a waiting rank checks.

@@ -1,13 +1,14 @@
 """Commands: how they end, with all that they started, and their answers."""
 
 import contextlib
-import subprocess
 import sys
+import threading
 import time
 
 import psutil
 import pytest
 
+from keras_towers import commands
 from keras_towers.commands import (
     CommandResult,
     NoAnswer,
@@ -72,18 +73,16 @@ def test_a_log_gets_both_streams(tmp_path):
 @pytest.fixture
 def run_to_a_line(monkeypatch, tmp_path):
     """Run a command until it has written a line, when an error is raised."""
-    wait = subprocess.Popen.wait
 
     def run_to_a_line(code, error, **options):
         log = tmp_path / "log"
 
-        def wait_for_line(process, limit_s=None):
-            if limit_s != LIMIT_S:
-                return wait(process, limit_s)
+        def wait_for_line(process, limit_s, stop):
             wait_until(lambda: "\n" in log.read_text())
-            raise error
+            if error is not TIME_IS_UP:
+                raise error
 
-        monkeypatch.setattr(subprocess.Popen, "wait", wait_for_line)
+        monkeypatch.setattr(commands, "_wait", wait_for_line)
         try:
             return run_code(code, LIMIT_S, log=log, **options)
         except KeyboardInterrupt:
@@ -92,7 +91,7 @@ def run_to_a_line(monkeypatch, tmp_path):
     return run_to_a_line
 
 
-TIME_IS_UP = subprocess.TimeoutExpired("python", LIMIT_S)
+TIME_IS_UP = object()
 
 
 @pytest.mark.parametrize(
@@ -101,6 +100,19 @@ TIME_IS_UP = subprocess.TimeoutExpired("python", LIMIT_S)
 def test_all_that_it_started_ends_with_it(run_to_a_line, error, code):
     ended = run_to_a_line(PARENT, error)
     assert ended.code == code
+    assert gone(ended.stdout)
+
+
+def test_another_thread_ends_it(tmp_path):
+    log, stop = tmp_path / "log", threading.Event()
+
+    def end():
+        wait_until(lambda: log.exists() and "\n" in log.read_text())
+        stop.set()
+
+    threading.Thread(target=end).start()
+    ended = run_code(PARENT, LIMIT_S, log=log, stop=stop)
+    assert ended.code is None
     assert gone(ended.stdout)
 
 

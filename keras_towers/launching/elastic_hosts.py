@@ -19,6 +19,10 @@ from keras_towers.rendezvous.network import is_local
 THIS_MACHINE = "localhost"
 
 
+class JobOver(Exception):
+    """The job has ended while a script looked for its hosts."""
+
+
 @dataclass(frozen=True)
 class ElasticOptions:
     """How a job may shrink and grow when it starts again.
@@ -73,29 +77,49 @@ class ElasticOptions:
                 "the hosts"
             )
 
-    def discover(self) -> dict[str, int]:
-        """Return the number of slots of each host."""
+    def discover(self, over: threading.Event | None = None) -> dict[str, int]:
+        """Return the number of slots of each host.
+
+        Args:
+            over: set by another thread when the job ends, which then is a
+                ``JobOver``.
+        """
         if self.script:
-            return one_machine(discover_by_script(self.script))
+            return one_machine(discover_by_script(self.script, over))
         slots = {THIS_MACHINE: self.max_ranks or self.ranks}
         return one_machine(self.hosts or slots)
 
 
-def discover_by_script(script: Path) -> dict[str, int]:
+def discover_by_script(
+    script: Path, over: threading.Event | None = None
+) -> dict[str, int]:
     """Run a script, and read the hosts and their slots that it prints.
 
     Horovod's own version starts two Python processes for every query, once a
     second.
+
+    Args:
+        script: the program.
+        over: ends it when another thread sets it.
+
+    Raises:
+        JobOver: ``over`` was set.
+        TowerError: it cannot be run, has failed, or has printed something else.
     """
     try:
         result = commands.run_command(
-            [str(script.absolute())], settings.DISCOVERY_S
+            [str(script.absolute())],
+            settings.DISCOVERY_S,
+            grace_s=settings.GRACE_S,
+            stop=over,
         )
     except OSError as error:
         raise TowerError(
             f"the host discovery script {script} cannot be run "
             f"({error.strerror}): it has to be an executable file"
         ) from None
+    if over is not None and over.is_set():
+        raise JobOver
     if result.code != 0:
         raise TowerError(
             f"the host discovery script {script} "
@@ -114,12 +138,25 @@ def one_machine(slots: dict[str, int]) -> dict[str, int]:
     """Count the slots of this machine's names together: they share its GPUs."""
     hosts: collections.Counter[str] = collections.Counter()
     for host, count in slots.items():
+        if count > settings.MAX_SLOTS:
+            raise TowerError(
+                f"the host {host} has {count:,} slots: give it "
+                f"{settings.MAX_SLOTS:,} at most"
+            )
         hosts[THIS_MACHINE if _is_here(host) else host] += count
     return dict(hosts)
 
 
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, which a name that is unknown is not."""
+    try:
+        return _is_local(host)
+    except TowerError:
+        return False
+
+
 # Hosts are discovered once a second.
-_is_here = functools.cache(is_local)
+_is_local = functools.cache(is_local)
 
 
 class ElasticHosts:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from keras_towers import settings
-from keras_towers.launching.elastic_hosts import ElasticOptions
+from keras_towers.launching.elastic_hosts import THIS_MACHINE, ElasticOptions
 from keras_towers.launching.outcome import (
     Connected,
     Outcome,
@@ -152,7 +152,7 @@ class RunningJob(ProcessContext):
         """Leave out the hosts that could not take part in the job."""
         if not self._stays_here:
             return hosts
-        here = {host: slots for host, slots in hosts.items() if is_local(host)}
+        here = {name: n for name, n in hosts.items() if name == THIS_MACHINE}
         others = hosts.keys() - here.keys() - self._left_out
         if others:
             self._left_out |= others

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from keras_towers import known_engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import outcome
-from keras_towers.launching.elastic_hosts import ElasticHosts, ElasticOptions
+from keras_towers.launching.elastic_hosts import (
+    ElasticHosts,
+    ElasticOptions,
+    JobOver,
+)
 from keras_towers.launching.job import Job, RunningJob
 from keras_towers.launching.rank_process import RankStart
 from keras_towers.launching.supervision import Supervisor
@@ -32,14 +36,15 @@ def run_job(job: Job) -> outcome.Outcome:
     hosts_now = options.discover()
     planned = fill_slots(hosts_now, options.max_ranks)
     with RunningJob(job, {slot.hostname for slot in planned}) as run:
+        over = threading.Event()
         hosts = ElasticHosts(
-            lambda: run.within_reach(options.discover()),
+            lambda: run.within_reach(options.discover(over)),
             run.within_reach(hosts_now),
             options.cooldown_s,
             run.console.say,
         )
         rounds = Rounds(run, engine, options, hosts)
-        with rounds.following_hosts():
+        with rounds.following_hosts(over):
             return run.run_rounds(rounds.run_round)
 
 
@@ -58,23 +63,31 @@ class Rounds:
         self._plan: list[RankPlacement] = []
 
     @contextlib.contextmanager
-    def following_hosts(self) -> Iterator[None]:
-        """Tell the job when hosts come or go, if it is elastic."""
-        over = threading.Event()
+    def following_hosts(self, over: threading.Event) -> Iterator[None]:
+        """Tell the job when hosts come or go, if it is elastic.
+
+        Args:
+            over: set when the block ends, and with it what looks for hosts.
+        """
+        follows = threading.Thread(
+            target=self._follow_hosts, args=(over,), daemon=True
+        )
         if self._run.job.elastic:
-            threading.Thread(
-                target=self._follow_hosts, args=(over,), daemon=True
-            ).start()
+            follows.start()
         try:
             yield
         finally:
             over.set()
+            if follows.is_alive():
+                # A script that ignores SIGTERM is killed.
+                follows.join(2 * settings.GRACE_S)
 
     def _follow_hosts(self, over: threading.Event) -> None:
-        while not over.wait(settings.DISCOVERY_PAUSE_S):
-            self._hosts.discover()
-            if self._find_plan() != self._plan:
-                self._run.events.put(outcome.HostsChanged())
+        with contextlib.suppress(JobOver):
+            while not over.wait(settings.DISCOVERY_PAUSE_S):
+                self._hosts.discover()
+                if self._find_plan() != self._plan:
+                    self._run.events.put(outcome.HostsChanged())
 
     def _find_plan(self) -> list[RankPlacement]:
         return fill_slots(self._hosts.available(), self._options.max_ranks)

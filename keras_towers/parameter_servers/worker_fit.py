@@ -456,6 +456,8 @@ class WorkerCalls(OneFitPerModel):
 
     def _fit(self, keras_call: KerasCall) -> Any:
         """Run a ``fit``; if it fails, publish the error to other workers."""
+        if self.last is not None:
+            self.last.workers.go_on()
         session = self._session_of(keras_call.model)
         session.workers = Workers(self._peers, next(self._fits), session.spare)
         try:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers import settings, system
 from keras_towers._notices import announce
-from keras_towers.errors import TowerError
+from keras_towers.errors import FAILED_ON, TowerError, shorten
 from keras_towers.fit.data.same_data import different_data
 from keras_towers.parameter_servers.key_value_store import task_name
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
@@ -37,6 +37,8 @@ class WorkerStatus:
         begun: whether it has begun to train, maybe before it died.
         left: whether it takes part in no more steps.
         failed: the error that ended its ``fit``, if any.
+        goes_on: whether its script has survived that error. It then does not
+            come back.
         epoch_begun: the last epoch whose first weights it has: on the chief,
             after callbacks may have written them.
         epoch: the last epoch that has ended.
@@ -50,6 +52,7 @@ class WorkerStatus:
     begun: bool = False
     left: bool = False
     failed: str = ""
+    goes_on: bool = False
     epoch_begun: int = -1
     epoch: int = -1
     epoch_steps: int | None = None
@@ -121,7 +124,7 @@ class Workers:
     def publish_begun(self) -> bool:
         """Publish that this worker trains; return whether it is returning."""
         is_back = self.own.begun
-        self.publish(begun=True, failed="")
+        self.publish(begun=True, failed="", goes_on=False)
         return is_back
 
     def beat(self) -> None:
@@ -136,8 +139,8 @@ class Workers:
         self.publish()
         gone, statuses = self._unreachable(), self._statuses(self._others)
         for rank in self._others:
-            first, *_ = statuses[rank].failed.splitlines() or [""]
-            state = gone.get(rank) or (f"has failed ({first})" if first else "")
+            failed = statuses[rank].failed
+            state = gone.get(rank) or (failed and f"has failed ({failed})")
             if not state or rank in self._announced:
                 continue
             self._announced.add(rank)
@@ -154,8 +157,21 @@ class Workers:
     def fail(self, error: BaseException) -> None:
         """Publish the error that ended this worker's ``fit``, if possible."""
         self._error = error
+        self._publish_if_possible(failed=shorten(error))
+        # A process that the error ends may be started again, and come back.
+        timer = threading.Timer(settings.LOST_S, self.go_on)
+        timer.daemon = True
+        timer.start()
+
+    def go_on(self) -> None:
+        """Publish that the script has survived the error of its ``fit``."""
+        fails = self._error is not None and not self.own.goes_on
+        if fails and threading.main_thread().is_alive():
+            self._publish_if_possible(goes_on=True)
+
+    def _publish_if_possible(self, **changes: Any) -> None:
         with contextlib.suppress(tf.errors.OpError, TowerError):
-            self.publish(failed=f"{type(error).__name__}: {error}")
+            self.publish(**changes)
 
     def check_failed(self) -> None:
         """Raise the error that ended this ``fit`` or the chief's, if any."""
@@ -285,20 +301,25 @@ class Workers:
 
     def _check_lost(self, spare: int) -> None:
         """Raise an error if more workers are lost than can be spared."""
-        gone = self._unreachable()
-        lost = [r for r in self._others if gone.get(r) == TaskState.LOST]
-        if len(lost) <= spare:
+        gone, statuses = self._unreachable(), self._statuses(self._others)
+        here = self._name(self._rank)
+        needed = [rank for rank in self._others if not statuses[rank].left]
+        lost = [rank for rank in needed if gone.get(rank) == TaskState.LOST]
+        failed = [r for r in needed if statuses[r].goes_on and r not in lost]
+        if len(lost) + len(failed) <= spare:
             return
-        statuses = self._statuses(lost)
-        needed = [rank for rank in lost if not statuses[rank].left]
-        if len(needed) > spare:
+        if lost:
             system.limit_teardown()
-            named = (f"{self._name(r)} at {self._address(r)}" for r in needed)
+            named = (f"{self._name(r)} at {self._address(r)}" for r in lost)
             states = describe_each(dict.fromkeys(named, TaskState.LOST))
             raise TowerError(
-                f"{self._name(self._rank)} has to end: {states}. Start all "
-                "tasks of the job again, from a backup."
+                f"{here} has to end: {states}. Start all tasks of the job "
+                "again, from a backup."
             )
+        raise TowerError(
+            f"fit has ended on {here}, {FAILED_ON} {self._name(failed[0])}: "
+            f"{statuses[failed[0]].failed}"
+        )
 
     def loss_poller(self, on_lost: Callable[[int], None]) -> Callable[[], None]:
         """Return a function to call regularly, which reports lost workers.

@@ -1,5 +1,8 @@
 """The hosts of an elastic job."""
 
+import threading
+
+import psutil
 import pytest
 
 from keras_towers.errors import TowerError
@@ -7,8 +10,10 @@ from keras_towers.launching import elastic_hosts
 from keras_towers.launching.elastic_hosts import (
     ElasticHosts,
     ElasticOptions,
+    JobOver,
     discover_by_script,
 )
+from tests.kit.processes import wait_until
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.core
@@ -34,6 +39,46 @@ def test_discovered_hosts(tmp_path):
     fails = write_executable(path, "echo no cluster >&2; exit 3")
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
         discover_by_script(fails)
+
+
+def test_a_script_that_hangs_ends_with_the_job(tmp_path, monkeypatch):
+    over, started = threading.Event(), tmp_path / "started"
+    path = tmp_path / "discover.sh"
+    script = write_executable(path, f"echo $$ > {started}; sleep 600")
+
+    def end():
+        wait_until(lambda: started.exists() and started.read_text())
+        over.set()
+
+    threading.Thread(target=end).start()
+    with pytest.raises(JobOver):
+        discover_by_script(script, over)
+    assert not psutil.pid_exists(int(started.read_text()))
+
+
+def test_a_host_cannot_have_any_number_of_slots(tmp_path):
+    script = write_executable(tmp_path / "discover.sh", "echo a; echo b:10001")
+    for options in (
+        ElasticOptions(1, 1, None, script=script),
+        ElasticOptions(1, 1, None, {"b": 100_000_000_000}),
+    ):
+        with pytest.raises(TowerError, match="b has .* slots: give it 10,000"):
+            options.discover()
+
+
+def test_a_name_that_is_not_known_yet_is_another_host(monkeypatch):
+    known = set()
+
+    def is_local(host):
+        if host not in known:
+            raise TowerError("unknown host")
+        return host == "here"
+
+    monkeypatch.setattr(elastic_hosts, "_is_local", is_local)
+    options = ElasticOptions(2, 2, None, {"here": 2, "there": 1})
+    assert options.discover() == {"here": 2, "there": 1}
+    known.add("here")
+    assert options.discover() == {"localhost": 2, "there": 1}
 
 
 def test_discovery_that_fails_for_a_while(monkeypatch):

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from keras_towers import settings
@@ -112,12 +113,16 @@ time.sleep(0 if size == "1" else 600)
 
 
 def test_other_hosts_cannot_join_a_job_on_loopback(launch, tmp_path):
-    """It goes on without them, also where its own slots have become fewer."""
+    """It goes on without them, also where its own slots have become fewer.
+
+    What looks for hosts ends with it.
+    """
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2")
-    write_executable(tmp_path / "hosts.sh", "cat hosts")
+    looks = "cat hosts; test ! -e last || { echo $$ >looks; sleep 600; }"
+    write_executable(tmp_path / "hosts.sh", looks)
     script = """
-import os, signal, sys
+import os, signal, sys, time
 from keras_towers.rendezvous import commits
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 size = os.environ["HOROVOD_SIZE"]
@@ -125,15 +130,22 @@ print("of", size, flush=True)
 if size != "1":
     commits.report_resumes(True)
     signal.pause()
+open("last", "w")
+while not os.path.exists("looks"):
+    time.sleep(0.1)
 """
     options = "--min-np 1 --max-np 2 --host-discovery-script ./hosts.sh"
     job = launch(f"{options} --no-strategy", script)
     job.wait_for("of 2", times=2)
-    hosts.write_text("192.0.2.1:1\nlocalhost:1")
+    # A name that is not known yet changes nothing for the others.
+    hosts.write_text("192.0.2.1:1\nlocalhost:1\nno.such.invalid:1")
     done = job.finish()
     assert done.code == 0, done.err
     assert done.out.count("of 1") == 1
-    assert done.err.count("no rank on 192.0.2.1: the job has started on") == 1
+    others = "no rank on 192.0.2.1, no.such.invalid: the job has started on"
+    assert done.err.count(others) == 1
+    assert not psutil.pid_exists(int((tmp_path / "looks").read_text()))
+    assert "has not ended" not in done.err
 
 
 # It has made a backup, and makes another one when it is told to end.

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.workers import FitEnded, Workers
@@ -209,6 +210,30 @@ def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     (goes_on,) = of(it, 0, fit=2, spare=1)
     with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
         goes_on.poller(needs_all=True)()
+
+
+def test_an_error_that_a_script_survives_ends_the_fit_on_all(job, monkeypatch):
+    """Who cannot come back is not waited for."""
+    it = job(3)
+    chief, survives, third = of(it, *range(3), stall_timeout_s=60)
+    (spares,) = of(it, 0, stall_timeout_s=60, spare=1)
+    monkeypatch.setattr(settings, "LOST_S", 60)
+    survives.fail(KeyboardInterrupt("by hand"))
+    for one in (chief, third):
+        one.poller()()
+    # It begins another fit.
+    survives.go_on()
+    said = "fit has ended on worker {}, because it failed on worker 1: "
+    for rank, one in ((0, chief), (2, third)):
+        with pytest.raises(TowerError, match=said.format(rank) + "Keyb.*: by"):
+            one.poller()()
+    spares.poller()()
+    # It does nothing that others notice.
+    monkeypatch.setattr(settings, "LOST_S", 0.1)
+    chief, survives = of(job(2), 0, 1, stall_timeout_s=60)
+    survives.fail(Boom("full disk"))
+    with pytest.raises(TowerError, match="failed on worker 1: Boom: full disk"):
+        meanwhile(30, chief.poller())
 
 
 def test_workers_that_share_batches_end_epochs_after_the_same_step(job):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers import settings, system
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.leaving import Boom
@@ -23,13 +24,19 @@ def fail(*_):
         raise Boom("my bug")
 
 
-def assert_fails(call):
+def interrupt_rank_1(*_):
+    """As a Ctrl-C does there."""
+    if s.RANK == 1:
+        raise KeyboardInterrupt("my bug")
+
+
+def assert_fails(call, error=Boom):
     """A call fails on both ranks, and each says why."""
     if s.RANK == 1:
-        with pytest.raises(Boom, match="my bug"):
+        with pytest.raises(error, match="my bug"):
             call()
     else:
-        with s.refused(f"{FAILED}Boom: my bug"):
+        with s.refused(f"{FAILED}{error.__name__}: my bug"):
             call()
 
 
@@ -80,6 +87,110 @@ def a_call_that_fails_on_one_rank_fails_on_all():
         assert_fails(functools.partial(evaluate, **at("on_test_begin")))
         predict = functools.partial(mine.predict, s.X, verbose=0)
         assert_fails(functools.partial(predict, **at("on_predict_batch_end")))
+        stops = [s.Does(on_train_batch_end=interrupt_rank_1)]
+        stopped = functools.partial(s.fit, mine, callbacks=stops)
+        assert_fails(stopped, KeyboardInterrupt)
+        s.fit(mine)
+    s.assert_same_model(mine)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError
+
+    __repr__ = __str__
+
+
+def by_rank_1(error):
+    def raises(*_):
+        if s.RANK == 1:
+            raise error
+
+    return raises
+
+
+@check
+def whatever_a_script_survives_on_one_rank_ends_the_call_on_all():
+    mine = s.model()
+    evaluate = functools.partial(mine.evaluate, s.X, s.Y, verbose=0)
+    predict = functools.partial(mine.predict, s.X, verbose=0)
+    fit = functools.partial(s.fit, mine)
+    long = BaseExceptionGroup("one", [Boom("x" * 10**7)])
+    with s.Strategy():
+        for call, event, error, told in (
+            (evaluate, "on_test_begin", SystemExit(3), "SystemExit: 3"),
+            (predict, "on_predict_end", Unprintable(), "Unprintable: its str"),
+            (fit, "on_epoch_end", long, "Boom: xx"),
+        ):
+            callbacks = [s.Does(**{event: by_rank_1(error)})]
+            with pytest.raises(BaseException) as caught:
+                call(callbacks=callbacks)
+            if s.RANK == 1:
+                assert caught.value is error
+                continue
+            found = str(caught.value)
+            assert FAILED in found and told in found and len(found) < 600
+            assert isinstance(caught.value, kt.TowerError)
+        # A Ctrl-C reaches all of them.
+        with pytest.raises(KeyboardInterrupt):
+            fit(callbacks=[s.Does(on_train_batch_end=interrupt)])
+        fit()
+    s.assert_same_model(mine)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@check
+def a_call_with_wrong_arguments_on_one_rank_fails_on_all():
+    mine = s.eager()
+    backups = [kt.Backup("backup"), kt.Backup("backup")]
+    with s.Strategy():
+        for wrong, told in (
+            ({"epoch": 3}, "TypeError: got an unexpected keyword"),
+            ({"callbacks": backups}, "cannot run Backup and Backup together"),
+        ):
+            with pytest.raises((TypeError, kt.TowerError)) as caught:
+                s.fit(mine, **(wrong if s.RANK == 1 else {}))
+            found = str(caught.value)
+            assert (FAILED in found) == (s.RANK == 0)
+            assert s.RANK == 1 or told in found
+        # All ranks make the same call again.
+        s.fit(mine)
+    s.assert_same_model(mine)
+
+
+class Ends(keras.Sequential):
+    """A step on rank 1 ends as the data do."""
+
+    steps = 0
+
+    def train_step(self, data):
+        self.steps += 1
+        if s.RANK == 1 and self.steps == 2:
+            raise StopIteration
+        return super().train_step(data)
+
+
+@check
+def what_keras_takes_for_the_end_of_the_data_is_an_error():
+    mine, ends = s.eager(), Ends([keras.layers.Dense(3)])
+    ends.compile("sgd", "mse", run_eagerly=True)
+    validates = {"validation_data": (s.X, s.Y), "batch_size": 24}
+    over = tf.errors.OutOfRangeError(None, None, "over")
+    with s.Strategy():
+        for event, error, told in (
+            ("on_train_batch_end", StopIteration(), "StopIteration"),
+            ("on_test_batch_begin", over, "OutOfRangeError: over"),
+        ):
+            told = f"Does.{event} has raised {told}, which Keras takes for"
+            callbacks = [s.Does(**{event: by_rank_1(error)})]
+            with s.refused(told, FAILED if s.RANK == 0 else ""):
+                s.fit(mine, callbacks=callbacks, **validates)
+        told = "a step of fit has raised StopIteration, which Keras takes"
+        with s.refused(told, FAILED if s.RANK == 0 else ""):
+            s.fit(ends, batch_size=20)
         s.fit(mine)
     s.assert_same_model(mine)
 

@@ -276,7 +276,7 @@ def other_usage_is_refused():
         s.fit(s.eager())
     s.gather("refused")
     mine = s.model(outputs=3 + s.RANK, loss=keras.losses.cosine_similarity)
-    with s.refused("dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"), strategy:
+    with s.refused("units of layer 'dense_1' (rank 0: 3, rank 1: 4)"), strategy:
         s.fit(mine, y=np.zeros((s.COUNT, 1)))
     assert_ordinary(mine)
 
@@ -288,6 +288,24 @@ def model_is_ordinary_after_an_error_in_every_worker():
         train(mine, callbacks=[s.breaks_behind(1)])
     assert_ordinary(mine)
     s.fit(mine)
+
+
+def interrupt_worker_1(*_):
+    if s.RANK == 1:
+        raise KeyboardInterrupt("by hand")
+
+
+@rare_check
+def an_error_that_one_worker_survives_is_one_of_all():
+    mine, waits = s.model(), s.RANK == 0
+    error = kt.TowerError if waits else KeyboardInterrupt
+    stops = s.Does(on_train_batch_end=interrupt_worker_1)
+    with pytest.raises(error, match="by hand") as caught, s.Strategy():
+        train(mine, callbacks=[stops])
+    assert ("because it failed on worker 1" in str(caught.value)) == waits
+    with s.Strategy():
+        train(mine)
+    s.assert_same_model(mine)
 
 
 def assert_counted(strategy, updates, used):

@@ -57,14 +57,27 @@ def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
 
 @pytest.mark.alternate(turn=0)
 @pytest.mark.parametrize(
+    "fault, code, words",
+    sample_of(
+        [
+            (
+                *("error", 1),
+                ["InvalidArgumentError: a label", "finite/CheckNumerics}}"],
+            ),
+            ("exit", 3, ["SystemExit: 3"]),
+        ]
+    ),
+)
+@pytest.mark.parametrize(
     "how, number",
     sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),
 )
-def test_an_error_on_one_rank_is_named_on_the_others(tmp_path, how, number):
-    done = run(tmp_path, "error", how, number)
-    assert done.code == 1, done.err
+def test_an_error_on_one_rank_is_named_on_the_others(
+    tmp_path, how, number, fault, code, words
+):
+    done = run(tmp_path, fault, how, number)
+    assert done.code == code, done.err
     named = [line for line in done.err.splitlines() if FAILED_ON in line]
     assert len(named) == 1 and named[0].startswith("[0]"), done.err
     text = "fit has ended on rank 0, because it failed on rank 1: "
-    assert f"{text}InvalidArgumentError: a label" in named[0]
-    assert "{{node compile_loss/finite/CheckNumerics}}" in named[0]
+    assert f"{text}{words[0]}" in named[0] and words[-1] in named[0]

@@ -22,7 +22,10 @@ from keras_towers.engines.dropin.connection import connection
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import rank_agreement
-from keras_towers.fit.calls.callback_effects import SyncedCallbacks
+from keras_towers.fit.calls.callback_effects import (
+    SyncedCallbacks,
+    refusing_ends,
+)
 from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import model_state as state_lib
@@ -242,7 +245,7 @@ def sync_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
     if not any(broadcasts for _, broadcasts in gathered):
         added = with_added(arguments["callbacks"], _SameStart())
         arguments["callbacks"] = added
-    with last.watching():
+    with refusing_ends(callbacks), last.watching():
         yield
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._notices import first_time
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import rank_agreement
 from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
@@ -91,6 +91,7 @@ def callbacks_adapted(
             own = own_paths(config.transport, callbacks)
         of_this_rank = callbacks_of_rank(config.job, callbacks, stack, own)
         callbacks = in_form_of(callbacks, of_this_rank)
+        stack.enter_context(refusing_ends(of_this_rank))
         if config.transport.size > 1:
             is_own = call.places.ranks.batch.size == 1
             synced_last = SyncedCallbacks(
@@ -105,6 +106,39 @@ def callbacks_adapted(
             stack.enter_context(synced_last.watching())
         arguments["callbacks"] = callbacks
         yield
+
+
+@contextlib.contextmanager
+def refusing_ends(callbacks: list[Any]) -> Iterator[None]:
+    """Make exceptions errors by which callbacks would end an epoch.
+
+    Keras takes them for the end of the data, also in one process. The epoch
+    would end on this rank, and other ranks would wait for it.
+    """
+    with contextlib.ExitStack() as stack:
+        for callback in callbacks:
+            ends = {
+                event: functools.partial(_refuse_end, event)
+                for event in _SYNCED_EVENTS
+                if "batch" in event and _acts(callback, event)
+            }
+            bound = patches.bind_to(callback, ends)
+            stack.enter_context(patches.shadowed(callback, bound))
+        yield
+
+
+def _refuse_end(
+    event: str, callback: Any, original: Callable, *args: Any, **kwargs: Any
+) -> None:
+    try:
+        original(*args, **kwargs)
+    except (StopIteration, tf.errors.OutOfRangeError) as error:
+        raise TowerError(
+            f"{type(callback).__name__}.{event} has raised {shorten(error)}, "
+            "which Keras takes for the end of the data. This rank would end "
+            "the epoch, and others wait for it. Catch it in the callback. To "
+            "end training on all ranks, set model.stop_training = True."
+        ) from error
 
 
 class SyncedCallbacks(keras.callbacks.Callback):

@@ -203,7 +203,7 @@ class _Saves:
             result, error = write(), None
             return result
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            error = shorten(failure)
             raise
         finally:
             outcome = {"rank": self._rank, "error": error}

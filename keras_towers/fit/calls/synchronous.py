@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import FAILED_ON, TowerError, shorten
+from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
 from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
@@ -30,16 +30,10 @@ class TowerCalls(Calls):
 
     def run_call(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
-        is_outermost = tower_call.current() is None
         resuming = callback_roles.only_one(ResumesFit, keras_call)
-        with contextlib.ExitStack() as stack:
-            if is_outermost:
-                stack.enter_context(
-                    failing_together(self._config, keras_call.kind)
-                )
-            if resuming is None:
-                return self._start(keras_call, None)
-            stack.enter_context(resuming.around())
+        if resuming is None:
+            return self._start(keras_call, None)
+        with resuming.around():
             arguments = keras_call.arguments
             first = arguments.get("initial_epoch", 0)
             start = resuming.find_start(self._config.job, first)
@@ -48,6 +42,20 @@ class TowerCalls(Calls):
             if (start.done or start.batch) and not ended:
                 callback_roles.warn_of_counters(arguments)
             return self._start(keras_call, start)
+
+    def failing_together(
+        self, kind: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the block of a call that fails on all ranks or on none.
+
+        Of a call within another one, that one's block is the one that counts.
+
+        Args:
+            kind: the method of Keras.
+        """
+        if tower_call.current() is not None:
+            return contextlib.nullcontext()
+        return failing_together(self._config, kind)
 
     @property
     def runs_plain_keras(self) -> bool:
@@ -221,7 +229,7 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
         if reason is not None and type(reason) is not type(error):
             error.add_note(
                 f"Before this, model {model.name!r} could not be built on one "
-                f"device: {type(reason).__name__}: {reason}"
+                f"device: {shorten(reason)}"
             )
         iterator = call.epoch_iterator
         spec = None if iterator is None else iterator.source.element_spec
@@ -241,7 +249,8 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
 def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     """Make a call that fails on one rank fail on all.
 
-    Its error says which tower or rank has failed.
+    Its error says which tower or rank has failed. A script may survive any
+    exception, such as the KeyboardInterrupt of a Ctrl-C.
 
     Args:
         config: the towers.
@@ -266,7 +275,10 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         together = config.places(kind).ranks.batch is transport
         if together and not kind.endswith("_on_batch"):
             rank_checks.gather(transport, None, f"is at the end of {kind}")
-    except Exception as error:
+    except EndOfJob:
+        # All ranks end, and need no connection to begin another call.
+        raise
+    except BaseException as error:
         if joint:
             first = calls.fail(transport, shorten(error))
         if not isinstance(error, tf.errors.OpError):

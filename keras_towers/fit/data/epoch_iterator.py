@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import first_time
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
@@ -99,6 +99,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Any = None
+        # What the step reads that Keras runs.
+        self._read: Any = None
         if self._owner is not _Owner.USER:
             if kind == "fit":
                 self._check_enough()
@@ -334,7 +336,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._on_next_step()
         step = super().__next__()
         self._fresh_iterator = None
-        first, last, _ = compat.execution_of(step, self.steps_per_execution)
+        size = self.steps_per_execution
+        first, last, self._read = compat.execution_of(step, size)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
         ranks = self._places.ranks
@@ -349,11 +352,28 @@ class TowerEpochIterator(compat.TFEpochIterator):
         with super().catch_stop_iteration():
             try:
                 yield
-            except (StopIteration, tf.errors.OutOfRangeError):
+            except (StopIteration, tf.errors.OutOfRangeError) as error:
                 if self._owner is _Owner.ALL and self._together:
+                    if self._places.ranks.batch.size > 1 and self._goes_on():
+                        raise TowerError(
+                            f"a step of {self._kind} has raised "
+                            f"{shorten(error)}, which Keras takes for the end "
+                            "of the data, but they go on. This rank would end "
+                            "the epoch, and others wait for it. Catch it in "
+                            "the step."
+                        ) from error
                     # Keras counts a step before it draws the step's data.
                     self._end_data(self._steps_seen - self.steps_per_execution)
                 raise
+
+    def _goes_on(self) -> bool:
+        """Whether there are more batches to read."""
+        read = self._read
+        if not isinstance(
+            read, tf.data.Iterator | tf.distribute.DistributedIterator
+        ):
+            return False
+        return bool(read.get_next_as_optional().has_value())
 
     def reset(self) -> None:
         super().reset()
@@ -369,9 +389,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._epoch_iterator,
             self._current_iterator,
             self._fresh_iterator,
+            self._read,
         ]
         self._epoch_iterator = self._current_iterator = None
-        self._fresh_iterator = None
+        self._fresh_iterator = self._read = None
         threading.Thread(target=iterators.clear, name=RELEASES).start()
 
     @property

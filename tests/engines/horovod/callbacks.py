@@ -1,5 +1,6 @@
 """Checks of two ranks: callbacks, functions and refusals."""
 
+import functools
 import os
 
 import keras
@@ -283,9 +284,18 @@ def what_would_go_wrong_is_refused():
     no_logs = {"loss": 1.0} if hvd.rank() else None
     optimizer = distributed()
     xla = {"jit_compile": True}
+
+    def end(batch, logs):
+        raise StopIteration
+
+    ends = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+    own, (x, y) = m.mlp(), small.first_batch()
+    own.compile(distributed(), "mse", run_eagerly=True)
+    ended = functools.partial(own.fit, x, tf.one_hot(y, 3), callbacks=[ends])
     for function, words in (
         (lambda: distributed(op=hvd.Adasum), "built with MPI"),
         (lambda: small.train(distributed(), **xla), "jit_compile=False"),
+        (lambda: ended(verbose=0), "takes for the end of the data"),
         (lambda: averaging.on_epoch_end(0, logs), "differ in extra"),
         (lambda: averaging.on_epoch_end(0, no_logs), "differ in loss"),
     ):

@@ -194,6 +194,29 @@ def test_no_data_is_read_after_fit(strategy):
     assert len(read) == until_here < 100
 
 
+@pytest.mark.parametrize(
+    "end", [StopIteration(), tf.errors.OutOfRangeError(None, None, "over")]
+)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_in_one_process_a_callback_ends_an_epoch_as_keras_lets_it(end):
+    """Over several ranks that is refused: ``tests/processes/failures.py``."""
+
+    def stop(batch, logs):
+        if batch == 1:
+            raise end
+
+    def train(model):
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        fit(model, batch_size=8, epochs=2, callbacks=[stops])
+        return int(model.optimizer.iterations)
+
+    alone, model = linear(), linear()
+    with kt.TowerStrategy(2):
+        assert train(model) == 4
+    assert train(alone) == 4
+    assert_same_model(model, alone)
+
+
 def test_a_call_in_a_callback_leaves_the_batch_size_of_fit():
     """From it, the next trace of fit chooses what to gather."""
     seen = []
