@@ -24,6 +24,7 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import copy_to_towers
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.system import absolute
 
 logger = logging.getLogger("keras_towers")
 
@@ -126,11 +127,14 @@ class ObservesFit(keras.callbacks.Callback):
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
-    def find_start(self, peers: Peers, first: int) -> FitStart:
+    def find_start(
+        self, peers: Peers, model: keras.Model, first: int
+    ) -> FitStart:
         """Return the start of ``fit``, the same on all ranks.
 
         Args:
             peers: all ranks.
+            model: the model that it trains.
             first: the epoch in which it starts by itself.
         """
         raise NotImplementedError
@@ -249,7 +253,7 @@ def own_paths(peers: Peers, callbacks: Any) -> set[str]:
 def _path_of(callback: Any) -> str:
     for kind, name in _WRITTEN.items():
         if isinstance(callback, kind):
-            return os.path.abspath(getattr(callback, name))
+            return os.path.normpath(absolute(getattr(callback, name)))
     return ""
 
 
