@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -50,10 +51,25 @@ _POSITION = (
     *("epoch", "batch", "seed", "random_state", "epochs", "history"),
     "begun",
 )
-# How many calls of fit with a backup in each folder have begun.
-_begun: collections.Counter[Path] = collections.Counter()
+_FAILED = ".failed"
 # How many differences an error shows.
 _SHOWN_SETTINGS = 3
+
+
+@dataclasses.dataclass
+class _Calls:
+    """The calls of ``fit`` in this process with backups in a folder.
+
+    Attributes:
+        begun: how many have begun.
+        failed: backups of those that have failed since the last one began.
+    """
+
+    begun: int = 0
+    failed: list[Path] = dataclasses.field(default_factory=list)
+
+
+_calls: collections.defaultdict[Path, _Calls] = collections.defaultdict(_Calls)
 
 
 def _adoption() -> Adoption | None:
@@ -95,12 +111,12 @@ class Backup(ResumesFit):
 
     A script that calls ``fit`` several times, as for trials or folds, can use
     one folder: each call has its own file, by its number. Started again, a
-    script makes the same calls in the same order: those that had ended run
-    again, and each of the others goes on from its own file. So a call whose
-    error the script survives counts, too: if the script repeats it, that is
-    the next call, which begins in its first epoch with the model as it is. To
-    go on from the backup instead, let the process end, and start it again; in
-    a notebook, restart the kernel.
+    script makes the same calls in the same order. Those before the last one run
+    again, whether they had ended or failed with an error that the script
+    survived. A call that the script repeats after an error is the next one: it
+    begins in its first epoch, with the model as it is; the backup of the failed
+    one is kept beside it, as ``.npz.failed``. To go on from the backup, let the
+    process end, and start it again; in a notebook, restart the kernel.
 
     A backup knows its model: the layers and how they are connected, their
     settings, and what the model was compiled with. It is refused for another
@@ -169,6 +185,9 @@ class Backup(ResumesFit):
         ):
             try:
                 yield
+            except Exception:
+                self._file.fail()
+                raise
             finally:
                 self._file.close()
 
@@ -318,6 +337,8 @@ class BackupFile:
         self.path: Path = self.folder
         self._notes = notes
         self._writes = False
+        # Whether the file is of this call, and not what it may yet refuse.
+        self._has_file = False
         self._model: Any = None
         self._settings: dict[str, Any] = {}
         # What the file has, until the model has it.
@@ -350,17 +371,20 @@ class BackupFile:
     def read(self, peers: Peers, model: keras.Model, first: int) -> None:
         """Read the file on rank 0; without it, begin with the first epoch."""
         # Call k of a script is always call k, however calls before it ended.
-        number = _begun[self.folder]
-        _begun[self.folder] += 1
+        calls = _calls[self.folder]
+        number, failed = calls.begun, calls.failed
+        calls.begun, calls.failed, self._has_file = number + 1, [], False
         self._writes = self.is_kept and peers.rank == 0
         if self._writes:
             make_writable(self.folder, "give Backup another one.")
             # A process that was killed while it wrote has left it.
             for partial in self.folder.glob(f"*{_PARTIAL}"):
                 partial.unlink(missing_ok=True)
+            for path in failed:
+                _set_aside(path)
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
-        seed, begun = secrets.randbits(31), _begun[self.folder]
-        self._move_to(first, 0, seed, random.getstate(), [], {}, begun)
+        seed, state = secrets.randbits(31), random.getstate()
+        self._move_to(first, 0, seed, state, [], {}, calls.begun)
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._shapes, self._trained, self._values = [], [], []
         self._resumes = self._writes and self.path.exists()
@@ -385,8 +409,9 @@ class BackupFile:
             self._hook_states = SavedStates(layout, states.values)
         if refusal:
             raise TowerError(refusal)
+        self._has_file = self._resumes
         # Calls in callbacks of earlier epochs are not made again.
-        _begun[self.folder] = self.begun
+        calls.begun = self.begun
 
     def _load(self) -> dict[str, Any]:
         """Read the file; return the settings of its model."""
@@ -547,7 +572,7 @@ class BackupFile:
             return
         variables = self._variables
         values = [_numpy(v) for v in variables]
-        self.begun = _begun[self.folder]
+        self.begun = _calls[self.folder].begun
         facts = {
             "settings": self._settings,
             "position": self._position,
@@ -564,6 +589,7 @@ class BackupFile:
             np.savez(file, encoded, *values, allow_pickle=False, **notes)
 
         replace_file(self.path, _PARTIAL, write)
+        self._has_file = True
         commits.report_last(self.path, [self.epoch, self.batch])
 
     def end(self, delete: bool) -> None:
@@ -572,11 +598,33 @@ class BackupFile:
         if delete and self._writes:
             commits.report_last(self.path, [])
             self.path.unlink(missing_ok=True)
+            self._has_file = False
+
+    def fail(self) -> None:
+        """Note that ``fit`` has failed, in case the script survives that."""
+        if self._has_file:
+            _calls[self.folder].failed.append(self.path)
 
     def close(self) -> None:
         """Write no more, as ``fit`` has ended or failed."""
         if self._writes:
             commits.report_resumes(False)
+
+
+def _set_aside(path: Path) -> None:
+    """Keep a backup that nothing goes on from, as its call has failed.
+
+    Started again, the script repeats the call from its beginning, and so fails
+    or ends as it would have without a backup.
+    """
+    kept = path.with_name(f"{path.name}{_FAILED}")
+    logger.warning(
+        "an earlier call of fit has failed; its backup is kept as %s",
+        kept,
+    )
+    commits.report_last(path, [])
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(kept)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from keras_towers import backup, elastic, settings
 
 def begin_again():
     """Count calls of ``fit`` with a backup as a process that is new."""
-    backup._begun.clear()
+    backup._calls.clear()
 
 
 @pytest.fixture

@@ -526,6 +526,29 @@ def a_signal_to_one_rank_ends_all_behind_the_same_batch():
 
 
 @check
+def a_call_that_fails_on_one_rank_counts_on_all():
+    def train(mine, *callbacks):
+        last = kt.Backup(FOLDER / "failed")
+        return s.fit(mine, epochs=2, callbacks=[last, *callbacks])
+
+    def fail(mine):
+        if s.RANK == 1:
+            raise s.Boom
+
+    with pytest.raises((s.Boom, kt.TowerError)), s.Strategy():
+        train(s.eager(), s.Does(on_epoch_end=fail))
+    begin_again()
+    # The others hear of it, before anything is written.
+    with s.refused("backup of another model", "loss ('mse'"), s.Strategy():
+        train(s.eager(loss="mae"))
+    s.assert_as_one_process(
+        s.eager(),
+        train,
+        reference=lambda it: s.fit(it, epochs=2),
+    )
+
+
+@check
 def timeline_of_all_ranks():
     path = FOLDER / "trace.json"
     timeline = kt.Timeline(path)
