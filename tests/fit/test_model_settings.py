@@ -142,3 +142,54 @@ def test_what_cannot_be_read_is_kept_to_be_said():
     words = Words()
     layers(keras.Sequential([keras.Input((2,)), Unread(lambda: 1)]), words)
     assert words.unread == {"Unread"}
+
+
+def _branches(*, of=0, index=0, factor=2.0, before=0):
+    """A functional model, with other names if layers were made before."""
+    for _ in range(before):
+        D.Dense(1)
+    inputs = keras.Input((2, 3))
+    shared = D.Dense(3)
+    hidden = shared(inputs)
+    out = shared(hidden) + factor * [inputs, hidden][of][:, index, None]
+    return keras.Model(inputs, out)
+
+
+def _differing(one, other):
+    return differing_layer([layers(one, Words()), layers(other, Words())])
+
+
+def test_names_of_connected_layers_may_differ():
+    assert _differing(_branches(), _branches(before=3)) == {}
+
+
+@pytest.mark.parametrize("other", [{"of": 1}, {"index": 1}, {"factor": 3.0}])
+def test_models_of_the_same_layers_are_told_apart(other):
+    (name,) = _differing(_branches(), _branches(**other))
+    assert name.startswith("connections of layer 'functional")
+
+
+def test_a_model_that_is_built_has_the_same_settings():
+    made = keras.Sequential([D.Dense(2), keras.Sequential([D.Dense(3)])])
+    before = layers(made, Words())
+    made.build((None, 4))
+    assert differing_layer([before, layers(made, Words())]) == {}
+
+
+def test_all_optimizers_are_described():
+    def described(momentum, initial_scale=2.0):
+        made = linear()
+        inner = keras.optimizers.SGD(0.1, momentum)
+        made.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale))
+        made.of_others = [keras.optimizers.Adam(0.1 + momentum)]
+        return compiled(made, Words())
+
+    one = described(0.25)
+    for other, found in (
+        (
+            described(0.5),
+            {"momentum of the optimizer", "learning_rate of optimizer 3"},
+        ),
+        (described(0.25, 4.0), {"initial_scale of optimizer 2"}),
+    ):
+        assert {name for name in one if one[name] != other[name]} == found
