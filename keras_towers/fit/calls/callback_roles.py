@@ -35,22 +35,21 @@ _Kind = TypeVar("_Kind")
 # Also the older ``on_batch_*``, which Keras still calls.
 ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
-# Ranks would overwrite each other's files or repeat each other's output.
-CHIEF_ONLY = (
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.TensorBoard,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.ProgbarLogger,
-)
-
-
-# Of these, the attributes with the files that they write.
-_WRITTEN = {
+# What is run by the first rank that has its path, and the attribute with that.
+_WRITTEN: dict[type, str] = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.CSVLogger: "filename",
 }
+if compat.KERAS >= (3, 14):
+    _WRITTEN[keras.callbacks.OrbaxCheckpoint] = "directory"
+# Ranks would overwrite each other's files or repeat each other's output.
+CHIEF_ONLY = (
+    *_WRITTEN,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
 
 
 class _Marked(keras.callbacks.Callback):
@@ -77,7 +76,8 @@ class ChiefOnly(_Marked):
 
     For callbacks that write files, draw or send messages. Keras's
     ``BackupAndRestore`` and ``TensorBoard`` run on rank 0 without it, as do
-    ``ModelCheckpoint`` and ``CSVLogger`` where all ranks give the same path.
+    ``ModelCheckpoint``, ``OrbaxCheckpoint`` and ``CSVLogger`` where all ranks
+    give the same path.
     Weights and learning rates that the callback writes are sent to the other
     ranks at once; with parameter servers, weights reach other workers with the
     next update or the next epoch.
