@@ -11,12 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.weights import shards
 from tests.docs.pages import callbacks_by_rank
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
+# The models are small.
+shards.SMALLEST_BYTES = 1
 HAS_ORBAX = compat.KERAS >= (3, 14)
 
 
@@ -116,6 +119,37 @@ def checkpoints_of_orbax_are_written_by_one_and_others_by_their_rank():
             s.fit(s.eager(), batch_size=25, epochs=2, callbacks=given)
         for step in "0", "1":
             assert_all_close(_read(common / step), _read(alone / step))
+
+
+@check
+def checkpoints_of_orbax_have_whole_weights_or_are_refused():
+    """With weights in shards: whole between epochs, in parts within one."""
+    if not HAS_ORBAX:
+        return
+
+    def train(folder, frequency):
+        saves = keras.callbacks.OrbaxCheckpoint(
+            FOLDER / folder, save_freq=frequency, save_on_background=False
+        )
+        mine = s.model(optimizer="adam")
+        s.fit(mine, batch_size=25, callbacks=[saves])
+
+    with orbax(), s.Strategy(weights="sharded"):
+        train("in-shards", "epoch")
+    if s.RANK == 0:
+        with orbax():
+            train("not-in-shards", "epoch")
+        found, wanted = (
+            _read(FOLDER / folder / "0")
+            for folder in ("in-shards", "not-in-shards")
+        )
+        assert_all_close(found, wanted, 1e-5)
+    with (
+        s.refused("cannot be read", "Save then (for Keras's callbacks: save_f"),
+        orbax(),
+        s.Strategy(weights="sharded"),
+    ):
+        train("within", 1)
 
 
 def _read(checkpoint):

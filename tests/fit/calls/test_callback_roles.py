@@ -10,9 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
 from keras_towers.fit.calls import callback_roles, saving
-from tests.docs.pages import callbacks_by_rank
 from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import long_unless
@@ -22,17 +20,6 @@ pytestmark = pytest.mark.alternate
 
 callbacks = keras.callbacks
 VALIDATION = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 9}
-
-
-def test_the_page_says_which_ranks_run_each_callback_of_keras():
-    """Those of this Keras; ``tests/processes/roles.py`` runs them."""
-    installed = {
-        name
-        for name, kind in vars(callbacks).items()
-        if isinstance(kind, type) and issubclass(kind, callbacks.Callback)
-    } - {"Callback", "CallbackList"}
-    newer = {"OrbaxCheckpoint"} if compat.KERAS < (3, 14) else set()
-    assert callbacks_by_rank().keys() == installed | newer
 
 
 def test_logs_and_state_of_every_batch():
