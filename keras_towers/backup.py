@@ -123,7 +123,8 @@ class Backup(ResumesFit):
     one. Names, seeds and the first values of weights may differ, as may the
     metrics at an epoch's end, and a learning rate if the number of ranks has
     changed: training then goes on with that of the backup, and says so. Not
-    compared are the data, the arguments of ``fit``, and Python code.
+    compared are the data, the arguments of ``fit``, Python code, and what no
+    ``get_config()`` returns.
 
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.

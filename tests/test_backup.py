@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import backup
+from keras_towers.rendezvous import commits
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.sampling import sample_of
@@ -278,6 +279,20 @@ def test_a_call_that_fails_counts(tmp_path, caplog):
     found = trials(tmp_path)
     assert not np.allclose(found[0], wanted[0])
     assert_all_close(found[3:], wanted[3:], 0)
+
+
+def test_after_an_error_no_backup_is_promised(tmp_path, monkeypatch):
+    """To the launcher, which would tell ranks to make one, and wait."""
+    reported = []
+    monkeypatch.setattr(commits, "report_resumes", reported.append)
+
+    def fail(*_):
+        raise Diverges
+
+    fails = keras.callbacks.LambdaCallback(on_epoch_end=fail)
+    with pytest.raises(Diverges):
+        train(kt.Backup(tmp_path), fails, towers=1)
+    assert reported == [True, False]
 
 
 def test_calls_in_callbacks_keep_their_numbers(tmp_path):
