@@ -338,7 +338,7 @@ class BackupFile:
         self.path: Path = self.folder
         self._notes = notes
         self._writes = False
-        # Whether the file is of this call, and not what it may yet refuse.
+        # Whether the file is this call's, and not what it may yet refuse.
         self._has_file = False
         self._model: Any = None
         self._settings: dict[str, Any] = {}
@@ -410,7 +410,6 @@ class BackupFile:
             self._hook_states = SavedStates(layout, states.values)
         if refusal:
             raise TowerError(refusal)
-        self._has_file = self._resumes
         # Calls in callbacks of earlier epochs are not made again.
         calls.begun = self.begun
 
@@ -528,7 +527,7 @@ class BackupFile:
             pairs = zip(self._variables, self._values, strict=True)
             for variable, value in pairs:
                 variable.assign(value)
-        self._values = []
+        self._values, self._has_file = [], True
 
     def _restore_hook(self) -> None:
         """Give each rank its state of the communication hook. Collective."""
@@ -642,8 +641,10 @@ def _refusing_damage(path: Path) -> Iterator[None]:
             raise TowerError(
                 f"cannot read {path}: {error.strerror}."
             ) from error
+        too_large = isinstance(error, MemoryError)
         raise TowerError(
-            f"{path} is not a backup of keras_towers, or damaged "
+            f"{path} is not a backup of keras_towers, or damaged"
+            f"{', or too large for this process' if too_large else ''} "
             f"({shorten(error)}): delete it to train from the beginning."
         ) from error
 
