@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -11,7 +12,6 @@ import os
 import random
 import secrets
 import signal
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
-from keras_towers.fit import contract, rank_agreement
+from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError, shorten
+from keras_towers.fit import contract, model_settings, rank_agreement
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
@@ -33,7 +33,12 @@ from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum, SavedStates, sum_over_ranks
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.system import handle_signals, make_writable, replace_file
+from keras_towers.system import (
+    absolute,
+    handle_signals,
+    make_writable,
+    replace_file,
+)
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -43,9 +48,29 @@ END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 _NAME = "backup{}.npz"
 _PARTIAL = ".backup-in-progress"
 _NOTES = "notes"
-_POSITION = ("epoch", "batch", "seed", "random_state", "epochs", "history")
-# The number of finished calls of fit with a backup in each folder.
-_ended: collections.Counter[Path] = collections.Counter()
+_POSITION = (
+    *("epoch", "batch", "seed", "random_state", "epochs", "history"),
+    "begun",
+)
+_FAILED = ".failed"
+# How many differences an error shows.
+_SHOWN_SETTINGS = 3
+
+
+@dataclasses.dataclass
+class _Calls:
+    """The calls of ``fit`` in this process with backups in a folder.
+
+    Attributes:
+        begun: how many have begun.
+        failed: backups of those that have failed since the last one began.
+    """
+
+    begun: int = 0
+    failed: list[Path] = dataclasses.field(default_factory=list)
+
+
+_calls: collections.defaultdict[Path, _Calls] = collections.defaultdict(_Calls)
 
 
 def _adoption() -> Adoption | None:
@@ -85,8 +110,22 @@ class Backup(ResumesFit):
     ``keras-towers run`` starts the script again with ``--restarts``, and in an
     elastic job, whose number of ranks may change.
 
-    A script that calls ``fit`` several times can use one folder: each call has
-    its own file. Calls that had ended run again.
+    A script that calls ``fit`` several times, as for trials or folds, can use
+    one folder: each call has its own file, by its number. Started again, a
+    script makes the same calls in the same order. Those before the last one run
+    again, whether they had ended or failed with an error that the script
+    survived. A call that the script repeats after an error is the next one: it
+    begins in its first epoch, with the model as it is; the backup of the failed
+    one is kept beside it, as ``.npz.failed``. To go on from the backup, let the
+    process end, and start it again; in a notebook, restart the kernel.
+
+    A backup knows its model: the layers and how they are connected, their
+    settings, and what the model was compiled with. It is refused for another
+    one. Names, seeds and the first values of weights may differ, as may the
+    metrics at an epoch's end, and a learning rate if the number of ranks has
+    changed: training then goes on with that of the backup, and says so. Not
+    compared are the data, the arguments of ``fit``, Python code, and what no
+    ``get_config()`` returns.
 
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
@@ -100,7 +139,8 @@ class Backup(ResumesFit):
     Raises:
         TowerError: ``every`` is not positive; ``fit`` runs outside of a
             strategy's block; ``folder`` cannot be written to when ``fit``
-            begins; or the backup is another model's.
+            begins; or the backup is another model's, damaged, or of an
+            earlier version.
 
     Example:
         >>> with kt.TowerStrategy():
@@ -125,9 +165,11 @@ class Backup(ResumesFit):
         self._skipped = 0
         self._signals: list[int] = []
 
-    def find_start(self, peers: Peers, first: int) -> FitStart:
+    def find_start(
+        self, peers: Peers, model: keras.Model, first: int
+    ) -> FitStart:
         file = self._file
-        file.read(peers, first)
+        file.read(peers, model, first)
         return FitStart(
             file.epoch,
             len(file.epochs),
@@ -143,7 +185,13 @@ class Backup(ResumesFit):
         with handle_signals(
             numbers, lambda number, _: self._signals.append(number)
         ):
-            yield
+            try:
+                yield
+            except Exception:
+                self._file.fail()
+                raise
+            finally:
+                self._file.close()
 
     def on_train_begin(self, logs: Any = None) -> None:
         if contract.active_strategy() is None:
@@ -273,6 +321,7 @@ class BackupFile:
     Attributes:
         epoch: the epoch of the last backup, from 0.
         batch: the number of global batches of this epoch before it.
+        begun: how many calls of ``fit`` with this folder had begun then.
     """
 
     epoch: int = 0
@@ -281,15 +330,19 @@ class BackupFile:
     random_state: Sequence[Any]
     epochs: list[int]
     history: dict[str, list[Any]]
+    begun: int
     metrics: list[np.ndarray]
 
     def __init__(self, folder: Path | None, notes: Callable[[], bytes] = bytes):
         self.is_kept: bool = folder is not None
-        self.folder: Path = (folder or Path()).absolute()
+        self.folder: Path = absolute(folder) if folder else Path()
         self.path: Path = self.folder
         self._notes = notes
         self._writes = False
+        # Whether the file is this call's, and not what it may yet refuse.
+        self._has_file = False
         self._model: Any = None
+        self._settings: dict[str, Any] = {}
         # What the file has, until the model has it.
         self._resumes = False
         self._values: list[np.ndarray] = []
@@ -310,47 +363,73 @@ class BackupFile:
         random_state: Sequence[Any],
         epochs: list[int],
         history: dict[str, list[Any]],
+        begun: int,
     ) -> None:
         self.epoch, self.batch = epoch, batch
         self.seed, self.random_state = seed, random_state
         self.epochs, self.history = epochs, history
+        self.begun = begun
 
-    def read(self, peers: Peers, first: int) -> None:
+    def read(self, peers: Peers, model: keras.Model, first: int) -> None:
         """Read the file on rank 0; without it, begin with the first epoch."""
+        # Call k of a script is always call k, however calls before it ended.
+        calls = _calls[self.folder]
+        number, failed = calls.begun, calls.failed
+        calls.begun, calls.failed, self._has_file = number + 1, [], False
         self._writes = self.is_kept and peers.rank == 0
         if self._writes:
             make_writable(self.folder, "give Backup another one.")
             # A process that was killed while it wrote has left it.
             for partial in self.folder.glob(f"*{_PARTIAL}"):
                 partial.unlink(missing_ok=True)
-        # Number the calls of fit: a restarted script repeats them in order.
-        number = _ended[self.folder]
+            for path in failed:
+                _set_aside(path)
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
-        self._move_to(first, 0, secrets.randbits(31), random.getstate(), [], {})
+        seed, state = secrets.randbits(31), random.getstate()
+        self._move_to(first, 0, seed, state, [], {}, calls.begun)
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._shapes, self._trained, self._values = [], [], []
         self._resumes = self._writes and self.path.exists()
+        refusal = ""
+        if self._writes:
+            self._settings = {
+                **model_settings.describe(model),
+                "ranks": peers.size,
+            }
         if self._resumes:
-            self._load()
+            refusal = self._compare(self._load())
         if self._writes:
             commits.check_last(self.path, [self.epoch, self.batch])
         if peers.size > 1:
             states = self._hook_states
             contents = self._resumes, self._shapes, self._trained, self.metrics
-            values = self._position, contents, states.layout
+            values = refusal, self._position, contents, states.layout
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            position, contents, layout = of_rank_0
+            refusal, position, contents, layout = of_rank_0
             self._move_to(**position)
             self._resumes, self._shapes, self._trained, self.metrics = contents
             self._hook_states = SavedStates(layout, states.values)
+        if refusal:
+            raise TowerError(refusal)
+        # Calls in callbacks of earlier epochs are not made again.
+        calls.begun = self.begun
 
-    def _load(self) -> None:
+    def _load(self) -> dict[str, Any]:
+        """Read the file; return the settings of its model."""
         with _refusing_damage(self.path):
             with np.load(self.path, allow_pickle=False) as file:
                 named = dict(file)
             named.pop(_NOTES, None)
             encoded, *arrays = named.values()
             facts = json.loads(str(encoded))
+            settings = facts.get("settings")
+            if settings is None and "position" in facts:
+                raise TowerError(
+                    f"{self.path} is the backup of an earlier version of "
+                    "keras_towers, which did not note of which model: go on "
+                    "with that version, or delete it to train from the "
+                    "beginning."
+                )
             self._move_to(**facts["position"])
             self._shapes, layout = facts["variables"], facts["hook"]
             self._trained = facts["trained"]
@@ -359,6 +438,37 @@ class BackupFile:
         self._values = list(itertools.islice(values, len(self._shapes)))
         self._hook_states = SavedStates.of(layout, ranks, values)
         self.metrics = list(values)
+        return settings
+
+    def _compare(self, saved: dict[str, Any]) -> str:
+        """Return why the backup is not that of this model; empty if it is."""
+        own = self._settings
+        differing = model_settings.differing(saved, own)
+        if not self.batch:
+            for name in model_settings.METRICS:
+                differing.pop(name, None)
+        shown = [
+            f"{name} ({was} in the backup, {now} now)"
+            for name, (was, now) in differing.items()
+        ]
+        if not shown:
+            return ""
+        listed = "; ".join(shown[:_SHOWN_SETTINGS])
+        if saved["ranks"] != own["ranks"] and all(
+            map(model_settings.is_rate, differing)
+        ):
+            logger.warning(
+                "the number of ranks has changed, and so has %s: training goes "
+                "on with what is in the backup",
+                listed,
+            )
+            return ""
+        return (
+            f"{self.path} is the backup of another model, or of one that was "
+            f"compiled differently: {listed}. Make and compile the model as it "
+            "was then, give Backup another folder, or delete the file to train "
+            "from the beginning."
+        )
 
     def read_notes(self) -> bytes | None:
         """Return the notes of the folder's last backup, if there is one."""
@@ -414,7 +524,7 @@ class BackupFile:
         values = [variable._value for variable in self._variables]
         transport = _transport() or SingleProcess()
         rank_agreement.broadcast(transport, values, given=self._values)
-        self._values = []
+        self._values, self._has_file = [], True
 
     def _restore_hook(self) -> None:
         """Give each rank its state of the communication hook. Collective."""
@@ -462,7 +572,9 @@ class BackupFile:
                 variable.numpy()
             return
         values = [_numpy(v) for v in variables]
+        self.begun = _calls[self.folder].begun
         facts = {
+            "settings": self._settings,
             "position": self._position,
             "variables": _shapes(variables),
             "trained": self._find_trained(),
@@ -477,16 +589,42 @@ class BackupFile:
             np.savez(file, encoded, *values, allow_pickle=False, **notes)
 
         replace_file(self.path, _PARTIAL, write)
+        self._has_file = True
         commits.report_last(self.path, [self.epoch, self.batch])
 
     def end(self, delete: bool) -> None:
         """End a call of ``fit``, with or without its backup."""
-        _ended[self.folder] += 1
-        if self._writes:
-            commits.report_resumes(False)
+        self.close()
         if delete and self._writes:
             commits.report_last(self.path, [])
             self.path.unlink(missing_ok=True)
+            self._has_file = False
+
+    def fail(self) -> None:
+        """Note that ``fit`` has failed, in case the script survives that."""
+        if self._has_file:
+            _calls[self.folder].failed.append(self.path)
+
+    def close(self) -> None:
+        """Write no more, as ``fit`` has ended or failed."""
+        if self._writes:
+            commits.report_resumes(False)
+
+
+def _set_aside(path: Path) -> None:
+    """Keep a backup that nothing goes on from, as its call has failed.
+
+    Started again, the script repeats the call from its beginning, and so fails
+    or ends as it would have without a backup.
+    """
+    kept = path.with_name(f"{path.name}{_FAILED}")
+    logger.warning(
+        "an earlier call of fit has failed; its backup is kept as %s",
+        kept,
+    )
+    commits.report_last(path, [])
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(kept)
 
 
 @contextlib.contextmanager
@@ -494,17 +632,20 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Say what to do about a file that cannot be read in this block."""
     try:
         yield
-    except (
-        EOFError,
-        OSError,
-        TypeError,
-        ValueError,
-        KeyError,
-        zipfile.BadZipFile,
-    ) as error:
+    except TowerError:
+        raise
+    # Whatever reads it meets its own errors, and MemoryError where a damaged
+    # header declares a huge array.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise TowerError(
+                f"cannot read {path}: {error.strerror}."
+            ) from error
+        too_large = isinstance(error, MemoryError)
         raise TowerError(
-            f"{path} is not a backup of keras_towers, or damaged "
-            f"({error!r}): delete it to train from the beginning."
+            f"{path} is not a backup of keras_towers, or damaged"
+            f"{', or too large for this process' if too_large else ''} "
+            f"({shorten(error)}): delete it to train from the beginning."
         ) from error
 
 

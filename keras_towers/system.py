@@ -34,6 +34,31 @@ def cpu() -> dict[str, str]:
     return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
 
 
+def working_folder() -> Path:
+    """The working directory.
+
+    Raises:
+        TowerError: it has been deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise TowerError(
+            "the working directory of this process has been deleted: change to "
+            "one that exists."
+        ) from None
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return a path from the root, as it is meant in the working directory.
+
+    Raises:
+        TowerError: it is relative to one that has been deleted.
+    """
+    given = Path(path)
+    return given if given.is_absolute() else working_folder() / given
+
+
 class UnusableFolder(TowerError):
     """A folder that cannot be made or written to."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
+from keras_towers.system import working_folder
 
 
 def find_named(target: str) -> Callable[..., Any]:
@@ -36,7 +37,7 @@ def find_named(target: str) -> Callable[..., Any]:
             f"{target!r} names a file, which is no module: leave out .py, as "
             f"in {dotted}:{name}"
         )
-    if (here := str(Path.cwd())) not in sys.path:
+    if (here := str(working_folder())) not in sys.path:
         sys.path.insert(0, here)
     with _naming(target, "cannot be imported"):
         function = operator.attrgetter(name)(importlib.import_module(module))

@@ -1,9 +1,14 @@
 """Training that a signal ends, and that goes on when it is started again."""
 
+import contextlib
+import functools
 import io
+import json
 import os
 import random
+import re
 import signal
+import zipfile
 
 import keras
 import numpy as np
@@ -12,6 +17,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import backup
+from keras_towers.rendezvous import commits
+from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.sampling import sample_of
 
@@ -58,9 +65,11 @@ def train(last, *callbacks, made=None, towers=2, data=(X, Y, 5), **options):
 
 
 def interrupted(last, *when, **options):
+    """Train until a signal; what follows is as in a new process."""
     with pytest.raises(SystemExit) as ended:
         train(last, ends(*when), **options)
     assert ended.value.code == 75
+    begin_again()
 
 
 def assert_equal(one, other):
@@ -83,6 +92,7 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     before, last = handlers(), kt.Backup(tmp_path / "last", every=2)
     with pytest.raises(KeyboardInterrupt):
         train(last, ends(0, 3, die))
+    begin_again()
     assert handlers() == before
     # In what is then left of the epoch, and behind the last batch of another.
     interrupted(last, 0, 1, kill(signal.SIGTERM))
@@ -109,8 +119,6 @@ def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
     first = on_one(train)
     assert int(first[0].optimizer.iterations) == 15
     on_one(interrupted, 0, 1, kill(signal.SIGTERM))
-    # As in a new process, in which the first one is run again.
-    backup._ended.clear()
     assert_equal(on_one(train), first)
     assert len(list(tmp_path.iterdir())) == 1
     assert_equal(on_one(train), first)
@@ -169,8 +177,6 @@ def test_slots_that_only_a_step_makes_and_vectors_of_a_history(tmp_path):
     undisturbed = train(last, made=Alternating())
     for when in (0, 4), (2, 1):
         interrupted(last, *when, kill(signal.SIGTERM), made=Alternating())
-        # As in a new process.
-        backup._ended.clear()
     one, other = train(last, made=Alternating()), undisturbed
     for its, same in zip(one[0].trained_by, other[0].trained_by, strict=True):
         assert_all_close(its.variables, same.variables, TOLERANCE)
@@ -224,20 +230,246 @@ def test_a_shuffled_dataset_goes_on_in_the_same_order(tmp_path, length):
     assert_equal(resumed, (plain, history))
 
 
-def test_another_model_is_refused_in_the_middle_of_an_epoch(tmp_path):
-    """Of other weights or metrics; it is left as it was."""
+class Diverges(Exception):
+    """Of a trial, whose script goes on with the next one."""
+
+
+class Killed(BaseException):
+    """Ends the script."""
+
+
+def trials(folder=None, killed_in=None):
+    """Train a model per learning rate, of which the first one diverges."""
+    found = []
+
+    def fail(epoch, logs, rate):
+        if (rate, epoch) == (0.1, 1):
+            raise Diverges
+        if (rate, epoch) == killed_in:
+            raise Killed
+
+    for rate in (0.1, 0.02, 0.01):
+        made = model(normalize=False)
+        made.compile(keras.optimizers.Adam(rate), "mse")
+        fails = functools.partial(fail, rate=rate)
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=fails)]
+        if folder is not None:
+            callbacks.insert(0, kt.Backup(folder))
+        with contextlib.suppress(Diverges), kt.TowerStrategy(1):
+            made.fit(X, Y, 5, epochs=3, verbose=0, callbacks=callbacks)
+        found += [*made.get_weights(), made.optimizer.learning_rate.numpy()]
+    return found
+
+
+def test_a_call_that_fails_counts(tmp_path, caplog):
+    """The next one does not go on from its backup, nor does a new process."""
+    wanted = trials()
+    for killed_in in (0.02, 1), (0.01, 2):
+        begin_again()
+        with pytest.raises(Killed):
+            trials(tmp_path, killed_in)
+    begin_again()
+    assert_all_close(trials(tmp_path), wanted, 0)
+    (kept,) = tmp_path.iterdir()
+    assert kept.name == "backup.npz.failed"
+    assert f"its backup is kept as {kept}" in caplog.text
+    # Renamed, it is a backup again.
+    kept.rename(tmp_path / "backup.npz")
+    begin_again()
+    found = trials(tmp_path)
+    assert not np.allclose(found[0], wanted[0])
+    assert_all_close(found[3:], wanted[3:], 0)
+
+
+def test_after_an_error_no_backup_is_promised(tmp_path, monkeypatch):
+    """To the launcher, which would tell ranks to make one, and wait."""
+    reported = []
+    monkeypatch.setattr(commits, "report_resumes", reported.append)
+
+    def fail(*_):
+        raise Diverges
+
+    fails = keras.callbacks.LambdaCallback(on_epoch_end=fail)
+    with pytest.raises(Diverges):
+        train(kt.Backup(tmp_path), fails, towers=1)
+    assert reported == [True, False]
+
+
+def test_calls_in_callbacks_keep_their_numbers(tmp_path):
+    """A fit that goes on in a later epoch does not repeat those before."""
+
+    def train_both(killed_in=None):
+        outer, seen = model(), []
+
+        def fit_inner(epoch, logs=None):
+            inner = model(normalize=False)
+
+            def end(at, logs=None):
+                seen.append((epoch, at))
+                if (epoch, at) == killed_in:
+                    raise Killed
+
+            ends = keras.callbacks.LambdaCallback(on_epoch_end=end)
+            both = [kt.Backup(tmp_path), ends]
+            inner.fit(X, Y, 5, epochs=2, verbose=0, callbacks=both)
+
+        fits = keras.callbacks.LambdaCallback(on_epoch_end=fit_inner)
+        return train(kt.Backup(tmp_path), fits, made=outer, towers=1), seen
+
+    for killed_in in (1, 0), (2, 0):
+        with pytest.raises(Killed):
+            train_both(killed_in)
+        begin_again()
+    _, seen = train_both()
+    assert seen == [(2, 1)]
+
+
+def compiled_with(*arguments, **options):
+    made = model()
+    made.compile(*arguments, **options)
+    return made
+
+
+def connected(*, twice):
+    """The same layers, one after the other, or both on the input."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    first, last = keras.layers.Dense(3), keras.layers.Dense(3)
+    hidden = first(inputs)
+    out = last(hidden if twice else inputs)
+    made = keras.Model(inputs, keras.ops.sum(hidden + out, -1, keepdims=True))
+    made.compile("sgd", "mse")
+    return made
+
+
+ADAM = keras.optimizers.Adam
+OF_ANOTHER = {
+    "layers": (model, lambda: model(units=2), "units of layer"),
+    "rate": (
+        lambda: compiled_with(ADAM(0.1), "mse"),
+        lambda: compiled_with(ADAM(0.2), "mse"),
+        "learning_rate of the optimizer (0.1",
+    ),
+    "option": (
+        lambda: compiled_with(ADAM(0.1), "mse"),
+        lambda: compiled_with(ADAM(0.1, clipnorm=1.0), "mse"),
+        "clipnorm of the optimizer (None in the backup, 1.0 now)",
+    ),
+    "loss": (
+        lambda: compiled_with(ADAM(0.1), "mse"),
+        lambda: compiled_with(ADAM(0.1), "mae"),
+        "loss ('mse' in the backup, 'mae' now)",
+    ),
+    "metrics": (
+        lambda: compiled_with(ADAM(0.1), "mse", metrics=["mae"]),
+        lambda: compiled_with(ADAM(0.1), "mse", metrics=["mape"]),
+        "metrics (['mae'] in the backup, ['mape'] now)",
+    ),
+    "connections": (
+        lambda: connected(twice=True),
+        lambda: connected(twice=False),
+        "connections of layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_ANOTHER)
+def test_the_backup_of_another_model_is_refused(what, tmp_path):
+    """In the middle of an epoch; the model is left as it was."""
+    make, other, said = OF_ANOTHER[what]
+    last = kt.Backup(tmp_path)
+    interrupted(last, 0, 1, kill(signal.SIGTERM), made=make())
+    made = other()
+    untrained = made.get_weights()
+    words = f"npz is the backup of another model.*{re.escape(said)}.*give"
+    with pytest.raises(kt.TowerError, match=words):
+        train(last, made=made)
+    assert_all_close(made.get_weights(), untrained, 0)
+    begin_again()
+    train(last, made=make())
+
+
+def test_what_changes_no_result_may_differ(tmp_path):
+    """Names, seeds, first values; epochs, and the metrics behind one."""
+
+    def make(count, **options):
+        first = ["ones", "zeros"]
+        for _ in range(count):
+            keras.layers.Dense(1)
+        made = keras.Sequential(
+            [
+                keras.layers.Dropout(0.3, seed=count),
+                keras.layers.Dense(1, kernel_initializer=first[count]),
+            ],
+            name=f"mine_{count}",
+        )
+        made.compile(ADAM(0.1, name=f"adam_{count}"), "mse", **options)
+        return made
+
+    last = kt.Backup(tmp_path)
+    interrupted(last, 0, 4, kill(signal.SIGTERM), made=make(0))
+    # A Sequential is built, too, which the first one was not.
+    other = make(1, metrics=["mae"])
+    other.build((None, 3))
+    with kt.TowerStrategy(1):
+        history = other.fit(X, Y, 5, epochs=4, verbose=2, callbacks=[last])
+    assert history.epoch == [0, 1, 2, 3]
+
+
+def rewrite(path, change):
+    """Change the facts of a backup."""
+    with np.load(path) as file:
+        named = dict(file)
+    notes = named.pop("notes")
+    encoded, *arrays = named.values()
+    facts = json.loads(str(encoded))
+    change(facts)
+    np.savez(path, np.array(json.dumps(facts)), *arrays, notes=notes)
+
+
+def test_a_rate_that_depends_on_the_number_of_ranks(tmp_path, caplog):
+    """That of the backup holds, and it is said."""
     last = kt.Backup(tmp_path)
     interrupted(last, 0, 1, kill(signal.SIGTERM))
-    wider, with_mape = model(units=2), model()
-    with_mape.compile(with_mape.optimizer, "mse", metrics=["mae", "mape"])
-    for other, said in (
-        (wider, "backup of another model"),
-        (with_mape, "compiled differently"),
-    ):
-        untrained = other.get_weights()
-        with pytest.raises(kt.TowerError, match=said):
-            train(last, made=other)
-        assert_all_close(other.get_weights(), untrained, 0)
+    rewrite(tmp_path / "backup.npz", lambda it: it["settings"].update(ranks=2))
+    made = compiled_with(ADAM(0.02), "mse", metrics=["mae"])
+    train(last, made=made)
+    assert float(made.optimizer.learning_rate) == pytest.approx(0.01)
+    assert "the number of ranks has changed, and so has learning" in caplog.text
+
+
+def test_settings_that_another_version_of_keras_does_not_have(tmp_path):
+    last = kt.Backup(tmp_path)
+    interrupted(last, 0, 1, kill(signal.SIGTERM))
+
+    def change(facts):
+        facts["settings"]["keras"] = "3.0"
+        facts["settings"]["compiled"]["another of the optimizer"] = "1"
+        for _, settings in facts["settings"]["layers"]:
+            settings.pop("trainable", None)
+
+    rewrite(tmp_path / "backup.npz", change)
+    train(last)
+
+
+def test_the_backup_of_an_earlier_version_is_refused_in_one_line(tmp_path):
+    last = kt.Backup(tmp_path)
+    interrupted(last, 0, 1, kill(signal.SIGTERM))
+    rewrite(tmp_path / "backup.npz", lambda facts: facts.pop("settings"))
+    words = "of an earlier version.*delete it"
+    with pytest.raises(kt.TowerError, match=words) as found:
+        train(last)
+    assert "\n" not in str(found.value)
+
+
+def huge():
+    """A file that says it has an array of a pebibyte."""
+    file, header = io.BytesIO(), io.BytesIO()
+    of_array = {"descr": "<f8", "fortran_order": False, "shape": (1 << 47,)}
+    np.lib.format.write_array_header_1_0(header, of_array)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("arr_0.npy", header.getvalue())
+    return file.getvalue()
 
 
 def without_position():
@@ -257,7 +489,9 @@ def without_position():
         (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
     ],
 )
-@pytest.mark.parametrize("found", [b"PK nonsense", b"", without_position()])
+@pytest.mark.parametrize(
+    "found", [b"PK nonsense", b"", without_position(), huge()]
+)
 def test_what_is_refused(given, words, found, tmp_path):
     (tmp_path / "backup.npz").write_bytes(found)
     one = kt.Backup(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
+from keras_towers.rendezvous import commits
 from tests.kit.compare import assert_all_close, assert_same_history
 
 pytestmark = pytest.mark.alternate
@@ -130,6 +131,19 @@ def test_a_damaged_commit_is_refused(starts_again, tmp_path):
     starts_again()
     with pytest.raises(kt.TowerError, match="or damaged"):
         script(seen=[])
+
+
+def test_after_an_error_no_commit_is_promised(starts_again, monkeypatch):
+    reported = []
+    monkeypatch.setattr(commits, "report_resumes", reported.append)
+
+    @kt.elastic.run
+    def fail(state):
+        raise Lost
+
+    with pytest.raises(Lost):
+        fail(kt.elastic.ObjectState(step=0))
+    assert reported == [True, False]
 
 
 def count(limit, told=False):

@@ -1,11 +1,15 @@
-"""The end of a process that has lost another, and its freed memory."""
+"""The end of a process that has lost another, its memory, and its folder."""
 
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+import keras_towers as kt
 from keras_towers import system
+from keras_towers.cli.main import app
 from tests.kit.scripts import run_python
+from tests.kit.training import linear
 
 # What waits for the lost one, where Python runs no other thread any more.
 HANGS = """
@@ -75,3 +79,26 @@ print(before - held() > 100_000_000)
 def test_what_is_free_between_what_is_alive_goes_back_to_the_kernel():
     done = run_python("-c", HELD, system.__file__, limit_s=60)
     assert done.stdout == "True\n"
+
+
+@pytest.fixture
+def in_deleted_folder(tmp_path, monkeypatch):
+    """The working directory is one that somebody has deleted."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+
+def test_a_working_directory_that_was_deleted_is_named(
+    in_deleted_folder, tmp_path
+):
+    """Unless nothing is relative to it."""
+    words = "working directory .* has been deleted: change to one that exists"
+    with pytest.raises(kt.TowerError, match=words):
+        kt.Backup("backup")
+    kt.Backup(tmp_path / "backup")
+    kt.elastic.State(linear())
+    (tmp_path / "script.py").touch()
+    run = CliRunner().invoke(app, ["run", "-np", "1", f"{tmp_path}/script.py"])
+    assert run.exit_code == 2 and run.output.count("\n") == 1
+    assert "has been deleted" in run.output

@@ -30,7 +30,7 @@ from keras_towers.building.recipe import (
     Recipe,
     target_facts,
 )
-from keras_towers.system import make_writable
+from keras_towers.system import absolute, make_writable
 
 Progress = Callable[[str], None]
 """Called with a description of the current activity."""
@@ -189,7 +189,7 @@ def cache_root() -> Path:
     """The folder of wheels and logs; ``settings.ENV_CACHE`` overrides it."""
     chosen = os.environ.get(settings.ENV_CACHE)
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return absolute(Path(chosen).expanduser())
     return platformdirs.user_cache_path("keras-towers", appauthor=False)
 
 

@@ -1,8 +1,8 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
 Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
-``rank_agreement`` and ``step_errors``, ``weights``, ``data``, ``update`` and
-``step``, ``calls``, ``keras_patches``.
+``model_settings``, ``rank_agreement`` and ``step_errors``, ``weights``,
+``data``, ``update`` and ``step``, ``calls``, ``keras_patches``.
 
 ``contract``
   The components that a strategy is composed of.
@@ -20,4 +20,6 @@ Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
   The errors of steps that a user sees, with notes on what failed.
 ``step_order``
   Order and agreement of steps, and of their collectives, over all ranks.
+``model_settings``
+  What a model's layers are set to, and what it was compiled with, in words.
 """

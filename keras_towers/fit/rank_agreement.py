@@ -7,14 +7,11 @@ and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import hashlib
-import inspect
 import itertools
 import logging
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit import model_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
@@ -45,24 +43,9 @@ _FOR_SAME_DATA = (
     "validation_split",
     "validation_batch_size",
 )
-_RATE = "learning_rate"
 _LAYERS = "layers"
-# Keras's key for the class of a serialized object, and its class of functions
-# without a name.
-_CLASS = "class_name"
-_LAMBDA = "__lambda__"
 # How many differences an error shows.
 _SHOWN_SETTINGS = 3
-_SHOWN_CHARACTERS = 80
-# All ranks draw with rank 0's seed generators.
-_SEED = "seed"
-# Their names count what a process has made, and change no result.
-_NAMED = (
-    keras.Operation,
-    keras.losses.Loss,
-    keras.metrics.Metric,
-    keras.optimizers.Optimizer,
-)
 
 
 def check_call(
@@ -90,7 +73,7 @@ def check_call(
         names += _FOR_SAME_DATA
     if config.places(kind).ranks.batch.size > 1:
         names += _STEPS
-    words = _Words()
+    words = model_settings.Words()
     settings = {
         name: words.cut(arguments[name])
         for name in names
@@ -100,26 +83,30 @@ def check_call(
         arguments.get("validation_data") is not None
     )
     if keras_call.trains:
-        settings |= _compiled(model, words)
+        settings |= model_settings.compiled(model, words)
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
     # All ranks need to see them only if they differ.
-    layers = _layers(model, words)
+    layers = model_settings.layers(model, words)
     of_layers = [of_layer for _, of_layer in layers]
-    settings[_LAYERS] = _digest(repr(of_layers).encode())
+    settings[_LAYERS] = model_settings.digest(repr(of_layers).encode())
     ranks = _meet(config, settings, kind)
     differing = rank_checks.differing_settings(ranks)
     if differing.pop(_LAYERS, None):
-        differing |= _differing_layer(_meet(config, layers, kind))
-    rates = differing.pop(_RATE, None)
-    if rates and config.job.rank == 0:
-        logger.warning(
-            "the ranks have different learning rates for model %r (%s); all "
-            "train with the learning rate of rank 0.",
-            model.name,
-            rank_checks.describe_ranks(rates),
-        )
+        of_ranks = _meet(config, layers, kind)
+        differing |= model_settings.differing_layer(of_ranks)
+    rates = [name for name in differing if model_settings.is_rate(name)]
+    for name in rates:
+        values = differing.pop(name)
+        if config.job.rank == 0:
+            logger.warning(
+                "the ranks have different learning rates for model %r (%s: "
+                "%s); all train with the learning rate of rank 0.",
+                model.name,
+                name,
+                rank_checks.describe_ranks(values),
+            )
     if differing:
         shown = "; ".join(
             f"{name} ({rank_checks.describe_ranks(values)})"
@@ -206,210 +193,6 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
         if not gone or set(gone.values()) != {TaskState.ENDED}:
             raise
         raise refuse(describe_each(gone)) from None
-
-
-def _compiled(model: keras.Model, words: _Words) -> dict[str, str]:
-    """Describe the compiled settings that affect gradients and updates."""
-    optimizer = getattr(model, "optimizer", None)
-    # In a LossScaleOptimizer only the inner optimizer has a learning rate.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    options = words.config_of(inner) or {}
-    # All ranks take rank 0's learning rate only if it is a variable.
-    rate = getattr(inner, "_learning_rate", None)
-    shared = isinstance(rate, keras.Variable)
-    configured = options.pop(_RATE, None)
-    if shared:
-        rate = configured
-    elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        # Not every schedule has a configuration that says all.
-        rate = [type(rate), vars(rate)]
-    compiled_loss = getattr(model, "_compile_loss", None)
-    settings = {
-        "loss": getattr(model, "loss", None),
-        "loss_weights": getattr(compiled_loss, "_user_loss_weights", None),
-        "steps_per_execution": getattr(model, "steps_per_execution", 1),
-        "optimizer": type(optimizer),
-        _RATE if shared else "schedule of learning rates": rate,
-    }
-    settings |= {f"{name} of the optimizer": options[name] for name in options}
-    return {name: words.cut(value) for name, value in settings.items()}
-
-
-def _layers(
-    model: keras.Model, words: _Words
-) -> list[tuple[str, dict[str, str]]]:
-    """Describe all layers, also those without variables: name and settings."""
-    described = []
-    for layer in model._flatten_layers():
-        if not isinstance(layer, keras.Model):
-            settings = {"class": type(layer).__qualname__}
-            for name, value in (words.config_of(layer) or {}).items():
-                live = None
-                with contextlib.suppress(Exception):
-                    live = getattr(layer, name, None)
-                # The code of a function without a name is serialized with its
-                # path, and may differ where the function does not.
-                is_function = inspect.isroutine(live)
-                settings[name] = words.cut(live if is_function else value)
-            described.append((layer.name, settings))
-    return described
-
-
-def _differing_layer(
-    ranks: Sequence[Sequence[tuple[str, dict[str, str]]]],
-) -> dict[str, list[str]]:
-    """Return the settings that differ of the first layer that has such.
-
-    Args:
-        ranks: what ``_layers`` says on each rank.
-    """
-    for k in range(max(map(len, ranks))):
-        own = [layers[k] for layers in ranks if k < len(layers)]
-        settings = [layers[k][1] if k < len(layers) else {} for layers in ranks]
-        differing = rank_checks.differing_settings(settings)
-        # Layers of different classes have few settings in common.
-        names = ["class"] if "class" in differing else differing
-        if differing:
-            name, _ = own[0]
-            return {
-                f"{setting} of layer {name!r}": differing[setting]
-                for setting in names
-            }
-    return {}
-
-
-class _Words:
-    """Settings in words: equal settings have equal words on all ranks.
-
-    Attributes:
-        unread: the classes of which only the name is in these words.
-    """
-
-    def __init__(self):
-        self.unread: set[str] = set()
-
-    def cut(self, value: Any) -> str:
-        """Describe a setting in a few words."""
-        text = self.of(value)
-        if len(text) <= _SHOWN_CHARACTERS:
-            return text
-        return f"{text[:_SHOWN_CHARACTERS]}... ({_digest(text.encode())})"
-
-    def config_of(self, value: Any) -> dict[str, Any] | None:
-        """Return what of an object's configuration changes results, or None."""
-        if value is None:
-            return None
-        try:
-            config = dict(value.get_config())
-        except Exception:  # Not every object is serializable.
-            self.unread.add(type(value).__qualname__)
-            return None
-        # Not all of Keras's losses have these in their configuration.
-        config |= getattr(value, "_fn_kwargs", {})
-        return _that_counts(type(value), config)
-
-    def of(self, value: Any) -> str:
-        """Describe a setting."""
-        if value is None or isinstance(
-            value, str | bytes | bool | int | float | complex | enum.Enum
-        ):
-            return repr(value)
-        if isinstance(value, tf.DType | np.dtype | tf.TensorShape):
-            return str(value)
-        if isinstance(value, tf.Tensor | tf.Variable | keras.Variable):
-            value = np.asarray(value)
-        if isinstance(value, np.generic | np.ndarray):
-            if value.size == 1:
-                return repr(value.item())
-            digest = _digest(np.ascontiguousarray(value).tobytes())
-            return f"{value.shape} {value.dtype} {digest}"
-        if isinstance(value, Mapping):
-            if {_CLASS, "config"} <= value.keys():
-                return self._serialized(value)
-            return f"{{{self._pairs(value)}}}"
-        if isinstance(value, Sequence | set | frozenset):
-            texts = map(self.of, value)
-            is_set = isinstance(value, set | frozenset)
-            return f"[{', '.join(sorted(texts) if is_set else texts)}]"
-        if isinstance(value, functools.partial):
-            parts = value.func, value.args, value.keywords
-            return f"partial({', '.join(map(self.of, parts))})"
-        if inspect.isroutine(value):
-            return _function(value)
-        if isinstance(value, type):
-            return value.__qualname__
-        name = type(value).__qualname__
-        config = self.config_of(value)
-        return name if config is None else f"{name}({self._pairs(config)})"
-
-    def _pairs(self, values: Mapping[Any, Any]) -> str:
-        items = {str(key): value for key, value in values.items()}
-        return ", ".join(
-            f"{key}={self.of(items[key])}" for key in sorted(items)
-        )
-
-    def _serialized(self, value: Mapping[str, Any]) -> str:
-        """Describe an object as Keras serializes it in another's config."""
-        name, config = str(value[_CLASS]), value["config"]
-        if name == _LAMBDA:
-            self.unread.add("lambda")
-            return name
-        if not isinstance(config, Mapping):
-            return f"{name}({self.of(config)})"
-        cls = _class_of(value)
-        if cls is not None and issubclass(cls, keras.Layer):
-            return name  # It is described by itself.
-        return f"{name}({self._pairs(_that_counts(cls, config))})"
-
-
-def _class_of(serialized: Mapping[str, Any]) -> type | None:
-    """Return the class of a serialized object, if it can be found."""
-    name = serialized[_CLASS]
-    registered = str(serialized.get("registered_name") or name)
-    cls = keras.saving.get_registered_object(registered) or getattr(
-        sys.modules.get(str(serialized.get("module"))), str(name), None
-    )
-    return cls if isinstance(cls, type) else None
-
-
-def _that_counts(cls: type | None, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a configuration changes the results of ranks.
-
-    Args:
-        cls: the class that it is of; None: it is not known.
-        config: the configuration.
-    """
-    dropped = {_SEED}
-    if cls is None or issubclass(cls, _NAMED):
-        dropped.add("name")
-    return {
-        name: value
-        for name, value in config.items()
-        if name not in dropped and not _initializes(value)
-    }
-
-
-def _initializes(value: Any) -> bool:
-    """Whether a setting only gives first values, which are those of rank 0."""
-    if not isinstance(value, Mapping) or _CLASS not in value:
-        return isinstance(value, keras.initializers.Initializer)
-    cls = _class_of(value)
-    return cls is not None and issubclass(cls, keras.initializers.Initializer)
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(data).hexdigest()[:8]
-
-
-def _function(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    if code is None or "<" not in name:
-        return str(name)
-    # All lambdas have the same name: compare their code.
-    constants = [c for c in code.co_consts if isinstance(c, str | float | int)]
-    parts = code.co_code.hex(), code.co_names, constants
-    return f"{name} {_digest(repr(parts).encode())}"
 
 
 _SHOWN_VARIABLES = 5

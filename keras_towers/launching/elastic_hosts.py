@@ -15,6 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launching.rank_process import check_reachable
 from keras_towers.rendezvous.hosts import read_entries
 from keras_towers.rendezvous.network import is_local
+from keras_towers.system import absolute
 
 THIS_MACHINE = "localhost"
 
@@ -108,7 +109,7 @@ def discover_by_script(
     """
     try:
         result = commands.run_command(
-            [str(script.absolute())],
+            [str(absolute(script))],
             settings.DISCOVERY_S,
             grace_s=settings.GRACE_S,
             stop=over,

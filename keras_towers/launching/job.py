@@ -37,7 +37,12 @@ from keras_towers.rendezvous import rank_environment, store
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.store_server import StoreServer
-from keras_towers.system import handle_signals, make_writable
+from keras_towers.system import (
+    absolute,
+    handle_signals,
+    make_writable,
+    working_folder,
+)
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -134,9 +139,9 @@ class RunningJob(ProcessContext):
         parent, elastic = self.job.commits, self.job.elastic
         if not parent and (remote or (elastic and elastic.script)):
             # Hosts that are found later have the working folder, too.
-            parent = Path.cwd()
+            parent = working_folder()
         if parent:
-            parent = parent.absolute()
+            parent = absolute(parent)
             make_writable(parent, "name another folder with --commits.")
         folder = Path(tempfile.mkdtemp("", ".keras-towers-", parent))
         self.undo.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from keras_towers import agent, commands, settings
+from keras_towers import agent, commands, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
@@ -120,7 +120,7 @@ class RankProcess:
         order = {
             "read_from": self._start_agent(launch, direct),
             "command": start.command or run.command,
-            "folder": os.getcwd(),
+            "folder": str(system.working_folder()),
             "environment": environment,
             "local_size": start.local_size,
             "rendezvous": run.address,

@@ -23,7 +23,7 @@ from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.rendezvous import rank_checks
-from keras_towers.system import check_writable, make_writable
+from keras_towers.system import absolute, check_writable, make_writable
 from keras_towers.timeline.advice import advise, print_table
 from keras_towers.timeline.phases import (
     StepTimes,
@@ -125,9 +125,7 @@ class Timeline(ObservesFit):
                 "refuses after enable_op_determinism(): measure without it."
             )
         rank = 0 if config is None else config.job.rank
-        make_writable(
-            self.path.absolute().parent, "give Timeline another path."
-        )
+        make_writable(absolute(self.path).parent, "give Timeline another path.")
         check_writable(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, ""
         kept = max(self._written_steps, _KEPT)

@@ -73,3 +73,15 @@ def without_code(page: Path) -> str:
 def name_of(page: Path) -> str:
     """A page's path, for the names of tests."""
     return str(page.relative_to(ROOT))
+
+
+def callbacks_by_rank() -> dict[str, str]:
+    """Which ranks run each of Keras's callbacks, in the words of the page."""
+    text = (ROOT / "docs" / "processes.md").read_text()
+    _, after = text.split("| Keras's callbacks | run on |\n|---|---|\n")
+    rows = [row.split("|") for row in after.split("\n\n")[0].splitlines()]
+    return {
+        name: ranks.strip()
+        for _, names, ranks, _ in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }

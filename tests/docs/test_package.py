@@ -6,12 +6,14 @@ import importlib.util
 import inspect
 import re
 
+import keras
 import pytest
 
 import keras_towers as kt
+from keras_towers import compat
 from keras_towers.fit import keras_patches
 from keras_towers.known_engines import ENGINES
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, callbacks_by_rank
 
 pytestmark = pytest.mark.core
 
@@ -36,6 +38,17 @@ def test_the_reference_has_all_public_names():
     page = (ROOT / "docs" / "api.md").read_text()
     listed = re.findall(r"^::: keras_towers\.(\w+)$", page, re.MULTILINE)
     assert sorted(listed) == sorted(kt.__all__) == dir(kt)
+
+
+def test_the_page_says_which_ranks_run_each_callback_of_keras():
+    """Those of this Keras; ``tests/processes/roles.py`` runs them."""
+    installed = {
+        name
+        for name, kind in vars(keras.callbacks).items()
+        if isinstance(kind, type) and issubclass(kind, keras.callbacks.Callback)
+    } - {"Callback", "CallbackList"}
+    newer = {"OrbaxCheckpoint"} if compat.KERAS < (3, 14) else set()
+    assert callbacks_by_rank().keys() == installed | newer
 
 
 def shown_types(entry):

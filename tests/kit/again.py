@@ -4,7 +4,12 @@ import itertools
 
 import pytest
 
-from keras_towers import elastic, settings
+from keras_towers import backup, elastic, settings
+
+
+def begin_again():
+    """Count calls of ``fit`` with a backup as a process that is new."""
+    backup._calls.clear()
 
 
 @pytest.fixture
@@ -15,6 +20,7 @@ def starts_again(tmp_path, monkeypatch):
 
     def start():
         monkeypatch.setattr(elastic, "_numbers", itertools.count())
+        begin_again()
 
     start()
     return start

@@ -14,6 +14,7 @@ import keras_towers as kt
 from keras_towers.fit.calls import saving
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
 from keras_towers.rendezvous.store import store_of_job
+from tests.kit.again import begin_again
 from tests.kit.compare import (
     assert_all_close,
     assert_close,
@@ -513,6 +514,7 @@ def a_signal_to_one_rank_ends_all_behind_the_same_batch():
     with pytest.raises(SystemExit) as ended, s.Strategy():
         train(s.eager(), signals)
     assert s.gather(ended.value.code) == [75, 75]
+    begin_again()
     kept = FOLDER / "signalled" / "backup.npz"
     assert s.gather(kept.exists())[0]
     s.assert_as_one_process(
@@ -521,6 +523,29 @@ def a_signal_to_one_rank_ends_all_behind_the_same_batch():
         reference=lambda it: s.fit(it, batch_size=20, epochs=2),
     )
     assert not kept.exists()
+
+
+@check
+def a_call_that_fails_on_one_rank_counts_on_all():
+    def train(mine, *callbacks):
+        last = kt.Backup(FOLDER / "failed")
+        return s.fit(mine, epochs=2, callbacks=[last, *callbacks])
+
+    def fail(mine):
+        if s.RANK == 1:
+            raise s.Boom
+
+    with pytest.raises((s.Boom, kt.TowerError)), s.Strategy():
+        train(s.eager(), s.Does(on_epoch_end=fail))
+    begin_again()
+    # The others hear of it, before anything is written.
+    with s.refused("backup of another model", "loss ('mse'"), s.Strategy():
+        train(s.eager(loss="mae"))
+    s.assert_as_one_process(
+        s.eager(),
+        train,
+        reference=lambda it: s.fit(it, epochs=2),
+    )
 
 
 @check

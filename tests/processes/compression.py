@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.reduction import shared_memory
+from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
@@ -118,7 +119,8 @@ def resumed_as_undisturbed(**options):
     undisturbed = trained("undisturbed")
     with pytest.raises(s.Boom):
         trained("broken", s.breaks_behind(3))
-    # As in a new process: of another strategy and another model.
+    # Of another strategy and another model, too.
+    begin_again()
     resumed = trained("broken")
     for found, wanted in zip(resumed, undisturbed, strict=True):
         assert_all_close(found, wanted)

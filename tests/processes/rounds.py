@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
@@ -265,6 +266,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     wanted = trained("undisturbed", undisturbed)
     with pytest.raises(s.Boom):
         trained("broken", s.model(optimizer=momentum()), s.breaks_behind(3))
+    begin_again()
     resumed = s.model(optimizer=momentum())
     found = trained("broken", resumed)
     assert_same_history(found.history, wanted.history)

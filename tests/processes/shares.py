@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.weights import shards
+from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
@@ -246,6 +247,7 @@ def an_error_between_steps_of_shares():
     with sharded():
         train(mine, epochs=1)
         # What was committed within the epoch has all shares.
+        begin_again()
         train(again, callbacks=[kt.Backup(folder, every=2)])
     values(mine)
     assert_same_state(again, alone())

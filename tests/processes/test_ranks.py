@@ -11,7 +11,7 @@ MODULES = [
     f"tests.processes.{module}"
     for module in (
         *("training", "callbacks", "compression", "distribution"),
-        *("steps", "rounds", "shares", "mesh"),
+        *("steps", "rounds", "shares", "mesh", "roles"),
     )
 ]
 # Each over one of the engines.

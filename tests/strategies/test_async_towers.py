@@ -14,6 +14,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit import compare
+from tests.kit.again import begin_again
 from tests.kit.leaving import Boom, interrupt
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
@@ -291,6 +292,7 @@ def test_a_backup_within_an_epoch_has_every_batch_that_was_handed_out(tmp_path):
 
     with pytest.raises(SystemExit):
         train(cases.callback(on_train_batch_end=end))
+    begin_again()
     compare.assert_close(train(), -0.5 * 2 * EPOCH, 1e-5)
 
 

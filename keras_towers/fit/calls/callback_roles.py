@@ -24,6 +24,7 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import copy_to_towers
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.system import absolute
 
 logger = logging.getLogger("keras_towers")
 
@@ -34,22 +35,21 @@ _Kind = TypeVar("_Kind")
 # Also the older ``on_batch_*``, which Keras still calls.
 ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
-# Ranks would overwrite each other's files or repeat each other's output.
-CHIEF_ONLY = (
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.TensorBoard,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.ProgbarLogger,
-)
-
-
-# Of these, the attributes with the files that they write.
-_WRITTEN = {
+# What is run by the first rank that has its path, and the attribute with that.
+_WRITTEN: dict[type, str] = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.CSVLogger: "filename",
 }
+if compat.KERAS >= (3, 14):
+    _WRITTEN[keras.callbacks.OrbaxCheckpoint] = "directory"
+# Ranks would overwrite each other's files or repeat each other's output.
+CHIEF_ONLY = (
+    *_WRITTEN,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
 
 
 class _Marked(keras.callbacks.Callback):
@@ -76,7 +76,8 @@ class ChiefOnly(_Marked):
 
     For callbacks that write files, draw or send messages. Keras's
     ``BackupAndRestore`` and ``TensorBoard`` run on rank 0 without it, as do
-    ``ModelCheckpoint`` and ``CSVLogger`` where all ranks give the same path.
+    ``ModelCheckpoint``, ``OrbaxCheckpoint`` and ``CSVLogger`` where all ranks
+    give the same path.
     Weights and learning rates that the callback writes are sent to the other
     ranks at once; with parameter servers, weights reach other workers with the
     next update or the next epoch.
@@ -126,11 +127,14 @@ class ObservesFit(keras.callbacks.Callback):
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
-    def find_start(self, peers: Peers, first: int) -> FitStart:
+    def find_start(
+        self, peers: Peers, model: keras.Model, first: int
+    ) -> FitStart:
         """Return the start of ``fit``, the same on all ranks.
 
         Args:
             peers: all ranks.
+            model: the model that it trains.
             first: the epoch in which it starts by itself.
         """
         raise NotImplementedError
@@ -249,7 +253,7 @@ def own_paths(peers: Peers, callbacks: Any) -> set[str]:
 def _path_of(callback: Any) -> str:
     for kind, name in _WRITTEN.items():
         if isinstance(callback, kind):
-            return os.path.abspath(getattr(callback, name))
+            return os.path.normpath(absolute(getattr(callback, name)))
     return ""
 
 

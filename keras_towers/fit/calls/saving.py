@@ -37,6 +37,7 @@ from keras_towers.fit.weights.joint_access import (
 from keras_towers.rendezvous.liveness import wait_loop
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, wait_for
+from keras_towers.system import absolute
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -116,7 +117,7 @@ class _Saves:
         known = isinstance(where, str | os.PathLike)
         if _on_every_rank.get() or not known:
             return original(*args, **kwargs)
-        path = os.path.abspath(os.fspath(where))
+        path = os.path.normpath(absolute(where))
         call = tower_call.current()
         if call is not None and not call.meet(f"save {path}", None):
             # In a callback, of some ranks only.

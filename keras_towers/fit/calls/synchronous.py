@@ -36,7 +36,9 @@ class TowerCalls(Calls):
         with resuming.around():
             arguments = keras_call.arguments
             first = arguments.get("initial_epoch", 0)
-            start = resuming.find_start(self._config.job, first)
+            start = resuming.find_start(
+                self._config.job, keras_call.model, first
+            )
             arguments["initial_epoch"] = start.epoch
             ended = start.epoch >= arguments.get("epochs", 1)
             if (start.done or start.batch) and not ended:

@@ -244,7 +244,7 @@ class ShardedVariable(compat.UninitializedVariable):
         return self._restored
 
     def free(self) -> None:
-        """Free the shards, which functions that are not used again still have."""
+        """Free the shards, which functions that are gone still have."""
         for shard in itertools.chain(*self.shards):
             with tf.device(shard.device):
                 tf.raw_ops.AssignVariableOp(

@@ -1,0 +1,157 @@
+"""Checks of a worker: which ranks run which of Keras's callbacks."""
+
+import contextlib
+import pathlib
+import sys
+import types
+import unittest.mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.weights import shards
+from tests.docs.pages import callbacks_by_rank
+from tests.kit.compare import assert_all_close
+from tests.kit.ranks import check
+from tests.processes import small as s
+
+FOLDER = pathlib.Path(sys.argv[1])
+# The models are small.
+shards.SMALLEST_BYTES = 1
+HAS_ORBAX = compat.KERAS >= (3, 14)
+
+
+class Checkpointer:
+    """Writes as Orbax's does: beside the checkpoint, and then renames it."""
+
+    def __init__(self, directory, **policies):
+        self._directory = pathlib.Path(directory)
+
+    def save_checkpointables(self, step, payload):
+        partial = self._directory / f"{step}.orbax-checkpoint-tmp"
+        partial.mkdir(parents=True)
+        np.savez(partial / "state.npz", *tf.nest.flatten(payload["pytree"]))
+        partial.rename(self._directory / str(step))
+
+    def close(self):
+        pass
+
+
+@contextlib.contextmanager
+def orbax():
+    """Let Keras's callback write by the class above."""
+    space = types.SimpleNamespace
+    stand_in = space(
+        initialize=lambda: None,
+        Context=contextlib.nullcontext,
+        training=space(
+            Checkpointer=Checkpointer,
+            preservation_policies=space(LatestN=int),
+            save_decision_policies=space(FixedIntervalPolicy=int),
+        ),
+    )
+    if not HAS_ORBAX:
+        yield
+        return
+    module = sys.modules[keras.callbacks.OrbaxCheckpoint.__module__]
+    with unittest.mock.patch.object(module, "ocp", stand_in):
+        yield
+
+
+GIVEN = {
+    "BackupAndRestore": lambda of: of(FOLDER / "of-keras"),
+    "CSVLogger": lambda of: of(FOLDER / "log.csv"),
+    "EarlyStopping": lambda of: of("loss"),
+    "LearningRateScheduler": lambda of: of(lambda epoch: 0.1),
+    "ModelCheckpoint": lambda of: of(FOLDER / "model.keras"),
+    "OrbaxCheckpoint": lambda of: of(FOLDER / "orbax"),
+    "ReduceLROnPlateau": lambda of: of("loss"),
+    "TensorBoard": lambda of: of(FOLDER / "board"),
+}
+
+
+@check
+def each_callback_of_keras_runs_where_the_table_says():
+    ran = set()
+
+    def noting(name):
+        def note(self, epoch, logs=None):
+            ran.add(name)
+
+        kind = getattr(keras.callbacks, name)
+        of = type(name, (kind,), {"on_epoch_end": note})
+        return GIVEN.get(name, lambda of: of())(of)
+
+    table = callbacks_by_rank()
+    if not HAS_ORBAX:
+        del table["OrbaxCheckpoint"]
+    mine = s.eager(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
+    with orbax(), s.Strategy():
+        s.fit(mine, callbacks=[noting(name) for name in table])
+    on_all = {name for name, ranks in table.items() if ranks == "every rank"}
+    assert ran == (on_all if s.RANK else table.keys()), ran
+
+
+@check
+def checkpoints_of_orbax_are_written_by_one_and_others_by_their_rank():
+    if not HAS_ORBAX:
+        return
+
+    def checkpoints(folder, **options):
+        return keras.callbacks.OrbaxCheckpoint(
+            folder, save_on_background=False, max_to_keep=None, **options
+        )
+
+    mine, common = s.eager(), FOLDER / "orbax-of-all"
+    own = FOLDER / f"orbax-of-{s.RANK}"
+    with orbax(), s.Strategy():
+        given = [checkpoints(common), checkpoints(own, save_freq=2)]
+        s.fit(mine, batch_size=25, epochs=2, callbacks=given)
+    s.gather("all have written")
+    assert sorted(path.name for path in common.iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in own.iterdir()) == ["2", "4"]
+    alone = FOLDER / "orbax-alone"
+    if s.RANK == 0:
+        with orbax():
+            given = [checkpoints(alone)]
+            s.fit(s.eager(), batch_size=25, epochs=2, callbacks=given)
+        for step in "0", "1":
+            assert_all_close(_read(common / step), _read(alone / step))
+
+
+@check
+def checkpoints_of_orbax_have_whole_weights_or_are_refused():
+    """With weights in shards: whole between epochs, in parts within one."""
+    if not HAS_ORBAX:
+        return
+
+    def train(folder, frequency):
+        saves = keras.callbacks.OrbaxCheckpoint(
+            FOLDER / folder, save_freq=frequency, save_on_background=False
+        )
+        mine = s.model(optimizer="adam")
+        s.fit(mine, batch_size=25, callbacks=[saves])
+
+    with orbax(), s.Strategy(weights="sharded"):
+        train("in-shards", "epoch")
+    if s.RANK == 0:
+        with orbax():
+            train("not-in-shards", "epoch")
+        found, wanted = (
+            _read(FOLDER / folder / "0")
+            for folder in ("in-shards", "not-in-shards")
+        )
+        assert_all_close(found, wanted, 1e-5)
+    with (
+        s.refused("cannot be read", "Save then (for Keras's callbacks: save_f"),
+        orbax(),
+        s.Strategy(weights="sharded"),
+    ):
+        train("within", 1)
+
+
+def _read(checkpoint):
+    with np.load(checkpoint / "state.npz") as file:
+        return [*dict(file).values()]
