@@ -59,6 +59,8 @@ def main() -> None:
     with row.train(work) as train:
         result = measure(train, work, setting, window)
         result["memory_mb"] = peak_memory() - before
+        state_mb = result.pop("state_bytes") / 1e6
+        result["memory_to_state"] = result["memory_mb"] / state_mb
     FileStore(folder).put(f"{RESULT}.{rank}", result)
 
 
@@ -124,6 +126,7 @@ def measure(
     return {
         "first_step_s": first.first_step_s,
         "losses": first.losses,
+        "state_bytes": first.state_bytes,
         "step_ms": 1e3 * step_s,
     }
 

@@ -94,6 +94,12 @@ COLUMNS = {
         measured("memory_mb"),
         "{:.0f} MB",
     ),
+    "memory_to_state": Column(
+        "÷ state",
+        "the same in the process that has most, relative to the bytes of all "
+        "weights and of the optimizer's state.",
+        measured("memory_to_state"),
+    ),
 }
 
 
