@@ -422,8 +422,7 @@ class BackupFile:
             named.pop(_NOTES, None)
             encoded, *arrays = named.values()
             facts = json.loads(str(encoded))
-            settings = facts.get("settings")
-            if settings is None and "position" in facts:
+            if "position" in facts and "settings" not in facts:
                 raise TowerError(
                     f"{self.path} is the backup of an earlier version of "
                     "keras_towers, which did not note of which model: go on "
@@ -432,7 +431,7 @@ class BackupFile:
                 )
             self._move_to(**facts["position"])
             self._shapes, layout = facts["variables"], facts["hook"]
-            self._trained = facts["trained"]
+            self._trained, settings = facts["trained"], facts["settings"]
             ranks = facts["ranks"]
         values = iter(arrays)
         self._values = list(itertools.islice(values, len(self._shapes)))
