@@ -8,11 +8,12 @@ import math
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from keras_towers import __version__, _imports, known_engines
 from keras_towers.building.build import build_wheel, install_wheel
@@ -56,8 +57,25 @@ class Command(TyperCommand):
         raise typer.Exit(code)
 
 
+class Commands(TyperGroup):
+    """The subcommands; a script in their place is told where it belongs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the subcommand that the first word names."""
+        if args[0] not in self.commands and Path(args[0]).is_file():
+            typer.echo(
+                f"keras-towers: {args[0]} is a script: start it by "
+                f"`keras-towers run {args[0]}`, or in this process by `python "
+                f"-m keras_towers {args[0]}`",
+                err=True,
+            )
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
+
+
 app: typer.Typer = typer.Typer(
     name="keras-towers",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -239,7 +257,20 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Train a Keras 3 model on many devices with one line around fit."""
+    """Train a Keras 3 model on many devices with one line around fit.
+
+    python -m keras_towers has the same commands. It also runs a script in its
+    own process, for scripts written for Horovod or BytePS that another launcher
+    starts:
+
+    srun python -m keras_towers train.py --epochs 5
+
+    Write ./run for a script that has the name of a command.
+    """
+
+
+COMMANDS: tuple[str, ...] = tuple(typer.main.get_command(app).commands)
+"""The names of the subcommands."""
 
 
 if __name__ == "__main__":

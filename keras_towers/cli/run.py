@@ -18,7 +18,7 @@ from keras_towers.launching.cluster_job import run_cluster
 from keras_towers.launching.elastic_hosts import ElasticOptions
 from keras_towers.launching.job import Job
 from keras_towers.launching.rank_job import run_job
-from keras_towers.launching.script import Setup
+from keras_towers.launching.script import Setup, check_script
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.hosts import (
     allocation,
@@ -159,7 +159,7 @@ def run(
             "TF_CONFIG"
         )
     plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
-    _check_script(script, module)
+    check_script(script, module)
     _check_strategy(strategy, no_strategy, towers, seed, plan)
     limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
     has_limits = limits != (None, None, None)
@@ -353,15 +353,6 @@ def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
     # Another launcher passes no seed: derive it from the job's identity.
     digest = hashlib.sha256(member.identity().encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
-
-
-def _check_script(script: str, module: bool) -> None:
-    if module or Path(script).is_file():
-        return
-    hint = ""
-    if Path(script).name.startswith("python"):
-        hint = "; give the script itself, without 'python'"
-    raise TowerError(f"script not found: {script}{hint}")
 
 
 def _check_strategy(

@@ -130,7 +130,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_without_a_strategy_is_refused(under, monkeypatch):
-    monkeypatch.setattr(separate_training, "_advice", None)
+    monkeypatch.setattr(separate_training, "_reason", None)
     said = under(ALONE, suggested="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err
