@@ -269,7 +269,7 @@ def _options(
     """
 
 
-COMMANDS: tuple[str, ...] = tuple(typer.main.get_command(app).commands)
+COMMANDS: tuple[str, ...] = tuple(typer.main.get_group(app).commands)
 """The names of the subcommands."""
 
 
