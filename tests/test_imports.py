@@ -90,22 +90,31 @@ def test_the_variable_of_earlier_days_is_answered_once(value, rank, lines):
     assert "KERAS_TOWERS_HOROVOD" not in done.stdout.split()
 
 
-def test_the_command_runs_without_tensorflow():
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("run --help", 0, "keras-towers run"),
+        ("run -np 2 --strategy horovod:a=1 s.py", 2, "has no option 'a'"),
+        ("run -np 2 --strategy tower:mode=fast s.py", 2, "mode='fast' is not"),
+    ],
+)
+def test_the_command_runs_without_tensorflow(words, code, said, tmp_path):
     """``python -m keras_towers`` launches ranks, which need it themselves."""
-    refuse = """
+    refuse = f"""
 import runpy, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        assert name not in ("keras", "tensorflow"), f"imports {name}"
+        assert name not in ("keras", "tensorflow"), f"imports {{name}}"
 
 sys.meta_path.insert(0, Refuse())
-sys.argv[1:] = ["run", "--help"]
+sys.argv[1:] = {words.split()}
 runpy.run_module("keras_towers", run_name="__main__", alter_sys=True)
 """
-    done = run_python("-c", refuse)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "keras-towers run" in done.stdout
+    (tmp_path / "s.py").touch()
+    done = run_python("-c", refuse, folder=tmp_path)
+    assert done.returncode == code, done.stderr[-3000:]
+    assert said in done.stdout + done.stderr
 
 
 def test_keras_can_be_imported_before_keras_towers():

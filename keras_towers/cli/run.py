@@ -7,8 +7,9 @@ import hashlib
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
@@ -28,7 +29,7 @@ from keras_towers.rendezvous.hosts import (
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.rank_environment import INTERFACE
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.strategies import STRATEGIES, find, parse
+from keras_towers.strategies import STRATEGIES, check_options, find, parse
 
 Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
 Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
@@ -160,7 +161,7 @@ def run(
         )
     plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
     check_script(script, module)
-    _check_strategy(strategy, no_strategy, towers, seed, plan)
+    _check_strategy(strategy, named, no_strategy, towers, seed, plan)
     limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
     has_limits = limits != (None, None, None)
     _check_restarts(restarts, standby, commits, has_limits, plan)
@@ -357,6 +358,7 @@ def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
 
 def _check_strategy(
     strategy: str | None,
+    options: Mapping[str, Any],
     no_strategy: bool,
     towers: int | None,
     seed: int | None,
@@ -376,6 +378,8 @@ def _check_strategy(
         return
     find(strategy)
     known = STRATEGIES.get(strategy)
+    if known:
+        check_options(strategy, options)
     if (
         known
         and known.one_process

@@ -42,6 +42,8 @@ def refused(options):
         ("-np 2 --strategy horovod:towers=2", "for --strategy: give --towers"),
         ("-np 2 --strategy horovod:a=1:a=2", "gives a twice: leave one out"),
         ("-np 2 --strategy horovod --no-strategy", "or --strategy, not both"),
+        ("-np 2 --strategy horovod:comression=1", "Did you mean 'compression'"),
+        ("-np 2 --strategy horovod:packer", "write packer=VALUE"),
         ("--ps 1 --workers 2 --no-strategy", "--no-strategy or --ps, not both"),
         ("-np 2 --strategy horovod --servers 1", "has no use for servers"),
         ("-np 2 --towers 2", "--towers needs --strategy"),
