@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import math
+import os
 import sys
 import types
 import typing
@@ -58,7 +59,12 @@ _MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
 
 # Of NumPy, too; and what messages call them.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
-_NAMES = {Callable: "a function", Mapping: "a dictionary", str: "a text"}
+_NAMES = {
+    Callable: "a function",
+    Mapping: "a dictionary",
+    os.PathLike: "a path",
+    str: "a text",
+}
 
 # Types that only exist where TensorFlow has been imported, by their modules.
 _OF_TENSORFLOW = {
@@ -408,9 +414,9 @@ def current_name(name: Any) -> Any:
     return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
-def check_arguments(strategy: type, **arguments: Any) -> None:
+def check_arguments(kind: type, **arguments: Any) -> None:
     """Refuse arguments that do not match a constructor's annotations."""
-    constructor = strategy.__init__  # type: ignore[misc]
+    constructor = kind.__init__  # type: ignore[misc]
     parameters = inspect.signature(constructor, eval_str=True).parameters
     for name, value in arguments.items():
         _check(name, value, parameters[name].annotation)
