@@ -96,6 +96,9 @@ def test_the_variable_of_earlier_days_is_answered_once(value, rank, lines):
         ("run --help", 0, "keras-towers run"),
         ("run -np 2 --strategy horovod:a=1 s.py", 2, "has no option 'a'"),
         ("run -np 2 --strategy tower:mode=fast s.py", 2, "mode='fast' is not"),
+        ("plan s.py:build --towers 2", 2, "leave out .py, as in s:build"),
+        ("plan none:build --towers 2", 2, "no module named 'none'"),
+        ("bench --models half:build", 2, "half.py, line 1: '(' was never"),
     ],
 )
 def test_the_command_runs_without_tensorflow(words, code, said, tmp_path):
@@ -112,6 +115,7 @@ sys.argv[1:] = {words.split()}
 runpy.run_module("keras_towers", run_name="__main__", alter_sys=True)
 """
     (tmp_path / "s.py").touch()
+    (tmp_path / "half.py").write_text("(")
     done = run_python("-c", refuse, folder=tmp_path)
     assert done.returncode == code, done.stderr[-3000:]
     assert said in done.stdout + done.stderr

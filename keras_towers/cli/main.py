@@ -24,7 +24,11 @@ from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 from keras_towers.system import handle_signals
-from keras_towers.user_models import call_named, random_examples
+from keras_towers.user_models import (
+    call_named,
+    check_named,
+    random_examples,
+)
 
 
 class Command(TyperCommand):
@@ -44,6 +48,18 @@ class Command(TyperCommand):
         for parameter in parameters:
             if text := texts.get(parameter.name):
                 parameter.help = " ".join(text.split())
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse words; an error about the value of an option names it."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            options, *_ = self.make_parser(ctx).parse_args(args=words)
+            given = options.get(error.param.name) if error.param else None
+            if isinstance(given, str) and repr(given) not in error.message:
+                error.message = f"{given!r}: {error.message}"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""
@@ -77,7 +93,6 @@ app: typer.Typer = typer.Typer(
     name="keras-towers",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -193,6 +208,7 @@ def verify(
         steps: How many steps to compare.
         tolerance: The largest acceptable difference.
     """
+    check_named(target)
     try:
         import keras
         import tensorflow as tf

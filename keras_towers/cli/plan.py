@@ -17,13 +17,15 @@ from rich.table import Table
 from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers.cli import plan_hosts
 from keras_towers.errors import TowerError
-from keras_towers.user_models import find_named
+from keras_towers.user_models import check_named, find_named
 
 if TYPE_CHECKING:
     from keras_towers.planning import Plan, PlanSetting
 
 # How many names of weights are printed.
 _SHOWN = 3
+# What a function of layouts gets.
+_DEVICES = "of the list of the devices' names"
 # The columns of a table of hosts, with all that it may have.
 _WIDTH = 100
 
@@ -89,6 +91,9 @@ def plan(
     several = plan_hosts.Hosts.of_options(
         hosts, towers, link_between, link_within, step_ms, plot
     )
+    check_named(target)
+    if layouts:
+        check_named(layouts)
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from keras_towers import planning
@@ -98,7 +103,7 @@ def plan(
         [f"/device:GPU:{index}" for index in range(towers)],
         batch_size,
         gathered,
-        find_named(layouts) if layouts else None,
+        find_named(layouts, _DEVICES) if layouts else None,
         several.numbers if several else None,
     )
     if layouts:

@@ -141,6 +141,7 @@ def run(
         commits: Folder for the commits of kt.elastic, the same on every host.
             Default: a temporary one; on several hosts, in the working folder.
     """
+    _check_variables()
     strategy, named = parse(strategy) if strategy else (None, {})
     if "towers" in named:
         raise TowerError(
@@ -212,6 +213,17 @@ def run(
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     end = run_cluster(job, plan.tasks) if plan.has_servers else run_job(job)
     raise typer.Exit(end.code)
+
+
+def _check_variables() -> None:
+    """Check what ranks would read, of which some only import the script."""
+    launchers.detect()
+    tf_config.read_config()
+    seed = os.environ.get(settings.ENV_SEED, "0")
+    if not seed.isdecimal() or int(seed) >= 2**32:
+        raise TowerError(
+            f"{settings.ENV_SEED} is {seed!r}: give a whole number below 2**32"
+        )
 
 
 def _exec_as_rank(job: Job) -> NoReturn:

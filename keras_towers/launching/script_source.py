@@ -22,13 +22,46 @@ def check_script(script: str, module: bool = False) -> None:
     Raises:
         TowerError: it is not there, cannot be read or does not compile.
     """
-    path = _source_of(script) if module else Path(script)
-    if path is None:
-        return
-    if not module and path.name.startswith("python") and not path.suffix:
+    if module:
+        return check_module(script, runs=True)
+    path = Path(script)
+    if path.name.startswith("python") and not path.suffix:
         raise TowerError(
             f"{script} is no script: give the script itself, without 'python'"
         )
+    _check_source(path)
+
+
+def check_module(module: str, runs: bool = False) -> None:
+    """Check that a module can be imported, importing nothing.
+
+    Args:
+        module: its name.
+        runs: whether it is to run, as by ``python -m``, which runs the module
+            ``__main__`` of a package.
+
+    Raises:
+        TowerError: it is not there, cannot be read or does not compile.
+    """
+    name, *inner = module.split(".")
+    spec = None
+    if name:
+        # A rank finds what is in its folder first.
+        spec = PathFinder.find_spec(name, [os.getcwd()])
+        spec = spec or importlib.util.find_spec(name)
+    for part in inner:
+        spec, name = _inside(spec, part), f"{name}.{part}"
+    if runs and spec and spec.submodule_search_locations is not None:
+        spec, name = _inside(spec, "__main__"), f"{name}.__main__"
+    if spec is None:
+        raise TowerError(f"no module named {name!r}")
+    origin = spec.origin or ""
+    if origin.endswith(tuple(SOURCE_SUFFIXES)):
+        _check_source(Path(origin))
+
+
+def _check_source(path: Path) -> None:
+    """Check that a file can be read and compiled."""
     try:
         source = path.read_bytes()
         # Python runs these, too.
@@ -41,7 +74,7 @@ def check_script(script: str, module: bool = False) -> None:
             warnings.simplefilter("ignore")
             compile(source, path, "exec", dont_inherit=True)
     except (FileNotFoundError, IsADirectoryError):
-        raise TowerError(f"script not found: {script}") from None
+        raise TowerError(f"script not found: {path}") from None
     except OSError as error:
         raise TowerError(f"cannot read {path}: {error.strerror}") from None
     except SyntaxError as error:
@@ -50,24 +83,6 @@ def check_script(script: str, module: bool = False) -> None:
         raise TowerError(f"{where}: {error.msg}{line}") from None
     except ValueError as error:  # It has null characters.
         raise TowerError(f"{path} is not a script of Python: {error}") from None
-
-
-def _source_of(module: str) -> Path | None:
-    """Find the source of a module, importing nothing; None: it has none."""
-    name, *inner = module.split(".")
-    spec = None
-    if name:
-        # A rank finds what is in its folder first.
-        spec = PathFinder.find_spec(name, [os.getcwd()])
-        spec = spec or importlib.util.find_spec(name)
-    for part in inner:
-        spec, name = _inside(spec, part), f"{name}.{part}"
-    if spec and spec.submodule_search_locations is not None:
-        spec, name = _inside(spec, "__main__"), f"{name}.__main__"
-    if spec is None:
-        raise TowerError(f"no module named {name!r}: -m {module}")
-    is_source = (spec.origin or "").endswith(tuple(SOURCE_SUFFIXES))
-    return Path(spec.origin) if spec.origin and is_source else None
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:

@@ -330,7 +330,8 @@ class SyncReplicasStrategy(BaseStrategy):
         if spare > 0:
             extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
-            extra = f"{total} compute {wanted}"
+            most = -(-wanted // total)
+            extra = f"each of {total} replicas computes up to {most} of them"
         data = ["every replica takes the next whole batch"]
         if self._peers is not None:
             data = describe_workers(self._peers, self.batches)

@@ -53,7 +53,7 @@ def test_errors_are_one_line_that_names_the_command(
         ("nope.py", "'nope.py' is neither a script nor one of the commands be"),
         ("folder", "script not found: folder"),
         ("-m", "-m needs the name of a module"),
-        ("-m none.inner", "no module named 'none.inner': -m none.inner"),
+        ("-m none.inner", "no module named 'none.inner'"),
         ("half.py", "half.py, line 2: '(' was never closed: print("),
     ],
 )
@@ -104,5 +104,6 @@ def test_help_shows_what_to_write(command):
     said = CliRunner().invoke(app, words, terminal_width=78)
     first, *rest = said.output.splitlines()
     assert first.startswith(f"Usage: keras-towers {command}".strip())
+    assert command or "--install-completion" in said.output
     # Sentences of the overview are whole, in a terminal of 80 columns.
     assert command or "..." not in "".join(rest)

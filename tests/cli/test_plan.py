@@ -56,6 +56,10 @@ def no_layouts(devices):
     return devices
 
 
+def takes_one(number):
+    return number
+
+
 def fails():
     raise ValueError("no weights today")
 
@@ -265,7 +269,11 @@ def test_other_numbers_of_hosts_are_refused(text):
             ["model", "--towers", "2048", "--hosts", "4"],
             "--hosts 4 with --towers 2048 is not allowed: these are 8,192",
         ),
-        (["no_such_module:build"], "No module named 'no_such_module'"),
+        (["no_such_module:build"], "no module named 'no_such_module'"),
+        (
+            ["no_such.py:build"],
+            "no_such.py:build cannot be imported: no module",
+        ),
         (["no_such"], "names no function: give MODULE:FUNCTION"),
         (["missing"], "has no attribute 'missing'"),
         (["fails"], "ValueError: no weights today (test_plan.py, line "),
@@ -279,6 +287,18 @@ def test_other_numbers_of_hosts_are_refused(text):
         (
             ["model", "--towers", "4", "--layouts", f"{__name__}:no_layouts"],
             f"{__name__}:no_layouts: it has to return a keras.distribution.",
+        ),
+        (
+            ["model", "--towers", "2", "--layouts", f"{__name__}:fails"],
+            "fails has to be a function of the list of the devices' names, and",
+        ),
+        (
+            ["takes_one"],
+            "takes_one has to be a function without arguments, and",
+        ),
+        (
+            ["model", "--towers", "2", "--device-memory", "24Gb"],
+            "--device-memory 24Gb is not allowed: Gb may be bits, so write GB",
         ),
         (
             ["model", "--towers", "2", "--batch-size", "0"],

@@ -101,6 +101,33 @@ def test_under_another_launcher(options, said, monkeypatch):
     assert said in line
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("KERAS_TOWERS_SEED=abc", "KERAS_TOWERS_SEED is 'abc': give a whole"),
+        ("KERAS_TOWERS_RANK=x", "KERAS_TOWERS_RANK is 'x': give a whole"),
+        ("KERAS_TOWERS_SIZE=-1", "KERAS_TOWERS_SIZE is '-1': give a whole"),
+        ("TF_CONFIG={bad", "TF_CONFIG"),
+    ],
+)
+def test_variables_are_checked_before_ranks_start(variable, said, monkeypatch):
+    for name, value in parse_variables(variable).items():
+        monkeypatch.setenv(name, value)
+    (line,) = refused("-np 2 --no-strategy")
+    assert line.startswith(f"keras-towers run: {said}")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-np two", "'-np' / '-n' / '--num-proc': 'two'"),
+        ("-np 2 --grace=1h", "'--grace': '1h'"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(options, said):
+    assert said in refused(options)[-1]
+
+
 def test_missing_horovod(monkeypatch):
     for name in list(sys.modules):
         if name.partition(".")[0] == "horovod":
