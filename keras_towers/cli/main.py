@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import re
 import signal
 import time
@@ -78,7 +79,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand that the first word names."""
-        if args[0] not in self.commands and Path(args[0]).is_file():
+        is_known = args[0] in self.commands or ctx.resilient_parsing
+        if not is_known and Path(args[0]).is_file():
             typer.echo(
                 f"keras-towers: {args[0]} is a script: start it by "
                 f"`keras-towers run {args[0]}`, or in this process by `python "
@@ -209,6 +211,7 @@ def verify(
         tolerance: The largest acceptable difference.
     """
     check_named(target)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         import keras
         import tensorflow as tf

@@ -84,6 +84,8 @@ def run_as_is(words: Sequence[str]) -> None:
     if not sys.argv:
         raise TowerError("-m needs the name of a module")
     check_script(sys.argv[0], module)
+    # As for ranks of `keras-towers run`.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     rank = launchers.detect()
     if rank and not rank.is_single_process:
         engine = known_engines.HOROVOD
