@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 # How many names of weights are printed.
 _SHOWN = 3
+_ESTIMATE = (
+    "The step is an estimate: the batch, activations, gradients and gathered "
+    "weights that exist at a time. Kernels need workspaces, too."
+)
+_TIMES = (
+    "Times are lower bounds: what a device computes before an exchange and the "
+    "exchange itself are taken to overlap, and the longer one counts."
+)
 # What a function of layouts gets.
 _DEVICES = "of the list of the devices' names"
 # The columns of a table of hosts, with all that it may have.
@@ -156,11 +164,14 @@ def _print(
         # Wider than what is not a terminal, which has 80 columns.
         wide = Console(highlight=False, width=max(console.width, _WIDTH))
         wide.print(plan_hosts.table_of(rows, device_memory))
-        console.print(plan_hosts.verdict(rows), soft_wrap=True)
-        return
-    console.print(_table(plans, memory, device_memory))
-    for line in _notes(plans):
+        notes = [_TIMES, *_whole(rows[-1].plan)]
+    else:
+        console.print(_table(plans, memory, device_memory))
+        notes = [_ESTIMATE, *_whole(first)]
+    for line in notes:
         console.print(line, style="dim", soft_wrap=True)
+    if rows:
+        console.print(plan_hosts.verdict(rows), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -235,13 +246,11 @@ def _table(
     return table
 
 
-def _notes(plans: Sequence[Plan]) -> Iterator[str]:
-    """Explain what the table leaves open."""
-    yield (
-        "The step is an estimate: the batch, activations, gradients and "
-        "gathered weights that exist at a time. Kernels need workspaces, too."
-    )
-    for reason, paths in plans[0].whole.items():
+def _whole(plan: Plan) -> Iterator[str]:
+    """Say which weights no choice divides, and why."""
+    for reason, paths in plan.whole.items():
         names = ", ".join(paths[:_SHOWN])
         more = ", ..." if len(paths) > _SHOWN else ""
         yield f"Whole on every device, {reason}: {len(paths)} ({names}{more})"
+    if plan.is_small:
+        yield "So none is ever in shards, and only copies are planned"

@@ -322,3 +322,18 @@ def test_what_cannot_be_planned_is_one_line_and_exits_with_2(arguments, said):
     assert line.startswith("keras-towers plan: ")
     assert said in line
     assert not ended.stdout
+
+
+def small():
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
+
+
+@pytest.mark.parametrize("options", [("--towers", "2"), ON_HOSTS])
+def test_where_no_weight_is_large_only_copies_are_planned(options):
+    ended = run("small", *options)
+    assert ended.exit_code == 0, ended.output
+    assert "sharded" not in ended.stdout
+    assert "smaller than 64 KiB: 2" in ended.stdout
+    assert "So none is ever in shards, and only copies are" in ended.stdout

@@ -103,7 +103,7 @@ class _Text:
         levels = "1 level" if len(by_level) == 1 else f"{len(by_level)} levels"
         any_number = symbol_name(EXAMPLES)
         of_any_size = re.compile(rf"\[.*\b\d*{any_number}\b.*\]")
-        number = examples
+        number: int | str | None = examples
         if any(of_any_size.search(layout) for _, layout, _ in rows):
             number = any_number
         of_batch = f"{number or 'all'} examples in the global batch"
