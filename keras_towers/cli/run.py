@@ -153,19 +153,33 @@ def run(
         slots = _allocated_hosts(workers or processes)
     default = min_np or sum((slots or {}).values())
     tasks = _count_tasks(strategy, ps, workers, processes, default)
-    if "ps" in tasks and (elastic or hosts or hostfile or network_interface):
+    elsewhere = _given(
+        {
+            "-H": hosts,
+            "--hostfile": hostfile,
+            "--network-interface": network_interface,
+            "--min-np": min_np,
+            "--max-np": max_np,
+            "--host-discovery-script": host_discovery_script,
+        }
+    )
+    if "ps" in tasks and elsewhere:
         raise TowerError(
-            "hosts, --network-interface and options of elastic jobs are not "
-            "for jobs with parameter servers, which are started on this "
-            "machine only. On several machines, start the script on each with "
-            "TF_CONFIG"
+            f"{elsewhere} cannot be given with parameter servers, which are "
+            "started on this machine only. On several machines, start the "
+            "script on each with TF_CONFIG"
         )
     plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
     check_script(script, module)
     _check_strategy(strategy, named, no_strategy, towers, seed, plan)
-    limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
-    has_limits = limits != (None, None, None)
-    _check_restarts(restarts, standby, commits, has_limits, plan)
+    limits = _given(
+        {
+            "--elastic-timeout": elastic_timeout,
+            "--blacklist-cooldown-range": blacklist_cooldown_range,
+            "--reset-limit": reset_limit,
+        }
+    )
+    _check_restarts(restarts, standby, commits, limits, plan)
     if plan.joined and output:
         raise TowerError(
             f"--output is not for {plan.joined}, which has its own"
@@ -404,22 +418,28 @@ def _check_strategy(
         )
 
 
+def _given(options: Mapping[str, Any]) -> str:
+    """Name the options that the user has given; empty: none of them."""
+    return " and ".join(n for n, value in options.items() if value is not None)
+
+
 def _check_restarts(
     restarts: int,
     standby: bool,
     commits: Path | None,
-    has_limits: bool,
+    limits: str,
     plan: LaunchPlan,
 ) -> None:
-    if has_limits and not plan.elastic:
+    if limits and not plan.elastic:
         raise TowerError(
-            "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
-            "are for elastic jobs: give --min-np, too"
+            f"{limits} cannot be given without --min-np, which makes the job "
+            "an elastic one"
         )
     if restarts and plan.elastic:
         raise TowerError(
-            "--restarts is for jobs with a fixed number of processes: an "
-            "elastic job goes on after a loss by itself, --reset-limit times"
+            f"--restarts {restarts} is for jobs with a fixed number of "
+            "processes: an elastic job goes on after a loss by itself. For a "
+            f"limit, give --reset-limit {restarts} instead"
         )
     if restarts and plan.joined:
         raise TowerError(

@@ -52,7 +52,8 @@ def refused(options):
         ("-np 1 --output s.py", "cannot write to the folder s.py (File"),
         # Jobs on TensorFlow's runtime.
         ("--ps 1 -np 2", "--workers for the processes that train"),
-        ("--ps 1 --workers 2 -H a:3", "not for jobs with parameter"),
+        ("--ps 1 --workers 2 -H a:3", "run: -H cannot be given with paramet"),
+        ("--ps 1 --workers 2 --min-np 2", "run: --min-np cannot be given with"),
         ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
         (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
         (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
@@ -60,16 +61,19 @@ def refused(options):
         ("-np 2 --standby", "start again: give --restarts or --min-np"),
         # Elastic jobs.
         (
-            "--min-np 2 --restarts 1",
-            "an elastic job goes on after a loss by it",
+            "--min-np 2 --restarts 3",
+            "For a limit, give --reset-limit 3 instead",
         ),
         ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
         (
             "--min-np 3 -np 2 --max-np 4",
             "--min-np 3, -np 2 and --max-np 4 have to be in this order",
         ),
-        ("-np 2 --reset-limit 1", "are for elastic jobs: give --min-np"),
-        ("-np 2 --elastic-timeout 600", "are for elastic jobs"),
+        ("-np 2 --reset-limit 0", "run: --reset-limit cannot be given with"),
+        (
+            "-np 2 --restarts 1 --reset-limit 1 --elastic-timeout 600",
+            "run: --elastic-timeout and --reset-limit cannot be given without",
+        ),
         ("--max-np 2", "an elastic job needs --min-np or -np"),
         ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
         ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),
