@@ -29,7 +29,13 @@ from keras_towers.rendezvous.hosts import (
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.rank_environment import INTERFACE
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.strategies import STRATEGIES, check_options, find, parse
+from keras_towers.strategies import (
+    STRATEGIES,
+    check_options,
+    find,
+    parse,
+    strategy_names,
+)
 
 Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
 Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
@@ -50,7 +56,13 @@ def run(
     ps: Count = None,
     workers: Count = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="NAME[:OPTION=VALUE]")
+        str | None,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE]",
+            autocompletion=lambda begun: [
+                name for name in strategy_names() if name.startswith(begun)
+            ],
+        ),
     ] = None,
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
     towers: Count = None,

@@ -82,6 +82,9 @@ STRATEGIES = {
 def strategy(name: str, *arguments: Any, **options: Any) -> Any:
     """Create a strategy by name.
 
+    ``ModelParallelStrategy`` has none: it needs a layout map, which a command
+    cannot give.
+
     Args:
         name: one of ``strategy_names()``, such as ``"horovod"``.
         *arguments: arguments of its class.

@@ -107,3 +107,20 @@ def test_help_shows_what_to_write(command):
     assert command or "--install-completion" in said.output
     # Sentences of the overview are whole, in a terminal of 80 columns.
     assert command or "..." not in "".join(rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("doc", ["doctor"]), ("run --strategy mult", ["multi-worker"])],
+)
+def test_words_are_completed(words, offered):
+    ended = CliRunner().invoke(
+        app,
+        env={
+            "_KERAS_TOWERS_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"keras-towers {words}",
+            "COMP_CWORD": str(len(words.split())),
+        },
+        prog_name="keras-towers",
+    )
+    assert ended.stdout.split() == offered
