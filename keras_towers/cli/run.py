@@ -41,6 +41,11 @@ Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
 Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
 
 
+def _strategies(incomplete: str) -> list[str]:
+    """Return the names that a shell completes."""
+    return [name for name in strategy_names() if name.startswith(incomplete)]
+
+
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT")],
     arguments: Annotated[
@@ -59,9 +64,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME[:OPTION=VALUE]",
-            autocompletion=lambda begun: [
-                name for name in strategy_names() if name.startswith(begun)
-            ],
+            autocompletion=_strategies,
         ),
     ] = None,
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
