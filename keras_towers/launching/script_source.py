@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import warnings
 import zipfile
 from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec, PathFinder
@@ -43,6 +44,8 @@ def check_module(module: str, runs: bool = False) -> None:
     Raises:
         TowerError: it is not there, cannot be read or does not compile.
     """
+    if not runs and module in sys.modules:
+        return
     name, *inner = module.split(".")
     spec = None
     if name:

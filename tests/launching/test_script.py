@@ -1,6 +1,5 @@
 """An unmodified script under a strategy by name."""
 
-import contextlib
 import re
 import sys
 from unittest import mock
@@ -13,7 +12,6 @@ from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import separate_training
-from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.transport import SingleProcess
 from tests.kit.processes import Launched
@@ -69,14 +67,19 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
     assert (tmp_path / "exported" / "saved_model.pb").exists()
 
 
+# A strategy of somebody else.
+LOUD = """
+import contextlib
+
 @contextlib.contextmanager
 def loud(towers=1, at=""):
-    """A strategy of somebody else."""
     print("enter", towers, at)
     try:
         yield
     finally:
         print("leave")
+"""
+ENTRY_POINTS = "[keras_towers.strategies]\nloud = loud_package:loud\n"
 
 
 @pytest.fixture
@@ -86,10 +89,13 @@ def under(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, name, None, raising=False)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(kt, "loud", loud, raising=False)
     monkeypatch.setattr(devices, "_made", [])
-    entry = RegisteredStrategy("loud", one_process=False)
-    monkeypatch.setitem(STRATEGIES, "loud", entry)
+    (tmp_path / "loud_package.py").write_text(LOUD)
+    metadata = tmp_path / "loud_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: loud-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
     script = tmp_path / "script.py"
 
     def run(source, as_is=False, **setup):
