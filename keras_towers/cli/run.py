@@ -27,7 +27,7 @@ from keras_towers.rendezvous.hosts import (
     parse_hosts,
 )
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.rank_environment import INTERFACE
+from keras_towers.rendezvous.rank_environment import INTERFACE, seconds
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import (
     STRATEGIES,
@@ -248,6 +248,12 @@ def _check_variables() -> None:
     """Check what ranks would read, of which some only import the script."""
     launchers.detect()
     tf_config.read_config()
+    for name in (
+        settings.ENV_NCCL_TIMEOUT,
+        settings.ENV_RENDEZVOUS_TIMEOUT,
+        settings.ENV_START_TIMEOUT,
+    ):
+        seconds(name, 0)
     seed = os.environ.get(settings.ENV_SEED, "0")
     if not seed.isdecimal() or int(seed) >= 2**32:
         raise TowerError(

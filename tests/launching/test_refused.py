@@ -112,6 +112,10 @@ def test_under_another_launcher(options, said, monkeypatch):
         ("KERAS_TOWERS_RANK=x", "KERAS_TOWERS_RANK is 'x': give a whole"),
         ("KERAS_TOWERS_SIZE=-1", "KERAS_TOWERS_SIZE is '-1': give a whole"),
         ("TF_CONFIG={bad", "TF_CONFIG"),
+        (
+            "KERAS_TOWERS_NCCL_TIMEOUT=1m",
+            "KERAS_TOWERS_NCCL_TIMEOUT is '1m': g",
+        ),
     ],
 )
 def test_variables_are_checked_before_ranks_start(variable, said, monkeypatch):

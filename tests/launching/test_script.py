@@ -1,5 +1,6 @@
 """An unmodified script under a strategy by name."""
 
+import os
 import re
 import sys
 from unittest import mock
@@ -168,7 +169,11 @@ def test_what_another_launcher_starts_may_not_train_alone(under, monkeypatch):
     step = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1"
     for name, value in parse_variables(step).items():
         monkeypatch.setenv(name, value)
+    # Set before it is deleted, so that this is undone.
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     said = under(ALONE, as_is=True)
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
     assert said.out == "trained False\n"
     assert "this process is rank 1 of 2 that srun started, and" in said.err
     assert "`keras-towers run --strategy horovod`" in said.err
