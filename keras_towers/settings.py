@@ -37,8 +37,7 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: 1: Python imports keras_towers before a script, so that one written for
-#: Horovod or BytePS runs as it is.
+#: Does nothing: start the script by `python -m keras_towers train.py`.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
 #: Seconds in which all ranks have to meet, and parameter servers and the chief
 #: to start. Default: 600.

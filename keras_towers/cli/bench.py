@@ -31,6 +31,7 @@ from keras_towers.bench.runner import (
 from keras_towers.cli.bench_plot import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
+from keras_towers.user_models import check_named
 
 OfRow: TypeAlias = Callable[[str, int], float | None]
 """The milliseconds of a row with a number of replicas, in the same repeat."""
@@ -291,6 +292,9 @@ def _parse_models(text: str) -> list[str]:
             f"--models {text} is not allowed: choose {', '.join(MODELS)}, or a "
             "function of your own as MODULE:FUNCTION"
         )
+    for name in names:
+        if name not in MODELS:
+            check_named(name)
     return names
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from keras_towers.fit.contract import (
     TowerConfig,
     words_for_another,
 )
-from keras_towers.fit.options import Batches, StrategyOptions
+from keras_towers.fit.options import Batches, StrategyOptions, check_names
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
@@ -52,7 +53,32 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 
 
 class _StrategyClass(type):
-    """The type of strategies' classes, of which none is a context manager."""
+    """The type of strategies' classes: says what is wrong with their use."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        """Make a strategy, unless the arguments do not fit its constructor."""
+        signature = cls.__signature__
+        try:
+            signature.bind(*arguments, **options)
+        except TypeError as error:
+            check_names(cls.__name__, options, [*signature.parameters])
+            untyped = [
+                parameter.replace(annotation=inspect.Parameter.empty)
+                for parameter in signature.parameters.values()
+            ]
+            raise TowerError(
+                f"{cls.__name__} does not take these arguments: {error}. It is "
+                f"{cls.__name__}{signature.replace(parameters=untyped)}, whose "
+                "options have names."
+            ) from None
+        return super().__call__(*arguments, **options)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The signature of the constructor, as of any class."""
+        constructor = inspect.signature(cls.__init__)  # type: ignore[misc]
+        _, *parameters = constructor.parameters.values()
+        return constructor.replace(parameters=parameters)
 
     def __enter__(cls) -> NoReturn:
         raise TowerError(

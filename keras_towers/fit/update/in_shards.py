@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
@@ -26,7 +27,11 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
-from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
+from keras_towers.fit.weights.shards import (
+    SMALLEST_BYTES,
+    ShardedVariable,
+    choose_layout,
+)
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
 from keras_towers.rendezvous import rank_checks
@@ -79,7 +84,8 @@ class UpdateInShards(WeightUpdate):
         if layout_of is not None:
             self.description = "the layout map divides weights over the mesh"
         elif divides_weights:
-            self.description += ", and has only its rows of large ones"
+            least = f"{SMALLEST_BYTES // 1024} KiB"
+            self.description += f", and has only its rows of those from {least}"
         # Of the last trace: the optimizer and the weight of each gradient.
         self._traced: dict[str, tuple[Any, Any]] = {}
         # The variables in shards, and the places of those that ranks know.
@@ -186,6 +192,22 @@ class UpdateInShards(WeightUpdate):
                 shadows = patches.bind_to(part, divided)
                 stack.enter_context(patches.shadowed(part, shadows))
             super().make_ready(optimizer, variables)
+        self._say_if_whole(optimizer, variables)
+
+    def _say_if_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Announce once that nothing is in shards, though the user asks it."""
+        if self._choose_layout is not None or self._all_towers == 1:
+            return
+        if any(self._layout_of(variable) is not None for variable in variables):
+            return
+        is_first = first_time(optimizer, "nothing in shards")
+        if is_first and self.config.transport.rank == 0:
+            announce(
+                f"{self.option} divides nothing here: of {len(variables)} "
+                f"weights, none has {SMALLEST_BYTES // 1024} KiB and an axis "
+                f"with a row for each of {self._all_towers} towers. All are "
+                "whole on every tower."
+            )
 
     def _add_slot(
         self,

@@ -1,5 +1,7 @@
 """What ``describe()`` says of the steps that ran."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -259,8 +261,29 @@ def test_what_follows_is_put_down_to_its_cause():
         found = tf.boolean_mask(tf.gather(x, order), order >= 0)
         return tf.reduce_mean((tf.nn.relu(found) - y) ** 2)
 
-    (line,) = costs(loss, (None, 3), (None, 3)).once
+    found = costs(loss, (None, 3), (None, 3))
+    (line,) = found.once
     assert line.endswith("order = tf.argsort(x[:, 0])")
+    # Who mends the first is to know of the others.
+    (said,) = found.once_summary
+    assert said.endswith("return tf.reduce_mean((tf.nn.relu(found) - y) ** 2))")
+    mask = "found = tf.boolean_mask(tf.gather(x, order), order >= 0)"
+    assert re.search(rf"step, with what follows: \S+ {re.escape(mask)}; ", said)
+
+
+def test_many_lines_that_follow_are_counted():
+    def function(x):
+        for number in range(2):
+            x = tf.sort(x, axis=0)
+            x = tf.cumsum(x, axis=0)
+            x = x * 2
+            x = x + number
+            x = x / 3
+            x = x - 4
+        return x
+
+    (said,) = costs(function, (None, 3)).once_summary
+    assert said.endswith("x = x / 3; 1 more)")
 
 
 def test_a_gradient_is_that_of_its_line():
