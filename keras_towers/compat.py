@@ -220,6 +220,7 @@ call_in_graph = _tf(
     "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
 )
 get_default_graph = _tf("framework.ops:get_default_graph")
+_lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 private_name(
     "tensorflow:Graph",
     "get_operations _variable_creator_stack _thread_local "
@@ -598,6 +599,21 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+def value_outside(tensor: Any) -> Any:
+    """Compute a tensor of another graph in a ``tf.init_scope``.
+
+    As a ``tf.function`` does for the first value of a variable that it makes.
+
+    Raises:
+        ValueError: it depends on inputs of the graph.
+    """
+
+    def compute() -> Any:
+        return _lift_to_graph([tensor], get_default_graph())[tensor]
+
+    return tf.function(compute, autograph=False)()
 
 
 def in_replica() -> bool:
