@@ -165,7 +165,7 @@ class Matched(keras.Model):
 QUERIES, CANDIDATES = np.random.default_rng(0).integers(0, 78, (2, 21))
 
 
-def _fit(model):
+def fitted(model):
     return model.fit(
         QUERIES, CANDIDATES, 6, epochs=2, shuffle=False, verbose=0
     ).history
@@ -173,12 +173,12 @@ def _fit(model):
 
 def _evaluate_first(model):
     found = [model.evaluate(QUERIES, CANDIDATES, 6, verbose=0)]
-    return [*found, _fit(model)]
+    return [*found, fitted(model)]
 
 
 def _predict_first(model):
     model.predict(QUERIES, 6, verbose=0)
-    return _fit(model)
+    return fitted(model)
 
 
 def _on_batches(model):
@@ -187,7 +187,7 @@ def _on_batches(model):
 
 _CALLS = [
     (act, way)
-    for act in (_fit, _evaluate_first, _predict_first, _on_batches)
+    for act in (fitted, _evaluate_first, _predict_first, _on_batches)
     for way in WAYS
 ]
 
