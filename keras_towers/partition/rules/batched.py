@@ -54,6 +54,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (-2, 1, ((0,),)): """
         MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
     """,
+    (-1, 2, ((0,), (1,))): "Cross",
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (-3, 1, ()): "AdjustContrastv2",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
@@ -215,12 +216,16 @@ def _searched(node: Node, sequences: Value, values: Value) -> Factors:
 @axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
 def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
     """Each column of the right-hand side is solved by itself."""
-    # Broadcast matrices have no axis of the batch.
-    require(matrix.rank == right.rank)
-    batch = range(matrix.rank - 2)
-    labels = [*batch, None, "columns"]
+    most = max(matrix.rank, right.rank) - 2
+    # The axes of the batch are counted from the last one on, to be broadcast.
+    batches = [range(2 - value.rank, 0) for value in (matrix, right)]
     return Factors(
-        [[*batch, None, None], labels, *[None] * len(options)], [labels]
+        [
+            [*batches[0], None, None],
+            [*batches[1], None, "columns"],
+            *[None] * len(options),
+        ],
+        [[*range(-most, 0), None, "columns"]],
     )
 
 

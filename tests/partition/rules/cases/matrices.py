@@ -117,6 +117,18 @@ def _einsum(equation):
     return cases_of(args, **{f"Einsum_{equation}": apply})
 
 
+def _with_dots(args, equation):
+    """Cases of an einsum whose axes are not all named.
+
+    ``tf.einsum`` would name them where it knows the ranks.
+    """
+
+    def apply(*values):
+        return tf.raw_ops.Einsum(inputs=values, equation=equation)
+
+    return cases_of(args, **{f"Einsum_{equation}": apply})
+
+
 _FLIPPED = {"transpose_a": True, "transpose_b": True}
 _PRODUCTS = [
     *cases_of("ab, bc", "MatMul"),
@@ -141,9 +153,14 @@ _PRODUCTS = [
             "ab,c->c", a + 2, tf.constant([np.inf, 1.0])
         ),
     ),
-    *cases_of(
-        "dab, bc", Einsum_dots=lambda a, b: tf.einsum("...b,bc->...c", a, b)
-    ),
+    *_with_dots("dab, bc", "...b,bc->...c"),
+    *_with_dots("abc, d", "...c,d->...cd"),
+    *_with_dots("dab, 1bc", "...ab,...bc->...ac"),
+    *_with_dots("ab, cab", "...b,...b->..."),
+    *_with_dots("ab, c1b", "...b,...b->...b"),
+    *_with_dots("abc", "a...->...a"),
+    *_with_dots("ab, ac", "...b,...c->bc..."),
+    *_with_dots("abc, bc", "a...c,...c->a..."),
     *cases_of(
         "aab, bc", Einsum_diagonal=lambda a, b: tf.einsum("aab,bc->ac", a, b)
     ),
