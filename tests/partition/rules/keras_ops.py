@@ -1,17 +1,19 @@
 """A call of each public operation of Keras on rows along the first axis.
 
+``ONCE`` has those that are computed once, and why.
+
 The name of a parameter says what each row has: x, a vector; i, integers; b,
 truth values; c, complex numbers; v, a number; k, an integer; m, a matrix; s, a
 signal; p, a picture.
 """
 
+import dataclasses
 import inspect
 
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
-from tests.partition.kit import sharded
+from tests.partition.kit import sharded, trace
 
 _WHOLE = {"dtype": "int32", "low": 0, "high": 3}
 _INPUTS = {
@@ -25,10 +27,11 @@ _INPUTS = {
     "s": sharded(-1, 16),
     "p": sharded(-1, 8, 8, 3),
 }
-# What an operation is tried with that has no call below, in this order.
+# What an operation is tried with that has no call below: the first that it
+# takes.
 _TRIED = ("x", "xx", "i", "ii", "c", "p", "m")
 
-# These take no rows, or are called where the values are known.
+# These take no rows of a batch.
 WITHOUT_ROWS = frozenset(
     """
     arange bartlett blackman convert_to_numpy custom_gradient dtype empty eye
@@ -36,7 +39,29 @@ WITHOUT_ROWS = frozenset(
     logspace ones tri zeros
     """.split()
 )
-_ONES = np.ones
+# Keras does not trace them on a batch, whoever asks it.
+UNTRACED = frozenset(
+    """
+    corrcoef isin kron lu_factor nanmedian nanpercentile nanquantile vectorize
+    """.split()
+)
+_ACROSS = "moves rows to where others were, so that towers would exchange them"
+_LOOP = "a loop goes on until all rows have ended"
+ONCE = {
+    "argpartition": "Keras adds up over the rows of a matrix, and so mixes them",
+    "associative_scan": "Keras reshapes what has no known number of axes",
+    "correlate": "each row of the result needs its neighbours",
+    "ctc_decode": "TensorFlow counts the labels of all rows in one sparse tensor",
+    "ctc_loss": "TensorFlow finds the labels of all rows in one sparse tensor",
+    "flipud": _ACROSS,
+    "fold": "a loop of vectorized_map takes rows of another loop's result",
+    "gcd": _LOOP,
+    "lcm": _LOOP,
+    "lstsq": "all rows are equations of one system",
+    "scatter_update": "of two rows with an index the last one counts",
+    "unique": "each row is compared with all others",
+    "vsplit": _ACROSS,
+}
 CALLS = {
     "adaptive_average_pool": lambda p: ops.adaptive_average_pool(p, 4),
     "adaptive_max_pool": lambda p: ops.adaptive_max_pool(p, 4),
@@ -54,19 +79,17 @@ CALLS = {
     ),
     "binary_crossentropy": lambda x, x2: ops.binary_crossentropy(x, x2),
     "bincount": lambda i: ops.bincount(i, minlength=4),
-    "broadcast_to": lambda x: ops.broadcast_to(
-        x, (3, ops.shape(x)[0], 4)
-    ),
+    "broadcast_to": lambda x: ops.broadcast_to(x, (3, ops.shape(x)[0], 4)),
     "cast": lambda x: ops.cast(x, "float16"),
     "concatenate": lambda x, x2: ops.concatenate([x, x2], 1),
     "clip": lambda x: ops.clip(x, -0.5, 0.5),
     "cond": lambda x: ops.cond(ops.sum(x) > 0, lambda: x, lambda: -x),
-    "conv": lambda p: ops.conv(p, _ONES((3, 3, 3, 5), "float32")),
+    "conv": lambda p: ops.conv(p, np.ones((3, 3, 3, 5), "float32")),
     "conv_transpose": lambda p: ops.conv_transpose(
-        p, _ONES((3, 3, 5, 3), "float32")
+        p, np.ones((3, 3, 5, 3), "float32")
     ),
     "corrcoef": lambda x: ops.corrcoef(ops.transpose(x)),
-    "correlate": lambda v: ops.correlate(v, _ONES(3, "float32"), "same"),
+    "correlate": lambda v: ops.correlate(v, np.ones(3, "float32"), "same"),
     "cross": lambda x, x2: ops.cross(x[:, :3], x2[:, :3]),
     "ctc_decode": lambda p: ops.ctc_decode(
         p[:, :, 0], ops.ones(ops.shape(p)[:1], "int32"), "greedy"
@@ -83,24 +106,22 @@ CALLS = {
         ops.concatenate([p, p[..., :1]], -1), 2
     ),
     "depthwise_conv": lambda p: ops.depthwise_conv(
-        p, _ONES((3, 3, 3, 1), "float32")
+        p, np.ones((3, 3, 3, 1), "float32")
     ),
     "diag": lambda v: ops.diag(v),
     "diagonal": lambda m: ops.diagonal(m, axis1=1, axis2=2),
     "diff": lambda x: ops.diff(x, axis=1),
-    "digitize": lambda x: ops.digitize(x, _ONES(3, "float32").cumsum()),
+    "digitize": lambda x: ops.digitize(x, np.ones(3, "float32").cumsum()),
     "dot_product_attention": lambda p: ops.dot_product_attention(p, p, p),
     "dsplit": lambda m: ops.dsplit(m, 2),
     "dstack": lambda x, x2: ops.dstack([x, x2]),
-    "einsum": lambda x: ops.einsum("...a,b->...ab", x, _ONES(3, "float32")),
+    "einsum": lambda x: ops.einsum("...a,b->...ab", x, np.ones(3, "float32")),
     "expand_dims": lambda x: ops.expand_dims(x, 1),
     "extract_sequences": lambda s: ops.extract_sequences(s, 4, 2),
     "fft": lambda x, x2: ops.fft((x, x2)),
     "fft2": lambda m, m2: ops.fft2((m, m2)),
     "flip": lambda x: ops.flip(x, 1),
-    "fold": lambda s: ops.fold(
-        ops.stack([s] * 4, -1), (5, 5), (4, 4)
-    ),
+    "fold": lambda s: ops.fold(ops.stack([s] * 4, -1), (5, 5), (4, 4)),
     "fori_loop": lambda x: ops.fori_loop(0, 3, lambda k, y: y + x, x),
     "gcd": lambda i, i2: ops.gcd(i, i2),
     "get_item": lambda x: ops.get_item(x, (slice(None), 1)),
@@ -112,7 +133,7 @@ CALLS = {
     "irfft": lambda x, x2: ops.irfft((x, x2)),
     "isin": lambda i: ops.isin(i, np.array([1, 2])),
     "istft": lambda m, m2: ops.istft((m[..., :3], m2[..., :3]), 4, 2, 4),
-    "kron": lambda x: ops.kron(x, _ONES((2, 2), "float32")),
+    "kron": lambda x: ops.kron(x, np.ones((2, 2), "float32")),
     "lcm": lambda i, i2: ops.lcm(i, i2),
     "ldexp": lambda x, i: ops.ldexp(x, i),
     "logsumexp": lambda x: ops.logsumexp(x, -1),
@@ -120,11 +141,11 @@ CALLS = {
     "lstsq": lambda x, v: ops.lstsq(x, v),
     "lu_factor": lambda m: ops.lu_factor(m),
     "map": lambda x: ops.map(ops.sort, x),
-    "matmul": lambda x: ops.matmul(x, _ONES((4, 3), "float32")),
+    "matmul": lambda x: ops.matmul(x, np.ones((4, 3), "float32")),
     "matrix_rank": lambda m: ops.matrix_rank(m),
     "max_pool": lambda p: ops.max_pool(p, 2),
     "median": lambda x: ops.median(x, -1),
-    "meshgrid": lambda v, v2: ops.meshgrid(v, _ONES(3, "float32")),
+    "meshgrid": lambda v, v2: ops.meshgrid(v, np.ones(3, "float32")),
     "moments": lambda x: ops.moments(x, 0),
     "moveaxis": lambda m: ops.moveaxis(m, 1, 2),
     "multi_hot": lambda i: ops.multi_hot(i, 4),
@@ -158,7 +179,7 @@ CALLS = {
         ops.zeros((4, 4)), k[:, None], x
     ),
     "searchsorted": lambda v: ops.searchsorted(
-        _ONES(3, "float32").cumsum(), v
+        np.ones(3, "float32").cumsum(), v
     ),
     "segment_max": lambda x, k: ops.segment_max(x, k, 4),
     "segment_min": lambda x, k: ops.segment_min(x, k, 4),
@@ -166,7 +187,7 @@ CALLS = {
     "segment_sum": lambda x, k: ops.segment_sum(x, k, 4),
     "select": lambda b, x: ops.select([b, ~b], [x, -x]),
     "separable_conv": lambda p: ops.separable_conv(
-        p, _ONES((3, 3, 3, 1), "float32"), _ONES((1, 1, 3, 5), "float32")
+        p, np.ones((3, 3, 3, 1), "float32"), np.ones((1, 1, 3, 5), "float32")
     ),
     "slice": lambda x: ops.slice(x, (0, 1), (ops.shape(x)[0], 2)),
     "slice_update": lambda x: ops.slice_update(x, (0, 1), 2 * x[:, 1:3]),
@@ -188,7 +209,7 @@ CALLS = {
     ),
     "take": lambda x: ops.take(x, [1, 2], axis=1),
     "take_along_axis": lambda x, i: ops.take_along_axis(x, i, axis=1),
-    "tensordot": lambda x: ops.tensordot(x, _ONES((4, 3), "float32"), 1),
+    "tensordot": lambda x: ops.tensordot(x, np.ones((4, 3), "float32"), 1),
     "threshold": lambda x: ops.threshold(x, 0.5, 0.0),
     "tile": lambda x: ops.tile(x, (1, 2)),
     "trace": lambda m: ops.trace(m, axis1=1, axis2=2),
@@ -213,28 +234,38 @@ CALLS = {
 
 
 def public():
-    """The names of all public operations."""
-    return [
+    """The names of all public operations, in order."""
+    return sorted(
         name
         for name, value in vars(ops).items()
         if inspect.isroutine(value) and not name.startswith("_")
-    ]
+    )
 
 
-def call_of(name):
-    """Return a call of an operation, and its inputs; None: there is none."""
-    if name in CALLS:
-        function = CALLS[name]
-        letters = [p[0] for p in inspect.signature(function).parameters]
-        return function, [_INPUTS[letter] for letter in letters]
-    function = getattr(ops, name)
-    for letters in _TRIED:
-        given = [_INPUTS[letter] for letter in letters]
-        with tf.Graph().as_default():
-            values = [tf.compat.v1.placeholder(g.dtype, g.spec.shape) for g in given]
+def traced(name):
+    """Return the trace of a call of an operation, and its inputs.
+
+    A number of rows that is known is given to what needs it.
+
+    Raises:
+        Exception: what Keras raises on one device.
+    """
+    for letters, function in _calls(name):
+        for examples in (None, 6):
+            given = [
+                dataclasses.replace(_INPUTS[letter], examples=examples)
+                for letter in letters
+            ]
             try:
-                function(*values)
-            except Exception:
-                continue
-        return function, given
-    return None
+                return trace(function, *given), given
+            except Exception as error:
+                failure = error
+    raise failure
+
+
+def _calls(name):
+    """The calls of an operation to try, each with the letters of its inputs."""
+    if name not in CALLS:
+        return [(letters, getattr(ops, name)) for letters in _TRIED]
+    names = inspect.signature(CALLS[name]).parameters
+    return [([name[0] for name in names], CALLS[name])]

@@ -97,6 +97,19 @@ _MATRICES = [
             for fast in (True, False)
         },
     ),
+    *cases_of("ab3, ab3", "Cross"),
+    *cases_of(
+        "dd, bdc",
+        MatrixTriangularSolve_wide=lambda a, b: _triangular(a, b, False),
+    ),
+    *cases_of(
+        "bdd, dc",
+        MatrixTriangularSolve_less=lambda a, b: _triangular(a, b, False),
+    ),
+    *cases_of(
+        "ebdd, 1bdc",
+        MatrixTriangularSolve_one=lambda a, b: _triangular(a, b, False),
+    ),
     *cases_of(
         "bdd, bdc",
         **{
