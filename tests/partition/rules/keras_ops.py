@@ -33,26 +33,51 @@ _TRIED = ("x", "xx", "i", "ii", "c", "p", "m")
 
 # These take no rows of a batch.
 WITHOUT_ROWS = frozenset(
-    """
-    arange bartlett blackman convert_to_numpy custom_gradient dtype empty eye
-    full geomspace hamming hanning identity is_tensor jvp kaiser linspace
-    logspace ones tri zeros
-    """.split()
+    [
+        "arange",
+        "bartlett",
+        "blackman",
+        "convert_to_numpy",
+        "custom_gradient",
+        "dtype",
+        "empty",
+        "eye",
+        "full",
+        "geomspace",
+        "hamming",
+        "hanning",
+        "identity",
+        "is_tensor",
+        "jvp",
+        "kaiser",
+        "linspace",
+        "logspace",
+        "ones",
+        "tri",
+        "zeros",
+    ]
 )
 # Keras does not trace them on a batch, whoever asks it.
 UNTRACED = frozenset(
-    """
-    corrcoef isin kron lu_factor nanmedian nanpercentile nanquantile vectorize
-    """.split()
+    [
+        "corrcoef",
+        "isin",
+        "kron",
+        "lu_factor",
+        "nanmedian",
+        "nanpercentile",
+        "nanquantile",
+        "vectorize",
+    ]
 )
 _ACROSS = "moves rows to where others were, so that towers would exchange them"
 _LOOP = "a loop goes on until all rows have ended"
 ONCE = {
-    "argpartition": "Keras adds up over the rows of a matrix, and so mixes them",
+    "argpartition": "Keras adds up over the rows, and so mixes them",
     "associative_scan": "Keras reshapes what has no known number of axes",
     "correlate": "each row of the result needs its neighbours",
-    "ctc_decode": "TensorFlow counts the labels of all rows in one sparse tensor",
-    "ctc_loss": "TensorFlow finds the labels of all rows in one sparse tensor",
+    "ctc_decode": "the labels of all rows are one sparse tensor",
+    "ctc_loss": "the labels of all rows are one sparse tensor",
     "flipud": _ACROSS,
     "fold": "a loop of vectorized_map takes rows of another loop's result",
     "gcd": _LOOP,
