@@ -183,6 +183,8 @@ def _create_variable(
     if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
+            if tf.is_symbolic_tensor(value):
+                value = compat.value_outside(value)
             original(variable, value)
     elif strategy is None:
         with outside(variable):
@@ -191,7 +193,7 @@ def _create_variable(
         with strategy._adoption.registering_variable(variable):
             original(variable, value)
     if call is not None:
-        call.share_created(variable)
+        call.place_created(variable)
 
 
 def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

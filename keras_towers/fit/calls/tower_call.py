@@ -273,7 +273,7 @@ class TowerCall:
         )
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        self._builds = self.build_error is not None
+        self._builds = not model_building.layers_are_built(self.model)
         settings = running_settings.get() or self.settings
         try:
             result = self._step.run_step(step, batch, settings)
@@ -282,12 +282,19 @@ class TowerCall:
         self.build_error = None
         return result
 
-    def share_created(self, variable: keras.Variable) -> None:
-        """Give a variable that a step creates the value of rank 0."""
-        transport = self.config.transport
-        if self._builds and self.places.ranks.job is transport:
-            with tf.init_scope():
-                rank_agreement.broadcast(transport, [variable._value])
+    def place_created(self, variable: keras.Variable) -> None:
+        """Give a variable that a step creates the value of rank 0, and a place.
+
+        Copies of it are made together with those of an optimizer's slots.
+        """
+        transport, update = self.config.transport, self._step.update
+        if not self._builds or self.places.ranks.job is not transport:
+            return
+        with tf.init_scope():
+            rank_agreement.broadcast(transport, [variable._value])
+            if update.divides(variable):
+                update.place(variable)
+                update.mark_common([variable])
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
