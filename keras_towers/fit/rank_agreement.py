@@ -65,7 +65,10 @@ _NAMED = (
 
 
 def check_call(
-    config: TowerConfig, keras_call: KerasCall, observer: Any
+    config: TowerConfig,
+    keras_call: KerasCall,
+    observer: Any,
+    is_compiled_again: bool = False,
 ) -> None:
     """Check that all ranks call the same method with the same settings.
 
@@ -78,12 +81,19 @@ def check_call(
         config: the towers.
         keras_call: the call.
         observer: the callback that measures its steps on all ranks, or None.
+        is_compiled_again: whether an earlier call of the method was of another
+            compilation of the model.
 
     Raises:
         TowerError: a setting that changes results differs.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
+    where = f"is at the beginning of {kind}"
+    if is_compiled_again:
+        # Ranks that have not compiled it are in a step by now.
+        name = rank_checks.without_numbers(model.name)
+        where += f", since model {name!r} was compiled again"
     names: tuple[str, ...] = _EPOCHS
     if config.options.batches == "split":
         names += _FOR_SAME_DATA
@@ -107,10 +117,10 @@ def check_call(
     layers = _layers(model, words)
     of_layers = [of_layer for _, of_layer in layers]
     settings[_LAYERS] = _digest(repr(of_layers).encode())
-    ranks = _meet(config, settings, kind)
+    ranks = _meet(config, settings, kind, where)
     differing = rank_checks.differing_settings(ranks)
     if differing.pop(_LAYERS, None):
-        differing |= _differing_layer(_meet(config, layers, kind))
+        differing |= _differing_layer(_meet(config, layers, kind, where))
     rates = differing.pop(_RATE, None)
     if rates and config.job.rank == 0:
         logger.warning(
@@ -140,13 +150,14 @@ def check_call(
         )
 
 
-def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
+def _meet(
+    config: TowerConfig, settings: Any, kind: str, where: str
+) -> list[Any]:
     """Gather what ranks compare at the beginning of a call.
 
     Raises:
         TowerError: other ranks make another call, or have ended.
     """
-    where = f"is at the beginning of {kind}"
     transport = config.transport
     if transport.size == 1:
         return rank_checks.gather(config.job, settings, where)
@@ -158,7 +169,7 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
         ended = str(error)
     except tf.errors.OpError:
         if failed_calls.calls.begin_again(transport):
-            return _meet(config, settings, kind)
+            return _meet(config, settings, kind, where)
         if failed_calls.calls.has_failed():
             raise
         ended = transport.ended_ranks() or "another rank has ended"

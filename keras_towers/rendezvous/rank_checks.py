@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from keras_towers._imports import packages
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store
-from keras_towers.rendezvous.liveness import describe_each
+from keras_towers.rendezvous import store, watch
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -73,13 +72,11 @@ def gather(peers: Peers, value: Any, where: str) -> list[Any]:
         value: this rank's value, plain data.
         where: what this rank does, to follow "rank 0" in a message.
     """
-    gathered = peers.gather_objects((where, value))
+    with watch.doing(where):
+        gathered = peers.gather_objects((where, value))
     if any(point != where for point, _ in gathered):
         points = {f"rank {r}": point for r, (point, _) in enumerate(gathered)}
-        raise TowerError(
-            f"the ranks do different things: {describe_each(points)}. Every "
-            "rank has to call the same methods in the same order."
-        )
+        raise TowerError(watch.ranks_apart(points))
     return [value for _, value in gathered]
 
 

@@ -3,13 +3,18 @@
 ``Liveness`` decides who is gone; ``StallWatch`` asks the store, and
 ``AnswerWatch`` polls processes.
 
-The stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does not know
-which ranks are late over Gloo. So every rank reports its progress to the server
-of the job's store, whose answer says which ranks are late or gone.
+Every rank reports to the server of the job's store how many exchanges it has
+begun, and which of them have not ended. The server sees all ranks: it answers
+which of them are late or gone, whether all wait and none moves, and whether two
+ranks wait for each other, since they are in different exchanges. No engine knows
+that: the stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does not
+even know over Gloo which ranks are late.
 """
 
 from __future__ import annotations
 
+import atexit
+import collections
 import contextlib
 import logging
 import math
@@ -23,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from keras_towers import settings, system
-from keras_towers.errors import EXIT_AGAIN
+from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.rendezvous import store as store_lib
 from keras_towers.rendezvous.liveness import (
     ANSWERED,
@@ -43,6 +48,11 @@ T = TypeVar("T")
 _BEATS_PER_WARNING = 6
 # A rank that is silent for this many beats has stopped. One beat may be late.
 _SILENT_BEATS = 2.5
+# A rank that nothing interrupts ends when it has heard so often that it waits in
+# vain: before that, another one fails, and with it the call of all.
+_BEATS_TO_FAIL = 4
+# What a rank waits for in an exchange outside of a call.
+_UNMARKED = "an exchange"
 
 
 class UpdateCounts:
@@ -91,6 +101,61 @@ class UpdateCounts:
 updates = UpdateCounts()
 
 
+class ExchangeCounts:
+    """The exchanges of this process; used by several threads.
+
+    Python notes its own when they begin and when they end. Those of a graph are
+    counted there.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._running: collections.Counter[str] = collections.Counter()
+        self._of_graphs: dict[str, Callable[[], tuple[int, int]]] = {}
+
+    @contextlib.contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Count the exchange of this block."""
+        with self._lock:
+            self._begun += 1
+            self._running[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[name] -= 1
+
+    def add(self, name: str, count: Callable[[], tuple[int, int]]) -> None:
+        """Count the exchanges that graphs make under a name.
+
+        Args:
+            name: of these exchanges, the same on all ranks.
+            count: returns how many of them have begun and have ended.
+        """
+        with self._lock:
+            self._of_graphs[name] = count
+
+    def read(self) -> tuple[int, list[str], list[str]]:
+        """Return how many have begun, and the names of those that run.
+
+        First those that Python waits for, and then those in graphs.
+        """
+        with self._lock:
+            begun, of_graphs = self._begun, dict(self._of_graphs)
+            running = [name for name, n in self._running.items() if n]
+        in_graphs = []
+        for name, count in of_graphs.items():
+            begun_there, ended = count()
+            begun += begun_there
+            if ended < begun_there:
+                in_graphs.append(name)
+        return begun, sorted(running), sorted(in_graphs)
+
+
+exchanges = ExchangeCounts()
+
+
 class Activity:
     """The current action of this rank; used by several threads.
 
@@ -98,7 +163,14 @@ class Activity:
         marks: how many actions were marked.
         action: the last of them; empty outside of training.
         waits: whether the action may take long because of other ranks.
+        exchanges: whether it waits for them in exchanges that are counted.
+        does: what this rank does in an exchange, to follow "rank 0"; empty:
+            the action says it.
         since: when the action began, by ``time.monotonic``.
+        round: how often the ranks have connected again.
+        first: the marks and the exchanges that began before this round.
+        in_order: whether all ranks make the same exchanges, which they do until
+            a call has failed.
         outcomes: of a collective in another thread, for which the rank waits
             and can stop waiting: its result or its error; None: there is none.
         refuse: makes the error of what this rank does, given which ranks have
@@ -110,14 +182,32 @@ class Activity:
 
     def __init__(self):
         self.marks = 0
-        self.action = ""
-        self.waits = False
+        self.action = self.does = ""
+        self.waits = self.exchanges = False
         self.since: float = time.monotonic()
+        self.begin_round(0)
 
-    def mark(self, action: str) -> None:
-        """Record what this rank is about to do, or to wait for."""
+    def begin_round(self, number: int) -> None:
+        """Begin to count again, as all ranks do when they have connected."""
+        begun, _, _ = exchanges.read()
+        self.first: tuple[int, int] = self.marks, begun + updates.total()[0]
+        self.round, self.in_order = number, True
+
+    def leave_order(self) -> None:
+        """Record that a call has failed, and ranks have yet to meet again."""
+        self.in_order = False
+
+    def mark(self, action: str, exchanges: bool = False) -> None:
+        """Record what this rank is about to do, or to wait for.
+
+        Args:
+            action: what it is; empty: it is outside of training.
+            exchanges: whether it waits in exchanges that are counted, and
+                otherwise computes; or else it does nothing but wait.
+        """
         self.marks += 1
         self.action, self.waits = action, bool(action)
+        self.exchanges = exchanges
         self.since = time.monotonic()
 
     def mark_done(self) -> None:
@@ -130,6 +220,15 @@ class Activity:
         action = f"the preparation of {self.action}" if self.action else ""
         with self.within(action):
             yield
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Record what this rank does in the exchanges of a block."""
+        before, self.does = self.does, what
+        try:
+            yield
+        finally:
+            self.does = before
 
     @contextlib.contextmanager
     def within(self, action: str, waits: bool = False) -> Iterator[None]:
@@ -158,6 +257,9 @@ mark = _activity.mark
 mark_done = _activity.mark_done
 preparing = _activity.preparing
 within = _activity.within
+doing = _activity.doing
+begin_round = _activity.begin_round
+leave_order = _activity.leave_order
 refusing_by = _activity.refusing_by
 
 
@@ -232,12 +334,14 @@ class StallWatch(threading.Thread):
         self.store: StoreClient = store
         self._rank0_name = rank0_name
         self._rank0 = Liveness([0], self._report, settings.LOST_S)
-        self._late: dict[str, str] = {}
+        self._awaited: dict[str, str] = {}
+        self._apart: dict[str, str] = {}
         self._gone: dict[str, TaskState] = {}
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._first_mark = _activity.marks
+        _activity.begin_round(0)
         self._updates = self._first_updates = updates.total()
+        self._reading = threading.Lock()
         self._beat_s: float = min(
             warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
         )
@@ -245,12 +349,14 @@ class StallWatch(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, which no longer asks TensorFlow for counts."""
         self._ended.set()
+        with self._reading:
+            return
 
     def run(self) -> None:
         """Report progress at every beat; warn, or end, while waiting."""
-        warned = 0.0
+        warned, beats_apart = 0.0, 0
         gone: dict[str, TaskState] = {}
         self._advance()
         self.refresh()
@@ -270,28 +376,52 @@ class StallWatch(threading.Thread):
                 self._end(missing, waited_s)
             if not waits or waited_s < warned:  # Another wait has begun.
                 warned = 0.0
+            beats_apart = beats_apart + 1 if self._apart and waits else 0
+            if beats_apart:
+                self._fail(self._apart, beats_apart)
             # Another thread may refresh, too.
-            late = self._late
-            if not waits or not late:
+            awaited = self._awaited
+            if not waits or not awaited:
                 continue
             if self._shutdown_s and waited_s >= self._shutdown_s:
-                self._end(late, waited_s)
+                self._end(awaited, waited_s)
             if waited_s >= warned + self._warning_s:
                 warned = waited_s
-                logger.warning("%s", self._text(late, waited_s))
+                logger.warning("%s", self._text(awaited, waited_s))
 
     def _advance(self) -> bool:
         """Update this rank's progress; return whether it waits for another."""
-        begun, ended = counts = updates.total()
-        done = begun - self._first_updates[0]
+        with self._reading:
+            if self._ended.is_set():
+                return False
+            begun, ended = counts = updates.total()
+            exchanged, in_python, in_graphs = exchanges.read()
         if counts != self._updates:
             self._updates = counts
             _activity.since = time.monotonic()
             if not _activity.waits:
+                done = begun - self._first_updates[0]
                 _activity.action = f"update {done}"
-        self._progress.position = _activity.marks - self._first_mark + done
-        self._progress.action = _activity.action
-        return _activity.waits or ended < begun
+        marks, before = _activity.first
+        position = [
+            _activity.round,
+            _activity.marks - marks,
+            begun + exchanged - before,
+        ]
+        progress = self._progress
+        if position != progress.position:
+            progress.position = position
+            _activity.since = time.monotonic()
+        in_exchange = bool(in_python or (_activity.action and in_graphs))
+        pauses = _activity.exchanges and not in_exchange
+        waits = (_activity.waits and not pauses) or bool(in_python)
+        progress.waits = waits = waits or ended < begun
+        progress.action = _activity.action or (_UNMARKED if waits else "")
+        progress.does = _activity.does if in_python else ""
+        progress.in_python = bool(in_python)
+        is_in_order = waits and _activity.in_order
+        progress.exchanges = in_python + in_graphs if is_in_order else []
+        return waits
 
     def refresh(self) -> None:
         """Report to the store, and ask it which ranks are late or gone."""
@@ -310,11 +440,11 @@ class StallWatch(threading.Thread):
         try:
             answer = self.store.report(self.rank, self._progress)
         except OSError as error:
-            self._late, self._gone = {}, {}
+            self._awaited, self._apart, self._gone = {}, {}, {}
             reason = getattr(error, "reason", error)
             has_ended = isinstance(reason, ConnectionRefusedError)
             return {0: TaskState.ENDED} if has_ended else {}
-        self._late = answer["late"]
+        self._awaited, self._apart = answer["awaited"], answer["apart"]
         self._gone = {
             n: TaskState(state) for n, state in answer["gone"].items()
         }
@@ -325,6 +455,16 @@ class StallWatch(threading.Thread):
             f"rank {self.rank} has waited for {waited_s:.0f} s in "
             f"{self._progress.action}: {describe_each(ranks)}."
         )
+
+    def _fail(self, ranks: Mapping[str, str], beats: int) -> None:
+        """End a wait for ranks that wait for this one in other exchanges."""
+        if not _activity.in_order:
+            return  # The call is ending.
+        text = ranks_apart(ranks)
+        if can_end_wait():
+            end_wait(TowerError(text))
+        elif beats >= _BEATS_TO_FAIL:
+            end_process(text, code=1)
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
         ended = describe_each(ranks)
@@ -385,6 +525,15 @@ class AnswerWatch(threading.Thread):
                 return
 
 
+def ranks_apart(ranks: Mapping[str, str]) -> str:
+    """Say that ranks do different things; what each does follows its name."""
+    return (
+        f"the ranks do different things: {describe_each(ranks)}. Every rank "
+        "has to call the same methods in the same order, and to compile its "
+        "model at the same place."
+    )
+
+
 def end_process(text: str, code: int = EXIT_AGAIN) -> NoReturn:
     """End this process, whose main thread cannot receive an exception."""
     print(f"keras_towers: {text}", file=sys.stderr, flush=True)
@@ -425,6 +574,8 @@ def start_watch(rank: int, size: int) -> None:
     mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s, _rank0_name)
     _watch.start()
+    # TensorFlow must not be called while it is torn down.
+    atexit.register(_watch.stop)
 
 
 def stop_watch() -> None:
@@ -432,6 +583,7 @@ def stop_watch() -> None:
     global _watch
     if _watch is not None:
         _watch.stop()
+        atexit.unregister(_watch.stop)
     _watch = None
 
 

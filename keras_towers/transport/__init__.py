@@ -43,6 +43,13 @@ class Transport(Abortable, Protocol):
     @property
     def sums_float16(self) -> bool: ...
 
+    def note_wait(self, what: str) -> None:
+        """Record in what this rank is about to wait for others; empty: nothing.
+
+        Reports of stalls name the ranks that wait, and this reason.
+        """
+        ...
+
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:

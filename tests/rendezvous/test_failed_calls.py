@@ -40,9 +40,6 @@ class Ranks:
         self.aborted, self.left = threading.Event(), 0
         self.reconnected = 0
 
-    def note_wait(self, what):
-        pass
-
     def abort(self):
         self.aborted.set()
 

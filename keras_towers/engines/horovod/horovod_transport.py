@@ -146,6 +146,7 @@ class HorovodTransport(EngineTransport):
         if process_set is self.engine.global_process_set:
             process_set = None
         self._process_set = process_set
+        self._is_of_all_ranks = process_set is None
         # Whether what is on a GPU is sent from the host.
         self._from_host = False
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))

@@ -75,13 +75,15 @@ class TowerCalls(Calls):
         # Keras calls it at the same place on all ranks.
         validates = bool(keras_call.arguments.get("_use_cached_eval_dataset"))
         if not validates:
-            self._config.transport.note_wait(f"the beginning of {kind}")
+            begins = kind if prepared else f"the beginning of {kind}"
+            self._config.transport.note_wait(begins)
         try:
             config = self._config
             compares = not prepared and not validates
             if compares and self.places(kind).ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
-                rank_agreement.check_call(config, keras_call, observer)
+                again = self.adoption.is_compiled_again(model, kind)
+                rank_agreement.check_call(config, keras_call, observer, again)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
