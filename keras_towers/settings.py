@@ -102,7 +102,7 @@ SERVER_LOOK_S = 0.5
 ANSWER_S = 40.0
 #: Longest answer of a task that is polled.
 TASK_ANSWER_S = 2.0
-#: For a cancelled operation on a parameter server to end.
+#: For a cancelled operation on a parameter server, or a collective, to end.
 CANCEL_S = 5.0
 #: For a dying process to close all of its sockets.
 SOCKET_CLOSE_S = 0.5

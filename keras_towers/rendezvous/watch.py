@@ -173,11 +173,13 @@ class Activity:
             a call has failed.
         outcomes: of a collective in another thread, for which the rank waits
             and can stop waiting: its result or its error; None: there is none.
+        thread: that other thread; None: no rank was waited for yet.
         refuse: makes the error of what this rank does, given which ranks have
             ended that it needs; None: starting again may help.
     """
 
     outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
+    thread: threading.Thread | None = None
     refuse: Callable[[str], Exception] | None = None
 
     def __init__(self):
@@ -284,7 +286,7 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
             outcomes.put((None, error))
 
     thread = threading.Thread(target=run, name="keras-towers-wait", daemon=True)
-    _activity.outcomes = outcomes
+    _activity.outcomes, _activity.thread = outcomes, thread
     try:
         thread.start()
         result, error = outcomes.get()
@@ -306,6 +308,12 @@ def end_wait(error: Exception) -> None:
     """Let ``wait_for_ranks``, if this rank is in it, raise an error."""
     if _activity.outcomes is not None:
         _activity.outcomes.put((None, error))
+
+
+def join_wait() -> None:
+    """Wait a little for the thread of a wait that was given up."""
+    if _activity.thread is not None:
+        _activity.thread.join(settings.CANCEL_S)
 
 
 class StallWatch(threading.Thread):
