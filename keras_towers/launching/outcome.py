@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_towers import settings
+from keras_towers import agent, settings
 from keras_towers.errors import EXIT_AGAIN, FAILED_ON
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
@@ -159,6 +159,11 @@ def describe(
     if host and code == _SSH_FAILED:
         return f"{name}: lost the ssh connection to {host}"
     killed_by = signal_name(code)
+    if code == agent.FROZEN:
+        return (
+            f"{name} is lost: it was stopped (SIGSTOP) for "
+            f"{settings.FROZEN_S:.0f} s, and was killed"
+        )
     if killed_by:
         hint = " (out of memory?)" if killed_by == "SIGKILL" else ""
         return f"{name} was killed by {killed_by}{hint}"
