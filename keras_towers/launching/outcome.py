@@ -12,16 +12,15 @@ from keras_towers.errors import EXIT_AGAIN, FAILED_ON
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
 
-# Output of ranks that fail because another one failed or ended: Horovod reports
-# that a rank has left, or the connection to it breaks.
+# Output of ranks that fail because another one failed or ended: the engine
+# reports that a rank has left, or that its connection to it breaks. What a
+# script says of connections of its own is no such report.
 _CONSEQUENCES = (
     FAILED_ON,
     "Horovod has been shut down",
     "HorovodInternalError",
-    "Connection reset by peer",
-    "Connection closed by peer",
-    "Read error [",
-    "Broken pipe",
+    "/gloo/transport/",
+    "Additional GRPC error information from remote target",
 )
 _SSH_FAILED = 255
 
