@@ -6,8 +6,9 @@ process; 0 is a heartbeat.
 
 The agent ends the command, and all processes that the command started, when
 stdin closes, because the launcher stops the job or has died, when heartbeats
-stop, or when one of the processes has been stopped for long. It imports little, because each rank has an agent, and only the standard
-library, because other packages may need the environment in the order.
+stop, or when one of the processes has been stopped for long. It imports little,
+because each rank has an agent, and only the standard library, because other
+packages may need the environment in the order.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 Every rank reports to the server of the job's store how many exchanges it has
 begun, and which of them have not ended. The server sees all ranks: it answers
 which of them are late or gone, whether all wait and none moves, and whether two
-ranks wait for each other, since they are in different exchanges. No engine knows
-that: the stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does not
-even know over Gloo which ranks are late.
+ranks wait for each other, since they are in different exchanges. No engine
+knows that: the stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does
+not even know over Gloo which ranks are late.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ T = TypeVar("T")
 _BEATS_PER_WARNING = 6
 # A rank that is silent for this many beats has stopped. One beat may be late.
 _SILENT_BEATS = 2.5
-# A rank that nothing interrupts ends when it has heard so often that it waits in
-# vain: before that, another one fails, and with it the call of all.
+# A rank that nothing interrupts ends when it has heard so often that it waits
+# in vain: before that, another one fails, and with it the call of all.
 _BEATS_TO_FAIL = 4
 # What a rank waits for in an exchange outside of a call.
 _UNMARKED = "an exchange"
@@ -384,11 +384,12 @@ class StallWatch(threading.Thread):
                 self._end(missing, waited_s)
             if not waits or waited_s < warned:  # Another wait has begun.
                 warned = 0.0
-            beats_apart = beats_apart + 1 if self._apart and waits else 0
-            if beats_apart:
-                self._fail(self._apart, beats_apart)
             # Another thread may refresh, too.
-            awaited = self._awaited
+            apart, awaited = self._apart, self._awaited
+            is_apart = waits and apart and _activity.in_order
+            beats_apart = beats_apart + 1 if is_apart else 0
+            if is_apart:
+                self._fail(apart, beats_apart)
             if not waits or not awaited:
                 continue
             if self._shutdown_s and waited_s >= self._shutdown_s:
@@ -466,8 +467,6 @@ class StallWatch(threading.Thread):
 
     def _fail(self, ranks: Mapping[str, str], beats: int) -> None:
         """End a wait for ranks that wait for this one in other exchanges."""
-        if not _activity.in_order:
-            return  # The call is ending.
         text = ranks_apart(ranks)
         if can_end_wait():
             end_wait(TowerError(text))

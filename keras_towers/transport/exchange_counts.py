@@ -18,8 +18,8 @@ def counted(
 ) -> list[tf.Tensor]:
     """Run a collective, which counts as an exchange while it runs.
 
-    In a graph it begins once this rank has computed all that it sends: so a rank
-    that computes for long does not wait.
+    In a graph it begins once this rank has computed all that it sends: so a
+    rank that computes for long does not wait.
 
     Args:
         name: of the exchange, the same on all ranks.

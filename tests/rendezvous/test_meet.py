@@ -220,7 +220,7 @@ import sys, time
 from keras_towers import settings
 from keras_towers.rendezvous import meet
 from keras_towers.rendezvous.store import Endpoint
-settings.LOST_S = 3.0
+settings.BEAT_S, settings.LOST_S = 0.2, 4.0
 rank, place = eval(sys.argv[1])
 if rank:
     meet.start_heartbeat(Endpoint(*place), rank)
@@ -250,7 +250,7 @@ def test_a_rank_that_is_stopped_is_lost(tmp_path):
                 def gone():
                     return store.report(2, Progress(2, 60))["gone"]
 
-                assert gone() == {}
+                assert wait_until(lambda: gone() == {})
                 lost = dict.fromkeys(NAMES[:2], TaskState.LOST)
                 first.send_signal(signal.SIGSTOP)
                 second.send_signal(signal.SIGSTOP)

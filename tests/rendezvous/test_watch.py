@@ -9,6 +9,7 @@ import urllib.error
 
 import pytest
 
+from keras_towers import TowerError
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
@@ -21,15 +22,19 @@ SILENT = {"rank 1 on b": TaskState.LOST}
 
 
 class Store:
-    """Answers like a store whose server knows late and gone ranks."""
+    """Answers like a store whose server knows the other ranks."""
 
-    def __init__(self, late=(), gone=(), error=None):
-        self.answer = {"late": dict(late), "gone": dict(gone)}
+    def __init__(self, awaited=(), gone=(), error=None, apart=()):
+        self.answer = {
+            "awaited": dict(awaited),
+            "apart": dict(apart),
+            "gone": dict(gone),
+        }
         self.error = error
         self.reports = []
 
     def report(self, rank, progress):
-        self.reports.append(dataclasses.astuple(progress)[2:])
+        self.reports.append(dataclasses.replace(progress))
         if self.error:
             raise urllib.error.URLError(self.error)
         return self.answer
@@ -83,7 +88,9 @@ def test_a_rank_that_waits_warns(watch, caplog, marks, late, said):
         watch(store, marks)
         # Six times it reports until a warning is due.
         wait_until(lambda: len(store.reports) > 24 or caplog.records)
-    assert store.reports[-1] == (2, marks[-1])
+    last = store.reports[-1]
+    assert (last.position, last.action) == ([0, 2, 0], marks[-1])
+    assert last.waits == bool(marks[-1])
     texts = [record.getMessage() for record in caplog.records]
     assert bool(texts) == bool(said)
     if said:
@@ -146,7 +153,7 @@ def test_what_is_known_of_ranks_stays_known_while_the_store_is_asked():
 
     class Asked(Store):
         def report(self, rank, progress):
-            known.append((dict(watch._late), watch.gone))
+            known.append((dict(watch._awaited), watch.gone))
             return super().report(rank, progress)
 
     ended = {"rank 1": TaskState.ENDED}
@@ -219,10 +226,82 @@ def test_a_rank_that_prepares_a_step_does_not_wait(watch, caplog):
         watch(store, ["step 1"])
         with watch_lib.preparing():
             wait_until(lambda: len(store.reports) > 24)
-            assert store.reports[-1] == (1, PREPARES)
-            assert not caplog.records
+            assert store.reports[-1].action == PREPARES
+            assert not (store.reports[-1].waits or caplog.records)
         assert wait_until(lambda: caplog.records)
-    assert store.reports[-1] == (1, "step 1")
+    last = store.reports[-1]
+    assert (last.position, last.action) == ([0, 1, 0], "step 1")
+
+
+def test_a_step_waits_in_its_exchanges_only(watch, caplog):
+    """Its data may take long, and what it computes, on all ranks."""
+    store = Store(LATE)
+    with caplog.at_level(logging.WARNING, "keras_towers"):
+        watch(store, [])
+        watch_lib.mark("step 1", exchanges=True)
+        wait_until(lambda: len(store.reports) > 24)
+        assert not (store.reports[-1].waits or caplog.records)
+        with watch_lib.exchanges.running("sum"):
+            assert wait_until(lambda: caplog.records)
+            last = store.reports[-1]
+            assert (last.exchanges, last.in_python) == (["sum"], True)
+    assert last.position == [0, 1, 1]
+
+
+def test_a_rank_that_python_lets_wait_outside_of_a_call_warns(watch, caplog):
+    with caplog.at_level(logging.WARNING, "keras_towers"):
+        watch(Store(LATE), [""])
+        with watch_lib.exchanges.running("sum"), watch_lib.doing("compares"):
+            assert wait_until(lambda: caplog.records)
+    assert " s in an exchange: rank 1" in caplog.records[0].getMessage()
+
+
+def test_exchanges_of_graphs_are_those_that_have_begun_and_not_ended():
+    counts = watch_lib.ExchangeCounts()
+    counts.add("sum", lambda: (7, 6))
+    counts.add("gather", lambda: (4, 4))
+    with counts.running("names"), counts.running("names"):
+        assert counts.read() == (13, ["names"], ["sum"])
+    with pytest.raises(Boom), counts.running("names"):
+        raise Boom
+    assert counts.read() == (14, [], ["sum"])
+
+
+APART = {"rank 0": "is in step 3", "rank 1": "compares the model"}
+SAID = "the ranks do different things: rank 0 is in step 3; rank 1 compares"
+
+
+def test_a_rank_whose_exchange_no_other_comes_to_fails(exits, watch):
+    watch(Store(apart=APART), ["step 3"])
+    with pytest.raises(TowerError, match=SAID):
+        watch_lib.wait_for_ranks(lambda: exits[1].wait(60))
+    assert not exits[0]
+
+
+def test_a_wait_in_vain_that_nothing_interrupts_ends_the_process(
+    capfd, exits, watch
+):
+    codes, _ = exits
+    store = Store(apart=APART)
+    watch(store, ["step 3"])
+    assert wait_until(lambda: codes)
+    # Another rank may fail before that, which ends the call.
+    assert len(store.reports) > 3
+    assert codes == [1]
+    assert SAID in capfd.readouterr().err
+
+
+def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
+    store = Store(apart=APART)
+    watch(store, ["step 3"])
+    watch_lib.leave_order()
+    with watch_lib.exchanges.running("sum"):
+        wait_until(lambda: len(store.reports) > 24)
+    assert not (exits[0] or store.reports[-1].exchanges)
+    watch_lib.begin_round(1)
+    seen = len(store.reports)
+    wait_until(lambda: len(store.reports) > seen + 1)
+    assert store.reports[-1].position == [1, 0, 0]
 
 
 def test_no_watch_without_other_ranks_or_a_store(monkeypatch):

@@ -176,7 +176,7 @@ class Adoption:
         return self._prepared.get(model, {}).get(kind) == _compilation(model)
 
     def is_compiled_again(self, model: keras.Model, kind: str) -> bool:
-        """Whether a method was prepared for another compilation of the model."""
+        """Whether a method was prepared for another compilation."""
         before = self._prepared.get(model, {}).get(kind)
         return before is not None and before.parts != _compilation(model).parts
 
