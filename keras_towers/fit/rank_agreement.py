@@ -92,8 +92,8 @@ def check_call(
     where = f"is at the beginning of {kind}"
     if is_compiled_again:
         # Ranks that have not compiled it are in a step by now.
-        name = rank_checks.without_numbers(model.name)
-        where += f", since model {name!r} was compiled again"
+        compiled = rank_checks.without_numbers(model.name)
+        where += f", since model {compiled!r} was compiled again"
     names: tuple[str, ...] = _EPOCHS
     if config.options.batches == "split":
         names += _FOR_SAME_DATA
