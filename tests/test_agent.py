@@ -8,6 +8,7 @@ import sys
 import time
 
 from keras_towers import agent
+from tests.kit.processes import wait_until
 
 LIMIT_S = 30
 ORDER = {
@@ -73,7 +74,7 @@ def test_what_is_stopped_for_long_is_lost_and_no_sooner():
     )
     sleeper = int(process.stdout.readline())
     os.kill(sleeper, signal.SIGSTOP)
-    assert agent.is_stopped(sleeper)
+    assert wait_until(lambda: agent.is_stopped(sleeper))
     time.sleep(0.5)
     os.kill(sleeper, signal.SIGCONT)
     time.sleep(1.5)

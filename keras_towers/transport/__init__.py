@@ -10,6 +10,8 @@ The other modules here are shared by all transports.
   A first sum over NCCL, which shows whether it works here.
 ``plain_values``
   Python values as text, for ranks to gather: it contains only data.
+``exchange_counts``
+  Counts the exchanges of a process for the watch over its ranks.
 """
 
 from __future__ import annotations

@@ -162,7 +162,9 @@ def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
         return value
 
     def never_ends(tensors, key):
-        return [tf.py_function(waits, [t], t.dtype) for t in exact(tensors, key)]
+        return [
+            tf.py_function(waits, [t], t.dtype) for t in exact(tensors, key)
+        ]
 
     @tf.function
     def step(value):
