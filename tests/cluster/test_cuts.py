@@ -157,6 +157,20 @@ def test_nobody_is_left_without_the_launcher(kind, event):
         assert time.monotonic() - begun < NOTICED_S
 
 
+@pytest.mark.parametrize("servers", [0, 1])
+def test_ranks_that_no_longer_reach_one_another(servers):
+    """But the launcher, and with it the job's store."""
+    options = "-np 2 --stall-warning 5 --stall-shutdown 20"
+    strategy = "BytePSStrategy" if servers else HOROVOD
+    if servers:
+        options += f" --servers {servers}"
+    with Lab(3, ssh=True) as lab:
+        (job,) = trained([launched(lab, options, strategy)])
+        lab.hosts[1].cut_from(lab.hosts[2])
+        assert job.finish(NOTICED_S).code == AGAIN, job.output
+        assert "waits there, too. Ending the job." in job.output
+
+
 def test_an_elastic_job_goes_on_without_the_host_of_rank_0():
     with Lab(4, ssh=True) as lab:
         job = launched(lab, "--min-np 2 -np 3", "elastic")

@@ -30,6 +30,10 @@ class Fault(keras.callbacks.Callback):
                 time.sleep(600)
             if FAULT == "end":
                 sys.exit()
+            if FAULT == "hold":
+                while not os.path.exists("go on"):
+                    time.sleep(0.1)
+                return
             os.kill(os.getpid(), getattr(signal, FAULT))
 
 
