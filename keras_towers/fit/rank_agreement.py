@@ -24,7 +24,7 @@ import tensorflow as tf
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
@@ -207,7 +207,7 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
         return
     refuse = functools.partial(not_called, config, kind)
     try:
-        with watch.refusing_by(refuse):
+        with activity.refusing_by(refuse):
             yield
     except MAYBE_LOST:
         if failed_calls.calls.has_failed():

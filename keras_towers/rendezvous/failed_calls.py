@@ -20,8 +20,8 @@ import time
 from typing import Protocol
 
 from keras_towers import settings
+from keras_towers.rendezvous import activity, watch
 from keras_towers.rendezvous import store as store_lib
-from keras_towers.rendezvous import watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.store import StoreClient
@@ -100,7 +100,7 @@ class JointCalls:
         if self._is_broken:
             failure = self._failure(store_lib.store_of_job())
             is_missed = failure is not None and failure.call > self.number
-            watch.mark("the end of a call that has failed")
+            activity.mark("the end of a call that has failed")
             if not self._connect_again(ranks, math.inf):
                 raise watch.RanksEnded(describe_each(watch.gone_ranks()))
             if is_missed:
@@ -188,7 +188,7 @@ class JointCalls:
 
     def _break(self) -> None:
         self._is_broken = True
-        watch.leave_order()
+        activity.leave_order()
 
     def has_failed(self) -> bool:
         """Whether a call has failed on a rank since ranks have connected."""
@@ -227,7 +227,7 @@ class JointCalls:
         if not repeats:
             self.failed += 1
         ranks.reconnect()
-        watch.begin_round(self.round)
+        activity.begin_round(self.round)
         self.number = max(ranks.gather_objects(self.number))
         self._is_broken = False
         return True

@@ -14,8 +14,6 @@ not even know over Gloo which ranks are late.
 from __future__ import annotations
 
 import atexit
-import collections
-import contextlib
 import logging
 import math
 import os
@@ -23,13 +21,14 @@ import queue
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from keras_towers import settings, system
 from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous.activity import this_rank
 from keras_towers.rendezvous.liveness import (
     ANSWERED,
     Liveness,
@@ -55,216 +54,6 @@ _BEATS_TO_FAIL = 4
 _UNMARKED = "an exchange"
 
 
-class UpdateCounts:
-    """How many weight updates of this process have begun and have ended.
-
-    They are the steps of a compiled loop, which Python does not see; used by
-    several threads.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._counts: dict[weakref.ref, Callable[[], tuple[int, int]]] = {}
-        # Of owners that are gone: a rank whose count falls would seem late.
-        self._of_gone = 0
-
-    def add(self, owner: Any, count: Callable[[], tuple[int, int]]) -> None:
-        """Count the updates of an owner, also when it is gone.
-
-        Args:
-            owner: what updates; it is not kept alive.
-            count: returns how many of its updates have begun and have ended,
-                without a reference to the owner.
-        """
-        with self._lock:
-            self._forget_gone()
-            self._counts[weakref.ref(owner)] = count
-
-    def total(self) -> tuple[int, int]:
-        """Return how many updates have begun and have ended."""
-        with self._lock:
-            self._forget_gone()
-            counts = [count() for count in self._counts.values()]
-            gone = self._of_gone
-            return (
-                gone + sum(begun for begun, _ in counts),
-                gone + sum(ended for _, ended in counts),
-            )
-
-    def _forget_gone(self) -> None:
-        for owner in [owner for owner in self._counts if owner() is None]:
-            # Nothing waits any more for an update that has not ended.
-            begun, _ = self._counts.pop(owner)()
-            self._of_gone += begun
-
-
-updates = UpdateCounts()
-
-
-class ExchangeCounts:
-    """The exchanges of this process; used by several threads.
-
-    Python notes its own when they begin and when they end. Those of a graph are
-    counted there.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._begun = 0
-        self._running: collections.Counter[str] = collections.Counter()
-        self._of_graphs: dict[str, Callable[[], tuple[int, int]]] = {}
-
-    @contextlib.contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Count the exchange of this block."""
-        with self._lock:
-            self._begun += 1
-            self._running[name] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running[name] -= 1
-
-    def add(self, name: str, count: Callable[[], tuple[int, int]]) -> None:
-        """Count the exchanges that graphs make under a name.
-
-        Args:
-            name: of these exchanges, the same on all ranks.
-            count: returns how many of them have begun and have ended.
-        """
-        with self._lock:
-            self._of_graphs[name] = count
-
-    def read(self) -> tuple[int, list[str], list[str]]:
-        """Return how many have begun, and the names of those that run.
-
-        First those that Python waits for, and then those in graphs.
-        """
-        with self._lock:
-            begun, of_graphs = self._begun, dict(self._of_graphs)
-            running = [name for name, n in self._running.items() if n]
-        in_graphs = []
-        for name, count in of_graphs.items():
-            begun_there, ended = count()
-            begun += begun_there
-            if ended < begun_there:
-                in_graphs.append(name)
-        return begun, sorted(running), sorted(in_graphs)
-
-
-exchanges = ExchangeCounts()
-
-
-class Activity:
-    """The current action of this rank; used by several threads.
-
-    Attributes:
-        marks: how many actions were marked.
-        action: the last of them; empty outside of training.
-        waits: whether the action may take long because of other ranks.
-        exchanges: whether it waits for them in exchanges that are counted.
-        does: what this rank does in an exchange, to follow "rank 0"; empty:
-            the action says it.
-        since: when the action began, by ``time.monotonic``.
-        round: how often the ranks have connected again.
-        first: the marks and the exchanges that began before this round.
-        in_order: whether all ranks make the same exchanges, which they do until
-            a call has failed.
-        outcomes: of a collective in another thread, for which the rank waits
-            and can stop waiting: its result or its error; None: there is none.
-        thread: that other thread; None: no rank was waited for yet.
-        refuse: makes the error of what this rank does, given which ranks have
-            ended that it needs; None: starting again may help.
-    """
-
-    outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
-    thread: threading.Thread | None = None
-    refuse: Callable[[str], Exception] | None = None
-
-    def __init__(self):
-        self.marks = 0
-        self.action = self.does = ""
-        self.waits = self.exchanges = False
-        self.since: float = time.monotonic()
-        self.begin_round(0)
-
-    def begin_round(self, number: int) -> None:
-        """Begin to count again, as all ranks do when they have connected."""
-        begun, _, _ = exchanges.read()
-        self.first: tuple[int, int] = self.marks, begun + updates.total()[0]
-        self.round, self.in_order = number, True
-
-    def leave_order(self) -> None:
-        """Record that a call has failed, and ranks have yet to meet again."""
-        self.in_order = False
-
-    def mark(self, action: str, exchanges: bool = False) -> None:
-        """Record what this rank is about to do, or to wait for.
-
-        Args:
-            action: what it is; empty: it is outside of training.
-            exchanges: whether it waits in exchanges that are counted, and
-                otherwise computes; or else it does nothing but wait.
-        """
-        self.marks += 1
-        self.action, self.waits = action, bool(action)
-        self.exchanges = exchanges
-        self.since = time.monotonic()
-
-    def mark_done(self) -> None:
-        """Record that the action marked last is done."""
-        self.waits = False
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Record that this rank traces a step, for which other ranks wait."""
-        action = f"the preparation of {self.action}" if self.action else ""
-        with self.within(action):
-            yield
-
-    @contextlib.contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        """Record what this rank does in the exchanges of a block."""
-        before, self.does = self.does, what
-        try:
-            yield
-        finally:
-            self.does = before
-
-    @contextlib.contextmanager
-    def within(self, action: str, waits: bool = False) -> Iterator[None]:
-        """Record what only this rank does, as a part of its action."""
-        before = self.action, self.waits
-        self.action, self.waits = action, waits
-        self.since = time.monotonic()
-        try:
-            yield
-        finally:
-            self.action, self.waits = before
-            self.since = time.monotonic()
-
-    @contextlib.contextmanager
-    def refusing_by(self, refuse: Callable[[str], Exception]) -> Iterator[None]:
-        """Record the error of this block if ranks have ended that it needs."""
-        before, self.refuse = self.refuse, refuse
-        try:
-            yield
-        finally:
-            self.refuse = before
-
-
-_activity = Activity()
-mark = _activity.mark
-mark_done = _activity.mark_done
-preparing = _activity.preparing
-within = _activity.within
-doing = _activity.doing
-begin_round = _activity.begin_round
-leave_order = _activity.leave_order
-refusing_by = _activity.refusing_by
-
-
 class RanksEnded(Exception):
     """Ranks that a collective needs have ended, or do not come to it."""
 
@@ -286,12 +75,12 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
             outcomes.put((None, error))
 
     thread = threading.Thread(target=run, name="keras-towers-wait", daemon=True)
-    _activity.outcomes, _activity.thread = outcomes, thread
+    this_rank.outcomes, this_rank.thread = outcomes, thread
     try:
         thread.start()
         result, error = outcomes.get()
     finally:
-        _activity.outcomes = None
+        this_rank.outcomes = None
     if isinstance(error, RanksEnded):
         system.limit_teardown()
     if error is not None:
@@ -301,19 +90,19 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
 
 def can_end_wait() -> bool:
     """Whether this rank waits in ``wait_for_ranks``."""
-    return _activity.outcomes is not None
+    return this_rank.outcomes is not None
 
 
 def end_wait(error: Exception) -> None:
     """Let ``wait_for_ranks``, if this rank is in it, raise an error."""
-    if _activity.outcomes is not None:
-        _activity.outcomes.put((None, error))
+    if this_rank.outcomes is not None:
+        this_rank.outcomes.put((None, error))
 
 
 def join_wait() -> None:
     """Wait a little for the thread of a wait that was given up."""
-    if _activity.thread is not None:
-        _activity.thread.join(settings.CANCEL_S)
+    if this_rank.thread is not None:
+        this_rank.thread.join(settings.CANCEL_S)
 
 
 class StallWatch(threading.Thread):
@@ -347,8 +136,8 @@ class StallWatch(threading.Thread):
         self._gone: dict[str, TaskState] = {}
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        _activity.begin_round(0)
-        self._updates = self._first_updates = updates.total()
+        this_rank.begin_round(0)
+        self._updates = self._first_updates = activity.updates.total()
         self._reading = threading.Lock()
         self._beat_s: float = min(
             warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
@@ -372,7 +161,7 @@ class StallWatch(threading.Thread):
             waits = self._advance()
             self.refresh()
             before, gone = gone, self.gone
-            waited_s = time.monotonic() - _activity.since
+            waited_s = time.monotonic() - this_rank.since
             # Data that a rank sent before it ended may still arrive.
             is_late = waited_s >= min(self._warning_s, settings.STALL_WARNING_S)
             missing = {
@@ -386,7 +175,7 @@ class StallWatch(threading.Thread):
                 warned = 0.0
             # Another thread may refresh, too.
             apart, awaited = self._apart, self._awaited
-            is_apart = waits and apart and _activity.in_order
+            is_apart = waits and apart and this_rank.in_order
             beats_apart = beats_apart + 1 if is_apart else 0
             if is_apart:
                 self._fail(apart, beats_apart)
@@ -403,32 +192,32 @@ class StallWatch(threading.Thread):
         with self._reading:
             if self._ended.is_set():
                 return False
-            begun, ended = counts = updates.total()
-            exchanged, in_python, in_graphs = exchanges.read()
+            begun, ended = counts = activity.updates.total()
+            exchanged, in_python, in_graphs = activity.exchanges.read()
         if counts != self._updates:
             self._updates = counts
-            _activity.since = time.monotonic()
-            if not _activity.waits:
+            this_rank.since = time.monotonic()
+            if not this_rank.waits:
                 done = begun - self._first_updates[0]
-                _activity.action = f"update {done}"
-        marks, before = _activity.first
+                this_rank.action = f"update {done}"
+        marks, before = this_rank.first
         position = [
-            _activity.round,
-            _activity.marks - marks,
+            this_rank.round,
+            this_rank.marks - marks,
             begun + exchanged - before,
         ]
         progress = self._progress
         if position != progress.position:
             progress.position = position
-            _activity.since = time.monotonic()
-        in_exchange = bool(in_python or (_activity.action and in_graphs))
-        pauses = _activity.exchanges and not in_exchange
-        waits = (_activity.waits and not pauses) or bool(in_python)
+            this_rank.since = time.monotonic()
+        in_exchange = bool(in_python or (this_rank.action and in_graphs))
+        pauses = this_rank.exchanges and not in_exchange
+        waits = (this_rank.waits and not pauses) or bool(in_python)
         progress.waits = waits = waits or ended < begun
-        progress.action = _activity.action or (_UNMARKED if waits else "")
-        progress.does = _activity.does if in_python else ""
+        progress.action = this_rank.action or (_UNMARKED if waits else "")
+        progress.does = this_rank.does if in_python else ""
         progress.in_python = bool(in_python)
-        is_in_order = waits and _activity.in_order
+        is_in_order = waits and this_rank.in_order
         progress.exchanges = in_python + in_graphs if is_in_order else []
         return waits
 
@@ -467,7 +256,7 @@ class StallWatch(threading.Thread):
 
     def _fail(self, ranks: Mapping[str, str], beats: int) -> None:
         """End a wait for ranks that wait for this one in other exchanges."""
-        text = ranks_apart(ranks)
+        text = rank_checks.different_things(ranks)
         if can_end_wait():
             end_wait(TowerError(text))
         elif beats >= _BEATS_TO_FAIL:
@@ -483,8 +272,8 @@ class StallWatch(threading.Thread):
             if can_end_wait():
                 end_wait(RanksEnded(ended))
                 return
-            if _activity.refuse is not None:
-                end_process(str(_activity.refuse(ended)), code=1)
+            if this_rank.refuse is not None:
+                end_process(str(this_rank.refuse(ended)), code=1)
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
 
 
@@ -532,15 +321,6 @@ class AnswerWatch(threading.Thread):
                 return
 
 
-def ranks_apart(ranks: Mapping[str, str]) -> str:
-    """Say that ranks do different things; what each does follows its name."""
-    return (
-        f"the ranks do different things: {describe_each(ranks)}. Every rank "
-        "has to call the same methods in the same order, and to compile its "
-        "model at the same place."
-    )
-
-
 def end_process(text: str, code: int = EXIT_AGAIN) -> NoReturn:
     """End this process, whose main thread cannot receive an exception."""
     print(f"keras_towers: {text}", file=sys.stderr, flush=True)
@@ -578,7 +358,7 @@ def start_watch(rank: int, size: int) -> None:
     if os.environ.get(settings.ENV_STALL_DISABLE, "0") != "0":
         warning_s = math.inf
     shutdown_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
-    mark("")
+    activity.mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s, _rank0_name)
     _watch.start()
     # TensorFlow must not be called while it is torn down.

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError, shorten
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
@@ -199,7 +199,7 @@ class EngineTransport(Transport):
         return False
 
     def note_wait(self, what: str) -> None:
-        watch.mark(what, exchanges=True)
+        activity.mark(what, exchanges=True)
 
     def abort(self) -> None:
         """Do nothing: other ranks end them, or nothing does."""

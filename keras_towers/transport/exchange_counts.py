@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.rendezvous import watch
+from keras_towers.rendezvous import activity
 
 Collective = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
@@ -27,7 +27,7 @@ def counted(
         tensors: what this rank sends.
     """
     if tf.executing_eagerly():
-        with watch.exchanges.running(name):
+        with activity.exchanges.running(name):
             return collective(tensors)
     begun, ended = _counts(name)
     with tf.control_dependencies(tensors), tf.device(compat.HOST):
@@ -44,7 +44,7 @@ def counted(
 def _counts(name: str) -> tuple[tf.Variable, tf.Variable]:
     """How many exchanges of a name have begun in graphs, and have ended."""
     begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
-    watch.exchanges.add(name, functools.partial(_read, begun, ended))
+    activity.exchanges.add(name, functools.partial(_read, begun, ended))
     return begun, ended
 
 

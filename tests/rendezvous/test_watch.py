@@ -10,6 +10,7 @@ import urllib.error
 import pytest
 
 from keras_towers import TowerError
+from keras_towers.rendezvous import activity
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
@@ -61,11 +62,11 @@ def watch(exits):
         one = watch_lib.StallWatch(0, 2, store, warning_s, **options)
         started.append(one)
         for mark in marks:
-            watch_lib.mark(mark)
+            activity.mark(mark)
         started[-1].start()
 
     yield start
-    watch_lib.mark("")
+    activity.mark("")
     for one in started:
         one.stop()
         exits[1].set()
@@ -163,49 +164,16 @@ def test_what_is_known_of_ranks_stays_known_while_the_store_is_asked():
     assert known == [({}, {}), (LATE, ended)]
 
 
-def test_updates_of_what_is_gone_still_count_and_are_not_read_again():
-    class Owner:
-        pass
-
-    counts, read = watch_lib.UpdateCounts(), []
-
-    def count():
-        read.append(0)
-        return 3, 2
-
-    first, second = Owner(), Owner()
-    counts.add(first, count)
-    counts.add(second, lambda: (10, 10))
-    assert counts.total() == (13, 12)
-    del first
-    # None waits for its last update.
-    assert counts.total() == (13, 13)
-    seen = len(read)
-    assert counts.total() == (13, 13)
-    assert len(read) == seen
-
-
 def test_a_step_that_other_ranks_never_make_ends_with_the_error(
     capfd, exits, watch
 ):
     codes, _ = exits
-    with watch_lib.refusing_by(lambda ended: Boom(f"{ended}, and is needed")):
+    with activity.refusing_by(lambda ended: Boom(f"{ended}, and is needed")):
         watch(Store(gone={"rank 1": TaskState.ENDED}), ["train_on_batch"])
         assert wait_until(lambda: codes)
     # Not to be started again.
     assert codes == [1]
     assert "rank 1 has ended, and is needed" in capfd.readouterr().err
-
-
-def test_what_one_rank_does_alone_is_named_and_is_no_further_action():
-    watch_lib.mark("on_epoch_end")
-    marks = watch_lib._activity.marks
-    with watch_lib.within("predict on this rank alone"):
-        assert watch_lib._activity.action == "predict on this rank alone"
-        assert not watch_lib._activity.waits
-    assert watch_lib._activity.action == "on_epoch_end"
-    assert watch_lib._activity.waits and watch_lib._activity.marks == marks
-    watch_lib.mark("")
 
 
 def test_a_stalled_job_ends_without_warnings_too(
@@ -224,7 +192,7 @@ def test_a_rank_that_prepares_a_step_does_not_wait(watch, caplog):
     store = Store(LATE)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(store, ["step 1"])
-        with watch_lib.preparing():
+        with activity.preparing():
             wait_until(lambda: len(store.reports) > 24)
             assert store.reports[-1].action == PREPARES
             assert not (store.reports[-1].waits or caplog.records)
@@ -238,10 +206,10 @@ def test_a_step_waits_in_its_exchanges_only(watch, caplog):
     store = Store(LATE)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(store, [])
-        watch_lib.mark("step 1", exchanges=True)
+        activity.mark("step 1", exchanges=True)
         wait_until(lambda: len(store.reports) > 24)
         assert not (store.reports[-1].waits or caplog.records)
-        with watch_lib.exchanges.running("sum"):
+        with activity.exchanges.running("sum"):
             assert wait_until(lambda: caplog.records)
             last = store.reports[-1]
             assert (last.exchanges, last.in_python) == (["sum"], True)
@@ -251,20 +219,9 @@ def test_a_step_waits_in_its_exchanges_only(watch, caplog):
 def test_a_rank_that_python_lets_wait_outside_of_a_call_warns(watch, caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(Store(LATE), [""])
-        with watch_lib.exchanges.running("sum"), watch_lib.doing("compares"):
+        with activity.exchanges.running("sum"), activity.doing("compares"):
             assert wait_until(lambda: caplog.records)
     assert " s in an exchange: rank 1" in caplog.records[0].getMessage()
-
-
-def test_exchanges_of_graphs_are_those_that_have_begun_and_not_ended():
-    counts = watch_lib.ExchangeCounts()
-    counts.add("sum", lambda: (7, 6))
-    counts.add("gather", lambda: (4, 4))
-    with counts.running("names"), counts.running("names"):
-        assert counts.read() == (13, ["names"], ["sum"])
-    with pytest.raises(Boom), counts.running("names"):
-        raise Boom
-    assert counts.read() == (14, [], ["sum"])
 
 
 APART = {"rank 0": "is in step 3", "rank 1": "compares the model"}
@@ -294,11 +251,11 @@ def test_a_wait_in_vain_that_nothing_interrupts_ends_the_process(
 def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
     store = Store(apart=APART)
     watch(store, ["step 3"])
-    watch_lib.leave_order()
-    with watch_lib.exchanges.running("sum"):
+    activity.leave_order()
+    with activity.exchanges.running("sum"):
         wait_until(lambda: len(store.reports) > 24)
     assert not (exits[0] or store.reports[-1].exchanges)
-    watch_lib.begin_round(1)
+    activity.begin_round(1)
     seen = len(store.reports)
     wait_until(lambda: len(store.reports) > seen + 1)
     assert store.reports[-1].position == [1, 0, 0]

@@ -5,7 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
-from keras_towers.rendezvous import watch
+from keras_towers.rendezvous import activity
 from keras_towers.transport.exchange_counts import counted
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
@@ -14,8 +14,8 @@ from tests.kit.processes import wait_until
 @pytest.fixture
 def counts(monkeypatch):
     """Those of this test."""
-    own = watch.ExchangeCounts()
-    monkeypatch.setattr(watch, "exchanges", own)
+    own = activity.ExchangeCounts()
+    monkeypatch.setattr(activity, "exchanges", own)
     return own
 
 

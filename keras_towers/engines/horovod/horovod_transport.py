@@ -27,6 +27,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.known_engines import HOROVOD
 from keras_towers.rendezvous import (
+    activity,
     launchers,
     meet,
     network,
@@ -108,10 +109,10 @@ def _watch_start() -> Iterator[None]:
         return
     watch.start_watch(rank, size)
     try:
-        watch.mark("the start of the job")
+        activity.mark("the start of the job")
         yield
     finally:
-        watch.mark("")
+        activity.mark("")
 
 
 def _check_alone(member: launchers.ClusterEnvironment | None) -> None:

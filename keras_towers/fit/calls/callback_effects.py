@@ -41,7 +41,7 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport
 
@@ -201,7 +201,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         why = ""
         if call is not None and self._adoption is not None:
             why = why_not_alone(call, self.model, self._adoption)
-        with watch.within(f"the beginning of {what}", waits=True):
+        with activity.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 
     def _share_effects(self, call: str = "", needs_all: str = "") -> bool:

@@ -21,7 +21,7 @@ from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
 
 
@@ -113,7 +113,7 @@ class TowerCalls(Calls):
         """Run a call in a callback that not all ranks make."""
         model = keras_call.model
         doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
-        with self._config.strategy.scope(), watch.within(doing):
+        with self._config.strategy.scope(), activity.within(doing):
             self.adoption.claim(model)
             call = LoneCall(self, keras_call)
             with noting_causes(call):
