@@ -75,6 +75,7 @@ class ExchangeCounts:
         self._begun = 0
         self._running: collections.Counter[str] = collections.Counter()
         self._of_graphs: dict[str, Callable[[], tuple[int, int]]] = {}
+        self._settled: dict[str, int] = {}
 
     @contextlib.contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -98,6 +99,12 @@ class ExchangeCounts:
         with self._lock:
             self._of_graphs[name] = count
 
+    def settle(self) -> None:
+        """Record that no graph runs: what was cancelled has ended, too."""
+        with self._lock:
+            of_graphs = dict(self._of_graphs)
+        self._settled = {name: count()[0] for name, count in of_graphs.items()}
+
     def read(self) -> tuple[int, list[str], list[str]]:
         """Return how many have begun, and the names of those that run.
 
@@ -110,7 +117,7 @@ class ExchangeCounts:
         for name, count in of_graphs.items():
             begun_there, ended = count()
             begun += begun_there
-            if ended < begun_there:
+            if max(ended, self._settled.get(name, 0)) < begun_there:
                 in_graphs.append(name)
         return begun, sorted(running), sorted(in_graphs)
 

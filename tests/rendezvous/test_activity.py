@@ -48,3 +48,8 @@ def test_exchanges_of_graphs_are_those_that_have_begun_and_not_ended():
     with pytest.raises(Boom), counts.running("names"):
         raise Boom
     assert counts.read() == (14, [], ["sum"])
+    # That of a step that was cancelled has ended with it.
+    counts.settle()
+    assert counts.read() == (14, [], [])
+    counts.add("sum", lambda: (8, 6))
+    assert counts.read() == (15, [], ["sum"])

@@ -34,7 +34,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
@@ -390,6 +390,8 @@ class TowerCall:
     def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
+            # The step in which the data has ended was cancelled.
+            activity.exchanges.settle()
             self.config.transport.note_wait(f"end of {self.kind}")
         self._step.order.begin_epoch()
         logs = self.finish_steps(logs)
