@@ -34,7 +34,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
@@ -293,8 +293,8 @@ class TowerCall:
         with tf.init_scope():
             rank_agreement.broadcast(transport, [variable._value])
             if update.divides(variable):
+                update.name_created(variable)
                 update.place(variable)
-                update.mark_common([variable])
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -403,6 +403,8 @@ class TowerCall:
     def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
+            # The step in which the data has ended was cancelled.
+            activity.exchanges.settle()
             self.config.transport.note_wait(f"end of {self.kind}")
         self._step.order.begin_epoch()
         logs = self.finish_steps(logs)

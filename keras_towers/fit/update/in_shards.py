@@ -112,6 +112,12 @@ class UpdateInShards(WeightUpdate):
         for index, weight in enumerate(weights):
             self._places.setdefault(weight, f"{number}.{index}")
 
+    def name_created(self, weight: Any) -> None:
+        """Name a weight that all ranks create in a step, with one value."""
+        if self.divides_over_ranks:
+            path = rank_checks.without_numbers(weight.path)
+            self._places[weight] = self._numbered(f"{self._agreements}: {path}")
+
     def name_slots(self, optimizers: Sequence[Any]) -> None:
         """Name slots whose values all ranks have agreed on."""
         for optimizer in optimizers:
@@ -252,7 +258,13 @@ class UpdateInShards(WeightUpdate):
             return ""
         path = rank_checks.without_numbers(slot.path)
         place = f"{self._agreements}: {path} of {self._places[weight]}"
-        others = sum(other.startswith(place) for other in self._places.values())
+        return self._numbered(place)
+
+    def _numbered(self, place: str) -> str:
+        """Tell a place from equal ones, which ranks name in the same order."""
+        others = sum(
+            other.startswith(f"{place} (") for other in self._places.values()
+        )
         return f"{place} ({others})"
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
