@@ -8,7 +8,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import keras
 import tensorflow as tf
@@ -55,23 +55,25 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 class _StrategyClass(type):
     """The type of strategies' classes: says what is wrong with their use."""
 
-    def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        """Make a strategy, unless the arguments do not fit its constructor."""
-        signature = cls.__signature__
-        try:
-            signature.bind(*arguments, **options)
-        except TypeError as error:
-            check_names(cls.__name__, options, [*signature.parameters])
-            untyped = [
-                parameter.replace(annotation=inspect.Parameter.empty)
-                for parameter in signature.parameters.values()
-            ]
-            raise TowerError(
-                f"{cls.__name__} does not take these arguments: {error}. It is "
-                f"{cls.__name__}{signature.replace(parameters=untyped)}, whose "
-                "options have names."
-            ) from None
-        return super().__call__(*arguments, **options)
+    if not TYPE_CHECKING:  # Checkers know the constructors themselves.
+
+        def __call__(cls, *arguments: Any, **options: Any) -> Any:
+            """Make a strategy of arguments that fit its constructor."""
+            signature = cls.__signature__
+            try:
+                signature.bind(*arguments, **options)
+            except TypeError as error:
+                check_names(cls.__name__, options, [*signature.parameters])
+                untyped = [
+                    parameter.replace(annotation=inspect.Parameter.empty)
+                    for parameter in signature.parameters.values()
+                ]
+                form = signature.replace(parameters=untyped)
+                raise TowerError(
+                    f"{cls.__name__} does not take these arguments: {error}. "
+                    f"It is {cls.__name__}{form}, whose options have names."
+                ) from None
+            return super().__call__(*arguments, **options)
 
     @property
     def __signature__(cls) -> inspect.Signature:
