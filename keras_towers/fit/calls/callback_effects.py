@@ -39,7 +39,7 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.joint_access import Access, refusing
+from keras_towers.fit.weights.joint_access import Action, refusing
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
@@ -260,7 +260,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         with activity.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 
-    def _access(self, access: Access, value: Any) -> tf.Tensor | None:
+    def _access(self, access: Action, value: Any) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
         callback, event = self._running
         with activity.within(f"{access} in {callback}.{event}", waits=True):
@@ -272,7 +272,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self,
         action: str = "",
         needs_all: str = "",
-        access: Access | None = None,
+        access: Action | None = None,
         value: Any = None,
     ) -> bool:
         """Share the values that callbacks wrote, and their requests to stop.
@@ -298,7 +298,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
-            accesses = [each and Access(*each) for _, _, each in ranks]
+            accesses = [each and Action(*each) for _, _, each in ranks]
             if any(accesses):
                 assert self._adoption is not None
                 joint = self._adoption.update.variables.access

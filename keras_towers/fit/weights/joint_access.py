@@ -35,7 +35,7 @@ from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
 
 
-class Access(NamedTuple):
+class Action(NamedTuple):
     """What a rank is about to do with a variable.
 
     Attributes:
@@ -54,7 +54,7 @@ class Access(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
-Meeting = Callable[[Access, Any], tf.Tensor | None]
+Meeting = Callable[[Action, Any], tf.Tensor | None]
 
 
 class JointAccess:
@@ -91,7 +91,7 @@ class JointAccess:
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
-        access = Access("reads", variable.place, _name_of(variable))
+        access = Action("reads", variable.place, _name_of(variable))
         whole = self._meet(access, None)
         assert whole is not None
         return whole
@@ -103,10 +103,10 @@ class JointAccess:
         """
         value = np.ravel(whole.numpy()).view(np.uint8)
         digest = hashlib.sha256(value.data).hexdigest()[:16]
-        access = Access("writes", variable.place, _name_of(variable), digest)
+        access = Action("writes", variable.place, _name_of(variable), digest)
         self._meet(access, whole)
 
-    def _meet(self, access: Access, value: Any) -> tf.Tensor | None:
+    def _meet(self, access: Action, value: Any) -> tf.Tensor | None:
         meeting = self._meeting.get()
         if meeting is not None:
             return meeting(access, value)
@@ -157,10 +157,10 @@ class JointAccess:
     def _gather(
         self,
         doing: str,
-        access: Access | None,
+        access: Action | None,
         failure: str = "",
         gather: Any = None,
-    ) -> list[Access | None]:
+    ) -> list[Action | None]:
         """Exchange what ranks are about to do.
 
         Raises:
@@ -200,14 +200,14 @@ class JointAccess:
                 ),
                 "",
             )
-            return [each and Access(*each) for _, each, _ in ranks]
+            return [each and Action(*each) for _, each, _ in ranks]
         raise NoValueError(
             f"{ended}, and rank {self.rank} {doing}, but each rank has its "
             "part of it."
         )
 
     def take_part(
-        self, accesses: Sequence[Access | None], value: Any = None
+        self, accesses: Sequence[Action | None], value: Any = None
     ) -> tf.Tensor | None:
         """Do what ranks are about to do with variables. Collective.
 
@@ -288,7 +288,7 @@ def refusing(where: str) -> Meeting:
         where: what this rank does there: "in on_predict_batch_end of Mine".
     """
 
-    def meet(access: Access, value: Any) -> tf.Tensor | None:
+    def meet(access: Action, value: Any) -> tf.Tensor | None:
         raise NoValueError(
             f"variable {access.path!r} cannot be read or written {where}: each "
             "rank has its part of it, and ranks come there at different times. "
