@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -35,7 +36,7 @@ from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
 from keras_towers.strategies.tower_extended import TowerExtended
-from keras_towers.system import defer_interrupts
+from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -323,6 +324,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
+        peak = resident_bytes("VmHWM")
+        if config.transport.size > 1 and peak is not None:
+            held = format_bytes(peak)
+            lines.append(f"this process has held {held} of memory at its peak")
         lines += self._describe_axes()
         lines += modes.describe_nccl(config)
         return lines + step_reports.describe_steps(config)
