@@ -92,5 +92,6 @@ def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
     """Find a module of a package."""
     if package is None or package.submodule_search_locations is None:
         return None
-    locations = package.submodule_search_locations
-    return PathFinder.find_spec(f"{package.name}.{name}", locations)
+    # By its full name, a package without __init__.py would need its parent to be
+    # imported.
+    return PathFinder.find_spec(name, [*package.submodule_search_locations])

@@ -25,6 +25,7 @@ def files(tmp_path, monkeypatch):
         "package/half.py": "if",
         "package/inner/__init__.py": never,
         "package/inner/__main__.py": never,
+        "package/bare/within/good.py": never,
         "zipped/__main__.py": never,
         "latin.py": "# -*- coding: latin-1 -*-\nx = 'é'\n",
         "warns.py": "x = '\\d'\n",
@@ -46,6 +47,7 @@ def files(tmp_path, monkeypatch):
         *((name, False) for name in ("good.py", "python3.py", "latin.py")),
         *((name, False) for name in ("warns.py", "good.pyc", "app.pyz")),
         *((name, True) for name in ("good", "package.good", "package.inner")),
+        ("package.bare.within.good", True),
         # As it is found; what Python runs without a source is not read.
         *((name, True) for name in ("pytest", "json.tool", "keras_towers")),
     ],
