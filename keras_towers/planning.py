@@ -308,7 +308,8 @@ def _plan(
         noted = stack.enter_context(_noting_gradients(strategy._update))
         calls: Any = strategy._calls
         # Other ranks, which do not exist, have the same values.
-        agreed = {"synchronize": lambda *_: None}
+        methods = "synchronize", "agree_on_values"
+        agreed = dict.fromkeys(methods, lambda *_: None)
         with patches.shadowed(calls.adoption, agreed):
             traced, program = calls.plan(model, batch, size)
         step = _PlannedStep(

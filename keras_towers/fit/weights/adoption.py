@@ -225,14 +225,21 @@ class Adoption:
         variables = state_lib.shared_variables(model, optimizers=trains)
         if trains:
             self.end_rounds()
-        self._agree_on_values(peers, variables, build_error)
+        self.agree_on_values(peers, variables, build_error)
 
-    def _agree_on_values(
+    def agree_on_values(
         self,
         peers: Peers,
         variables: list[keras.Variable],
         build_error: Exception | None = None,
     ) -> None:
+        """Compare variables, and give all ranks rank 0's values. Collective.
+
+        Args:
+            peers: the ranks.
+            variables: the variables, in the order of the model.
+            build_error: as for ``synchronize``.
+        """
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
         differing = rank_agreement.compare_variables(
@@ -269,7 +276,7 @@ class Adoption:
         )
         self._agreements = 1 + max(number for number, _ in ranks)
         weights = [*state.seeds, *state.weights]
-        self._agree_on_values(peers, weights, build_error)
+        self.agree_on_values(peers, weights, build_error)
         self.update.name_places(weights, self._agreements)
         if not any(itertools.chain(*(of_rank for _, of_rank in ranks))):
             return
@@ -280,7 +287,7 @@ class Adoption:
                 self.update.build_whole(own, trained)
             else:
                 self.update.make_ready(own, trained)
-        self._agree_on_values(peers, state.optimizer_variables)
+        self.agree_on_values(peers, state.optimizer_variables)
         self.update.name_slots(optimizers)
 
     def begin_steps(self, model: keras.Model) -> None:
