@@ -95,6 +95,7 @@ class JointCalls:
         self._is_broken = False
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
+        self._thread: int | None = None
         self._lock = threading.Lock()
         self._listens = False
 
@@ -116,6 +117,7 @@ class JointCalls:
         self._listen()
         with self._lock:
             self._running = ranks
+            self._thread = threading.get_ident()
         return None
 
     def begin_again(self, ranks: Abortable) -> bool:
@@ -131,6 +133,12 @@ class JointCalls:
         self.number -= 1
         self._is_broken = True
         return self.begin(ranks) is None
+
+    def runs_in_another_thread(self) -> bool:
+        """Whether a call runs, but not in this thread."""
+        with self._lock:
+            is_here = self._thread == threading.get_ident()
+            return self._running is not None and not is_here
 
     def end(self) -> None:
         """End a call."""

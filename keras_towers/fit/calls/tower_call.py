@@ -34,6 +34,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.rendezvous import rank_checks
 
 if TYPE_CHECKING:
@@ -285,7 +286,9 @@ class TowerCall:
     def share_created(self, variable: keras.Variable) -> None:
         """Give a variable that a step creates the value of rank 0."""
         transport = self.config.transport
-        if self._builds and self.places.ranks.job is transport:
+        # Each rank makes its rows of what is divided, equally on all.
+        shares = self._builds and not is_over_ranks(variable)
+        if shares and self.places.ranks.job is transport:
             with tf.init_scope():
                 rank_agreement.broadcast(transport, [variable._value])
 

@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
-from keras_towers.fit.weights.joint_access import JointAccess
+from keras_towers.fit.weights.joint_access import JointAccess, known
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import (
@@ -402,8 +402,8 @@ class TowerVariables:
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
             variable._value = unbind(value, self.has_parts, self.asks_ranks)
-        for known in (self._moved, self._mirrored, self._of_replicas):
-            known.pop(variable, None)
+        for placed in (self._moved, self._mirrored, self._of_replicas):
+            placed.pop(variable, None)
 
     def _put_back(
         self, variable: keras.Variable, original: tf.Variable, device: str
@@ -412,6 +412,8 @@ class TowerVariables:
         value, named = variable._value, weakref.ref(variable)
 
         def restore(whole: Any) -> tf.Variable:
+            if isinstance(value, ShardedVariable):
+                known.forget([value.place])
             if isinstance(original, ShardedVariable):
                 # It was created in parts.
                 ordinary = _copy(original, whole, device)
@@ -433,7 +435,7 @@ class TowerVariables:
                 value.free()
         elif self.asks_ranks:
             value.leave_block(restore)
-            self.access.serve_at_exit()
+            known.keep(value, named)
         else:
             value.is_lost = True
 
