@@ -134,7 +134,12 @@ class JointAccess:
     def register(self, variable: ShardedVariable) -> None:
         """Let ranks find a variable by its place, to the end of the script."""
         known.register(variable)
-        # All strategies' variables are served in the same rounds.
+        self.serve_at_exit()
+
+    def serve_at_exit(self) -> None:
+        """Serve the others at the end of the script, too, if it ends well."""
+        # Before the engine, which may have connected again, is shut down; and
+        # once, for the variables of all strategies.
         atexit.unregister(_serve_at_exit)
         atexit.register(_serve_at_exit, self)
 

@@ -286,6 +286,13 @@ class ShardedVariable(compat.UninitializedVariable):
         if is_used or (is_here and _is_saved()):
             yield
             return
+        wholes = thread_state.exporting.get()
+        if wholes is not None and not eager and not self.is_lost:
+            # The graph is saved with what its handle has.
+            with tf.init_scope():
+                wholes.enter_context(self.holding_whole())
+            yield
+            return
         if self.is_lost and not self._has_whole and reads:
             raise NoValueError(
                 f"variable {self.path or self.name!r} has no value: each rank "
