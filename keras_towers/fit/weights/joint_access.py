@@ -208,6 +208,13 @@ class JointAccess:
         """
         told = doing, access and tuple(access), failure
         try:
+            missed = failed_calls.calls.connect_if_broken(self._transport)
+            if missed is not None:
+                raise NoValueError(
+                    f"a call has failed on rank {missed.rank}, which rank "
+                    f"{self.rank} does not make: it {doing}. The error there: "
+                    f"{missed.why}"
+                )
             ranks = (gather or _gather_watched)(
                 self._transport, told, "reads or writes variables"
             )
