@@ -391,6 +391,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     self._adoption.release()
                 finally:
                     variables.asks_ranks = True
+                    if self._update.divides_over_ranks:
+                        variables.access.serve_at_exit()
                     self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:

@@ -436,7 +436,6 @@ class TowerVariables:
         elif self.asks_ranks:
             value.leave_block(restore)
             known.keep(value, named)
-            self.access.serve_at_exit()
         else:
             value.is_lost = True
 
