@@ -1,9 +1,9 @@
 """A script written for Horovod.
 
-``keras-towers run -np 2 examples/horovod_script.py``, or, in an environment
-with ``KERAS_TOWERS_HOROVOD=1``, ``horovodrun -np 2 python
-examples/horovod_script.py``. On Keras 3, ``horovod.keras`` itself reduces no
-gradients: there, its import gives ``keras_towers.horovod``.
+``keras-towers run -np 2 examples/horovod_script.py``, or ``horovodrun -np 2
+python -m keras_towers examples/horovod_script.py``. On Keras 3,
+``horovod.keras`` itself reduces no gradients: there, its import gives
+``keras_towers.horovod``.
 """
 
 import horovod.keras as hvd

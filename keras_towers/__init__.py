@@ -123,16 +123,21 @@ _MODULES = {
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
     def __getattr__(name: str) -> Any:
-        for home, names in _NAMES_IN.items():
-            if name in names.split():
-                globals()[name] = value = getattr(_import(home), name)
-                return value
+        if home := _home_of(name):
+            globals()[name] = value = getattr(_import(home), name)
+            return value
         if name in (*_MODULES, "elastic"):  # The import puts it here.
             return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"
             f"{did_you_mean(name, [*__all__, *_MODULES])}"
         )
+
+
+def _home_of(name: str) -> str | None:
+    """The module of a public name, which need not be imported."""
+    homes = (home for home, names in _NAMES_IN.items() if name in names.split())
+    return next(homes, None)
 
 
 def _import(module: str) -> ModuleType:
@@ -175,3 +180,4 @@ _imports.find_modules(
     known_engines.announce_drop_in,
 )
 _imports.after_keras(_connect)
+known_engines.announce_no_drop_in()

@@ -8,6 +8,9 @@ from keras_towers.errors import TowerError
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# Others call bits so. In a size, a text without any capital means bytes.
+_MAY_BE_BITS = re.compile(r"[KMGT]i?b\b")
+_MAY_BE_BITS_PER_SECOND = re.compile(r"[kmgtKMGT]i?b(?:/s)?\s*$")
 
 
 def parse_bytes(given: str, text: str) -> int:
@@ -28,6 +31,11 @@ def parse_bytes(given: str, text: str) -> int:
             f"{given} is not allowed: give a number of bytes with its unit, "
             "such as 24GiB, 80GB, 500MB or 1000B"
         )
+    if unit := _MAY_BE_BITS.search(text):
+        raise TowerError(
+            f"{given} is not allowed: {unit[0]} may be bits, so write "
+            f"{unit[0][:-1]}B"
+        )
     number, before_b, is_binary, alone = match.groups()
     return round(_multiplied(number or "0", before_b or alone, is_binary))
 
@@ -42,6 +50,12 @@ def parse_rate(given: str, text: str) -> float:
     Raises:
         TowerError: it has no unit, or is no rate above 0.
     """
+    if unit := _MAY_BE_BITS_PER_SECOND.search(text):
+        name = unit[0].strip().removesuffix("/s")
+        raise TowerError(
+            f"{given} is not allowed: {name} may be bits or bytes, so write "
+            f"{name[:-1]}bit/s or {name[:-1]}B/s"
+        )
     match = re.fullmatch(
         rf"{_NUMBER}\s*([kmgt]?)(i?)(?:(bit)(?:/?s)?|b/s)", text.strip().lower()
     )

@@ -5,9 +5,10 @@ JSON, from stdin. Further lines are numbers of signals to forward to the
 process; 0 is a heartbeat.
 
 The agent ends the command, and all processes that the command started, when
-stdin closes, because the launcher stops the job or has died, or when heartbeats
-stop. It imports little, because each rank has an agent, and only the standard
-library, because other packages may need the environment in the order.
+stdin closes, because the launcher stops the job or has died, when heartbeats
+stop, or when one of the processes has been stopped for long. It imports little,
+because each rank has an agent, and only the standard library, because other
+packages may need the environment in the order.
 """
 
 from __future__ import annotations
@@ -28,9 +29,14 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
+# The state of a process that a signal has stopped.
+_STOPPED = b"T"
+_BEATS_STOPPED = 6
 # Loaded before any fork, when the loader's lock must not be held.
 _LIBC = ctypes.CDLL(None)
 CANNOT_START = 126
+FROZEN = 128 + signal.SIGSTOP
+"""The exit code if a process was stopped for so long that it counts as lost."""
 ANSWER = b"\0"
 """Written to stdout before the command starts: the login has succeeded."""
 
@@ -68,11 +74,17 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         # Cluster managers send these to all processes of a job.
         signal.signal(number, lambda n, _: child.send_signal(n))
-    follow = threading.Thread(target=_follow, args=(order, child), daemon=True)
-    follow.start()
+    frozen = threading.Event()
+    for task, argument in ((_follow, child), (_end_frozen, frozen)):
+        thread = threading.Thread(
+            target=task, args=(order, argument), daemon=True
+        )
+        thread.start()
     code = child.wait()
     _end_all(grace_s)
     _reap()
+    if frozen.is_set():
+        return FROZEN
     return code if code >= 0 else 128 - code
 
 
@@ -142,6 +154,24 @@ def _follow(order: dict, child: subprocess.Popen) -> None:
     _end_all(order["grace_s"])
 
 
+def _end_frozen(order: dict, frozen: threading.Event) -> None:
+    """End all processes when one has been stopped for too long."""
+    beats: dict[int, int] = {}
+    # Counted, not timed: a machine may have suspended this process as well.
+    while not any(count > _BEATS_STOPPED for count in beats.values()):
+        time.sleep(order["frozen_s"] / _BEATS_STOPPED)
+        states = _descendants()
+        stopped = [pid for pid in states if states[pid] == _STOPPED]
+        beats = {pid: beats.get(pid, 0) + 1 for pid in stopped}
+    frozen.set()
+    _end_all(order["grace_s"])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, which a debugger has not."""
+    return _state_and_parent(pid)[0] == _STOPPED
+
+
 def _end_all(grace_s: float) -> None:
     """End all descendants, by SIGTERM and, after a grace period, SIGKILL."""
     if not _descendants():
@@ -178,33 +208,37 @@ def _signal_all(number: int) -> None:
             continue
 
 
-def _descendants() -> list[int]:
-    """The descendants of this process, without zombies.
+def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
+    """A process's state and parent; no state if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may contain spaces and parentheses.
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except OSError:
+        return b"", 0
+    return state, int(parent)
+
+
+def _descendants() -> dict[int, bytes]:
+    """The descendants of this process and their states, without zombies.
 
     Orphans are found too: Linux reparents them to the nearest subreaper, which
     is this process.
     """
     children: dict[int, list[int]] = {}
-    zombies = set()
+    states = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The name, in parentheses, may contain spaces and parentheses.
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:  # The process has ended in the meantime.
-            continue
-        children.setdefault(int(parent), []).append(int(name))
-        if state in (b"Z", b"X"):
-            zombies.add(int(name))
+        if name.isdigit():
+            states[int(name)], parent = _state_and_parent(name)
+            children.setdefault(parent, []).append(int(name))
     descendants: list[int] = []
     todo = [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
         todo += below
         descendants += below
-    return [pid for pid in descendants if pid not in zombies]
+    ended = (b"", b"Z", b"X")
+    return {pid: states[pid] for pid in descendants if states[pid] not in ended}
 
 
 def _prctl(option: int, value: int) -> None:

@@ -26,6 +26,7 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
+from keras_towers.fit.options import check_arguments
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.model_state import shared_variables, trained_by
@@ -137,7 +138,7 @@ class Backup(ResumesFit):
         delete: whether to delete the backup when ``fit`` has ended.
 
     Raises:
-        TowerError: ``every`` is not positive; ``fit`` runs outside of a
+        TowerError: an argument is not allowed; ``fit`` runs outside of a
             strategy's block; ``folder`` cannot be written to when ``fit``
             begins; or the backup is another model's, damaged, or of an
             earlier version.
@@ -153,12 +154,14 @@ class Backup(ResumesFit):
         every: int | None = None,
         delete: bool = True,
     ):
+        check_arguments(Backup, folder=folder, delete=delete)
         self._resume_by(BackupFile(Path(folder)), every, delete)
 
     def _resume_by(
         self, file: BackupFile, every: int | None, delete: bool
     ) -> None:
         super().__init__()
+        check_arguments(Backup, every=every)
         if every is not None and every < 1:
             raise TowerError(f"every={every} batches: give 1 or more.")
         self._file, self._every, self._delete = file, every, delete
@@ -422,8 +425,7 @@ class BackupFile:
             named.pop(_NOTES, None)
             encoded, *arrays = named.values()
             facts = json.loads(str(encoded))
-            settings = facts.get("settings")
-            if settings is None and "position" in facts:
+            if "position" in facts and "settings" not in facts:
                 raise TowerError(
                     f"{self.path} is the backup of an earlier version of "
                     "keras_towers, which did not note of which model: go on "
@@ -432,7 +434,7 @@ class BackupFile:
                 )
             self._move_to(**facts["position"])
             self._shapes, layout = facts["variables"], facts["hook"]
-            self._trained = facts["trained"]
+            self._trained, settings = facts["trained"], facts["settings"]
             ranks = facts["ranks"]
         values = iter(arrays)
         self._values = list(itertools.islice(values, len(self._shapes)))

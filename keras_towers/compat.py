@@ -220,6 +220,9 @@ call_in_graph = _tf(
     "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
 )
 get_default_graph = _tf("framework.ops:get_default_graph")
+_lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
+_gradient_function = _tf("eager.backprop:_gradient_function")
+_gradients = _tf("framework.ops:gradient_registry", "lookup")
 private_name(
     "tensorflow:Graph",
     "get_operations _variable_creator_stack _thread_local "
@@ -607,6 +610,50 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+def frames_of_gradient(frames: Sequence[Any]) -> Sequence[Any] | None:
+    """Return the frames of the function of a gradient; None: there is none.
+
+    Args:
+        frames: where an operation was added, the innermost frame last.
+    """
+    for index in reversed(range(len(frames))):
+        if _is_in(frames[index], _gradient_function):
+            return frames[index + 1 :]
+    return None
+
+
+def is_gradient_of(operation: Any, frames: Sequence[Any]) -> bool:
+    """Whether frames are those of the function of an operation's gradient."""
+    try:
+        function = _gradients.lookup(operation.type)
+    except LookupError:
+        return False
+    return bool(frames) and _is_in(frames[0], function)
+
+
+def _is_in(frame: Any, function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and (frame.filename, frame.name) == (
+        code.co_filename,
+        code.co_name,
+    )
+
+
+def value_outside(tensor: Any) -> Any:
+    """Compute a tensor of another graph in a ``tf.init_scope``.
+
+    As a ``tf.function`` does for the first value of a variable that it makes.
+
+    Raises:
+        ValueError: it depends on inputs of the graph.
+    """
+
+    def compute() -> Any:
+        return _lift_to_graph([tensor], get_default_graph())[tensor]
+
+    return tf.function(compute, autograph=False)()
 
 
 def in_replica() -> bool:

@@ -57,7 +57,7 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
     physical = tf.config.list_physical_devices(kind)[0]
     try:
         tf.config.set_logical_device_configuration(physical, [wanted] * number)
-    except RuntimeError as error:
+    except RuntimeError:
         have = len(_local_names(kind))
         if have < number:
             raise TowerError(
@@ -66,7 +66,7 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
                 "first tensor, variable or model is created. `keras-towers "
                 "run` with --strategy or --ps starts it before the script: "
                 f"give it --towers {number} instead."
-            ) from error
+            ) from None
     _made[:] = [f"/device:{kind}:{index}" for index in range(number)]
     return [*_made]
 

@@ -11,6 +11,7 @@ import keras
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.step.program_text import describe_program
 from keras_towers.fit.weights import adoption, model_state
@@ -49,8 +50,8 @@ def explain(
     The step is traced and laid out as in ``fit``. Each line of the result is
     about operations, an exchange or an update of a level:
 
-    * where it takes place: ``once``, on all ``towers`` or their ``columns``, or
-      over which axes an exchange is;
+    * where it takes place: ``once``, on one device for all of them, on all
+      ``towers`` or their ``columns``, or over which axes an exchange is;
     * the layout of the result: ``rows`` of the batch or a ``shard`` of a
       variable on each tower, a ``partial`` sum, or the ``whole``; its dtype,
       and its shape on one device. What towers add is ``local``, with the shape
@@ -97,10 +98,12 @@ def explain(
     with (
         restored_values(model),
         adoption.ignoring_default_strategy(model),
+        # The description says it.
+        patches.shadowed(strategy, {"_announce": lambda: None}),
         strategy,
     ):
         traced, program = calls.plan(model, dataset.element_spec, size)
-        lines = describe_program(traced, program, calls.places("fit"))
+        lines = describe_program(traced, program, calls.places("fit"), size)
     return Explanation(strategy.describe(), lines)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pkgutil
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from keras_towers import settings
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 
@@ -137,6 +139,22 @@ def engine_of_job(servers: int | None, tasks: bool = False) -> Engine:
     if tasks:
         return RUNTIME
     return BYTEPS if servers else HOROVOD
+
+
+def announce_no_drop_in() -> None:
+    """Say on rank 0, once, that a variable makes no import the drop-in."""
+    # Processes that this one starts need not say it again.
+    if os.environ.pop(settings.ENV_HOROVOD, "0") in ("", "0"):
+        return
+    from keras_towers.rendezvous import launchers
+
+    rank = launchers.detect()
+    if not (rank and rank.rank):
+        announce(
+            f"{settings.ENV_HOROVOD} does nothing. Scripts written for Horovod "
+            "or BytePS run unmodified under `keras-towers run`, and under "
+            "another launcher by `python -m keras_towers train.py`."
+        )
 
 
 def announce_drop_in(module: str) -> None:

@@ -192,6 +192,7 @@ class Plan:
         gradients: the bytes of the gradients that a device updates with.
         costs: what the step exchanges.
         whole: the paths of weights that are never in shards, by the reason.
+        is_small: whether that is all of them, on any number of devices.
         hosts: the number of hosts.
         examples: the number of examples of the global batch.
         columns: the number of devices of a tower.
@@ -208,6 +209,7 @@ class Plan:
     step: int | None
     costs: StepCosts
     whole: dict[str, list[str]]
+    is_small: bool
     hosts: int
     examples: int
     columns: int
@@ -243,6 +245,8 @@ def check_layouts(setting: PlanSetting) -> None:
 def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
     """Plan each choice for a model, on each number of hosts.
 
+    Where no weight is large enough for shards, these are no choice.
+
     Args:
         build: returns a compiled model, alone or with data, as for ``fit``. It
             is called at least once for each choice, and large variables that it
@@ -253,20 +257,28 @@ def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
         TowerError: it returns anything else, or a step cannot be divided.
     """
     hosts = setting.hosts or [1]
-    is_alone = len(setting.devices) * max(hosts) == 1
-    choices = [*(CHOICES[:1] if is_alone else CHOICES)]
+    copies, *in_shards = CHOICES
     if len(setting.devices) > 1 and max(hosts) > 1:
-        choices.append(_WITHIN_HOSTS)
+        in_shards.append(_WITHIN_HOSTS)
+    plans = _plan_all(copies, build, setting)
+    is_alone = len(setting.devices) * max(hosts) == 1
+    choices = [] if is_alone or plans[0].is_small else in_shards
     if setting.layouts is not None:
         choices.append(_LAYOUTS)
-    plans: list[Plan] = []
     for choice in choices:
-        found = _plan(choice, build, setting)
-        while rest := (setting.hosts or ())[len(found) :]:
-            left = dataclasses.replace(setting, hosts=rest)
-            found += _plan(choice, build, left)
-        plans += found
+        plans += _plan_all(choice, build, setting)
     return plans
+
+
+def _plan_all(
+    choice: Choice, build: Callable[[], Any], setting: PlanSetting
+) -> list[Plan]:
+    """Plan a choice for all numbers of hosts."""
+    found = _plan(choice, build, setting)
+    while rest := (setting.hosts or ())[len(found) :]:
+        left = dataclasses.replace(setting, hosts=rest)
+        found += _plan(choice, build, left)
+    return found
 
 
 def _plan(
@@ -376,6 +388,7 @@ class _PlannedStep:
             step=step,
             costs=costs,
             whole=_whole(state.weights, towers * columns),
+            is_small=all(map(_is_small, state.weights)),
             hosts=hosts,
             examples=size,
             columns=columns,
@@ -538,6 +551,11 @@ def _update_bytes(call: ApplyCall, examples: int) -> int:
     return Lifetimes(program, 1, examples).most_bytes({})
 
 
+def _is_small(weight: keras.Variable) -> bool:
+    """Whether a weight is never divided."""
+    return byte_size(weight) < SMALLEST_BYTES
+
+
 def _whole(
     weights: Iterable[keras.Variable], towers: int
 ) -> dict[str, list[str]]:
@@ -547,10 +565,9 @@ def _whole(
         item_bytes = tf.as_dtype(weight.dtype).size
         if choose_layout(weight.shape, item_bytes, towers) is not None:
             continue
-        is_small = byte_size(weight) < SMALLEST_BYTES
         reason = (
             f"smaller than {SMALLEST_BYTES // 1024} KiB"
-            if is_small
+            if _is_small(weight)
             else "without an axis that has a row for every device"
         )
         whole.setdefault(reason, []).append(weight.path)

@@ -37,8 +37,7 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: 1: Python imports keras_towers before a script, so that one written for
-#: Horovod or BytePS runs as it is.
+#: Does nothing: start the script by `python -m keras_towers train.py`.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
 #: Seconds in which all ranks have to meet, and parameter servers and the chief
 #: to start. Default: 600.
@@ -80,6 +79,9 @@ ELASTIC_COOLDOWN_S = 5, 600
 STALL_BEAT_S = 5.0
 #: A host or process is lost if it gives no sign of life for so long.
 LOST_S = 40.0
+#: A process that a signal has stopped is killed, and lost, after so long:
+#: before the others give it up.
+FROZEN_S = 30.0
 #: Until a process first reports which processes it waits for at the start.
 NOTICE_S = 5.0
 #: Between two polls of processes and files of this machine, or of a key of the
@@ -102,7 +104,7 @@ SERVER_LOOK_S = 0.5
 ANSWER_S = 40.0
 #: Longest answer of a task that is polled.
 TASK_ANSWER_S = 2.0
-#: For a cancelled operation on a parameter server to end.
+#: For a cancelled operation on a parameter server, or a collective, to end.
 CANCEL_S = 5.0
 #: For a dying process to close all of its sockets.
 SOCKET_CLOSE_S = 0.5

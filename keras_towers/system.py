@@ -172,6 +172,20 @@ def keep_freed_memory() -> None:
     glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
+def resident_bytes(field: str) -> int | None:
+    """Return the memory of this process, or None where Linux does not tell.
+
+    Args:
+        field: ``"VmRSS"``, what is resident now, or ``"VmHWM"``, its peak.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    size = re.search(rf"{field}:\s+(\d+) kB", status)
+    return int(size[1]) * 1024 if size else None
+
+
 def return_freed_memory() -> None:
     """Give the kernel back what this process has freed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import operator
 import sys
 import sysconfig
@@ -13,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
+from keras_towers.launching.script_source import check_module
 from keras_towers.system import working_folder
 
 
-def find_named(target: str) -> Callable[..., Any]:
-    """Import MODULE:FUNCTION, also from the current folder.
-
-    Returns:
-        The function; what it raises becomes a TowerError that names it.
+def check_named(target: str) -> None:
+    """Check MODULE:FUNCTION as far as that needs no import.
 
     Raises:
-        TowerError: it cannot be imported.
+        TowerError: it names no function, or of no module; or the module does
+            not compile.
     """
     module, _, name = target.partition(":")
     if not (module and name):
@@ -37,10 +37,40 @@ def find_named(target: str) -> Callable[..., Any]:
             f"{target!r} names a file, which is no module: leave out .py, as "
             f"in {dotted}:{name}"
         )
+    try:
+        check_module(module)
+    except TowerError as error:
+        raise TowerError(f"{target} cannot be imported: {error}") from None
+
+
+def find_named(target: str, *takes: str) -> Callable[..., Any]:
+    """Import MODULE:FUNCTION, also from the current folder.
+
+    Args:
+        target: the text.
+        *takes: what each argument of the function is, for an error.
+
+    Returns:
+        The function; what it raises becomes a TowerError that names it.
+
+    Raises:
+        TowerError: it cannot be imported, or takes other arguments.
+    """
+    check_named(target)
+    module, _, name = target.partition(":")
     if (here := str(working_folder())) not in sys.path:
         sys.path.insert(0, here)
     with _naming(target, "cannot be imported"):
         function = operator.attrgetter(name)(importlib.import_module(module))
+    try:
+        inspect.signature(function).bind(*takes)
+    except TypeError:
+        wanted = " and ".join(takes) or "without arguments"
+        raise TowerError(
+            f"{target} has to be a function {wanted}, and is {function!r:.80}"
+        ) from None
+    except ValueError:  # Not all that can be called has a signature.
+        pass
 
     def call(*args: Any) -> Any:
         with _naming(target, "failed"):

@@ -1,11 +1,14 @@
 """What runs a rank on its host ends it when the launcher is gone."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 
 from keras_towers import agent
+from tests.kit.processes import wait_until
 
 LIMIT_S = 30
 ORDER = {
@@ -17,6 +20,7 @@ ORDER = {
     "rendezvous": "127.0.0.1",
     "grace_s": 3,
     "lost_s": 1.0,
+    "frozen_s": 1.2,
     "answers": False,
 }
 
@@ -60,6 +64,26 @@ def test_a_signal_may_arrive_in_pieces():
         process.stdin.flush()
         time.sleep(0.3)
     assert process.wait(LIMIT_S) == 7
+    process.communicate()
+
+
+def test_what_is_stopped_for_long_is_lost_and_no_sooner():
+    script = "sleep 300 & echo $!; wait"
+    process = start(
+        command=["sh", "-c", script], lost_s=None, stdout=subprocess.PIPE
+    )
+    sleeper = int(process.stdout.readline())
+    os.kill(sleeper, signal.SIGSTOP)
+    assert wait_until(lambda: agent.is_stopped(sleeper))
+    time.sleep(0.5)
+    os.kill(sleeper, signal.SIGCONT)
+    time.sleep(1.5)
+    assert process.poll() is None and not agent.is_stopped(sleeper)
+    begun = time.monotonic()
+    os.kill(sleeper, signal.SIGSTOP)
+    assert process.wait(LIMIT_S) == agent.FROZEN
+    assert time.monotonic() - begun > 1
+    assert not agent.is_stopped(sleeper)
     process.communicate()
 
 

@@ -499,6 +499,20 @@ def test_what_is_refused(given, words, found, tmp_path):
         model().fit(X, Y, verbose=0, callbacks=given(one))
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": "epoch"}, "every='epoch' is not allowed: give a whole numb"),
+        ({"every": True}, "every=True is not allowed: give a whole number or"),
+        ({"folder": 5}, "folder=5 is not allowed: give a text or a path"),
+        ({"delete": "no"}, "delete='no' is not allowed: give True or False"),
+    ],
+)
+def test_values_that_are_not_allowed(options, words):
+    with pytest.raises(kt.TowerError, match=words):
+        kt.Backup(**({"folder": "a"} | options))
+
+
 def test_outside_of_a_block_it_says_what_to_do(tmp_path):
     with pytest.raises(kt.TowerError, match=r"TowerStrategy\(1\)"):
         model().fit(X, Y, verbose=0, callbacks=[kt.Backup(tmp_path)])

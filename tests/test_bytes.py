@@ -46,6 +46,15 @@ def test_other_texts_are_refused(text):
         parse_bytes("it", text)
 
 
+def test_bits_are_not_taken_for_bytes():
+    for text in ("24Gb", "24 Gib"):
+        with pytest.raises(TowerError, match="may be bits, so write Gi?B$"):
+            parse_bytes("it", text)
+    for text in ("100Gb/s", "100gb/s", "100 Mb"):
+        with pytest.raises(TowerError, match="bits or bytes, so write .bit/s"):
+            parse_rate("it", text)
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(1, "1 byte"), (999, "999 bytes"), (1000, "1 KB"), (2**28, "268 MB")],

@@ -102,3 +102,19 @@ def eager():
 def test_wrong_arguments_are_refused(make, data, strategy, message):
     with pytest.raises(kt.TowerError, match=message):
         kt.explain(make(), *data, strategy=strategy and strategy())
+
+
+@pytest.mark.parametrize(("batch_size", "said"), [(None, "n"), (8, "8")])
+def test_the_head_says_which_batch_its_shapes_are_of(batch_size, said, capsys):
+    given = keras.Input((3,), batch_size=batch_size)
+    model = keras.Model(given, layers.Dense(2)(given))
+    model.compile("sgd", "mse")
+    # Of these, the last batch has fewer, which only one of the models takes.
+    rows = 15 if batch_size is None else 16
+    x, y = np.ones((rows, 3)), np.ones((rows, 2))
+    found = kt.explain(model, x, y, batch_size=8, strategy=kt.TowerStrategy(2))
+    head, *lines = found.program
+    assert head.endswith(f", for {said} examples in the global batch")
+    assert any(f"rows float32[{said}, 2]" in line for line in lines)
+    # What it is for is said in the text, and not before it as well.
+    assert not capsys.readouterr().err

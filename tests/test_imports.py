@@ -2,15 +2,13 @@
 
 import importlib.util
 import json
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from keras_towers import _imports
 from tests.kit.compare import assert_all_close
-from tests.kit.scripts import ROOT, run_python
+from tests.kit.scripts import run_python
 
 pytestmark = pytest.mark.alternate
 
@@ -77,35 +75,50 @@ def test_keras_towers_can_be_imported_before_keras(by_tensorflow):
     assert towers == 4
 
 
-@pytest.mark.parametrize(("value", "found"), [("1", True), ("0", False)])
-def test_a_variable_imports_it_when_python_starts(value, found):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    ((source, installed),) = wheel["force-include"].items()
-    assert (ROOT / source).exists() and Path(installed).parent == Path()
-    # As Python does with the folders of installed packages.
-    code = "import site, sys; site.addsitedir('.'); print([*sys.modules])"
-    done = run_python("-c", code, KERAS_TOWERS_HOROVOD=value)
-    assert ("'keras_towers'" in done.stdout) == found, done.stderr
-    assert "'keras'" not in done.stdout and not done.stderr
+@pytest.mark.parametrize(
+    ("value", "rank", "lines"),
+    [("1", "0", 1), ("1", "1", 0), ("0", "0", 0)],
+)
+def test_the_variable_of_earlier_days_is_answered_once(value, rank, lines):
+    # What this process starts would say it again.
+    code = "import keras_towers, os; print(*os.environ)"
+    variables = {"KERAS_TOWERS_HOROVOD": value, "KERAS_TOWERS_RANK": rank}
+    done = run_python("-c", code, **variables)
+    said = done.stderr.splitlines()
+    assert len(said) == lines, done.stderr
+    assert all("`python -m keras_towers train.py`" in line for line in said)
+    assert "KERAS_TOWERS_HOROVOD" not in done.stdout.split()
 
 
-def test_the_command_runs_without_tensorflow():
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("run --help", 0, "keras-towers run"),
+        ("run -np 2 --strategy horovod:a=1 s.py", 2, "has no option 'a'"),
+        ("run -np 2 --strategy tower:mode=fast s.py", 2, "mode='fast' is not"),
+        ("plan s.py:build --towers 2", 2, "leave out .py, as in s:build"),
+        ("plan none:build --towers 2", 2, "no module named 'none'"),
+        ("bench --models half:build", 2, "half.py, line 1: '(' was never"),
+    ],
+)
+def test_the_command_runs_without_tensorflow(words, code, said, tmp_path):
     """``python -m keras_towers`` launches ranks, which need it themselves."""
-    refuse = """
+    refuse = f"""
 import runpy, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        assert name not in ("keras", "tensorflow"), f"imports {name}"
+        assert name not in ("keras", "tensorflow"), f"imports {{name}}"
 
 sys.meta_path.insert(0, Refuse())
-sys.argv[1:] = ["run", "--help"]
+sys.argv[1:] = {words.split()}
 runpy.run_module("keras_towers", run_name="__main__", alter_sys=True)
 """
-    done = run_python("-c", refuse)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "keras-towers run" in done.stdout
+    (tmp_path / "s.py").touch()
+    (tmp_path / "half.py").write_text("(")
+    done = run_python("-c", refuse, folder=tmp_path)
+    assert done.returncode == code, done.stderr[-3000:]
+    assert said in done.stdout + done.stderr
 
 
 def test_keras_can_be_imported_before_keras_towers():

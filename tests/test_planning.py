@@ -260,7 +260,7 @@ def test_each_choice_has_the_names_that_a_model_has_alone():
     names = []
 
     def build():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model = keras.Sequential([keras.Input((9000,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
         names.append(model.layers[0].name)
         return model

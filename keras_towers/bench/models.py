@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,11 @@ class Stored:
         """Build and compile the model with the stored weights."""
         model = self._make()[0]
         self._build_variables(model)
-        model.set_weights(_load(self.folder / _WEIGHTS))
+        # Never all of them beside the model: memory is measured.
+        for variable, value in zip(
+            model.weights, _values(self.folder / _WEIGHTS), strict=True
+        ):
+            variable.assign(value)
         return model
 
     def data(self, examples: int) -> tuple[Any, Any]:
@@ -178,10 +182,16 @@ class Workload:
 
 
 def _load(path: Path) -> list[Any]:
+    return [*_values(path)]
+
+
+def _values(path: Path) -> Iterator[Any]:
+    """Yield stored arrays, one at a time."""
     import numpy as np
 
     with np.load(path, allow_pickle=False) as stored:
-        return [stored[f"arr_{index}"] for index in range(len(stored.files))]
+        for index in range(len(stored.files)):
+            yield stored[f"arr_{index}"]
 
 
 def _array(leaf: Any, source: str) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -37,12 +39,14 @@ class Times:
         batches: when each step began.
         losses: the loss of each step, if steps wait for it.
         first_step_s: seconds until the first loss was available.
+        state_bytes: the bytes of all weights and of the optimizer's state.
     """
 
     began: float = field(default_factory=time.perf_counter)
     batches: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     first_step_s: float | None = None
+    state_bytes: int = 0
 
     def add_loss(self, loss: float) -> None:
         """Record the loss of a step that has just ended."""
@@ -74,9 +78,19 @@ def fit(work: Workload, model: Any, whole: bool = False) -> Train:
             verbose=0,
             callbacks=[_recorder(times, waits)],
         )
+        times.state_bytes = sum(
+            math.prod(v.shape) * _bytes_of(v.dtype)
+            for v in (*model.variables, *model.optimizer.variables)
+        )
         return times
 
     return train
+
+
+def _bytes_of(dtype: str) -> int:
+    """Return the bytes of a number, whatever the backend."""
+    bits = re.search(r"\d+$", dtype)
+    return int(bits[0]) // 8 if bits else 1
 
 
 def _recorder(times: Times, waits: bool) -> Any:

@@ -337,8 +337,9 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the measurements of the processes of a cell.
 
-    Times are means over the processes, and memory is their total. Losses are
-    means, too: processes have equal shares of the global batch.
+    Times are means over the processes, and memory is their total; relative to
+    the state it is that of the process with most. Losses are means, too:
+    processes have equal shares of the global batch.
     """
 
     def mean(name: str) -> float:
@@ -349,5 +350,6 @@ def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "step_ms": mean("step_ms"),
         "first_step_s": mean("first_step_s"),
         "memory_mb": sum(rank["memory_mb"] for rank in ranks),
+        "memory_to_state": max(rank["memory_to_state"] for rank in ranks),
         "losses": [statistics.fmean(losses) for losses in curves],
     }

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import pkgutil
-import re
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from keras_towers.bench.rows import Row, Runs, Train, find_row
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
+from keras_towers.system import resident_bytes
 
 # Asynchronous towers take batches in bursts: so many batches of each tower are
 # in one measured time.
@@ -59,6 +59,8 @@ def main() -> None:
     with row.train(work) as train:
         result = measure(train, work, setting, window)
         result["memory_mb"] = peak_memory() - before
+        state_mb = result.pop("state_bytes") / 1e6
+        result["memory_to_state"] = result["memory_mb"] / state_mb
     FileStore(folder).put(f"{RESULT}.{rank}", result)
 
 
@@ -99,9 +101,7 @@ def peak_memory() -> float:
 
 
 def _megabytes(field: str) -> float:
-    status = Path("/proc/self/status").read_text()
-    size = re.search(rf"{field}:\s+(\d+) kB", status)
-    return int(size[1]) * 1024 / 1e6 if size else 0.0
+    return (resident_bytes(field) or 0) / 1e6
 
 
 def measure(
@@ -124,6 +124,7 @@ def measure(
     return {
         "first_step_s": first.first_step_s,
         "losses": first.losses,
+        "state_bytes": first.state_bytes,
         "step_ms": 1e3 * step_s,
     }
 

@@ -31,6 +31,7 @@ from keras_towers.bench.runner import (
 from keras_towers.cli.bench_plot import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
+from keras_towers.user_models import check_named
 
 OfRow: TypeAlias = Callable[[str, int], float | None]
 """The milliseconds of a row with a number of replicas, in the same repeat."""
@@ -93,6 +94,12 @@ COLUMNS = {
         "built, in all processes together.",
         measured("memory_mb"),
         "{:.0f} MB",
+    ),
+    "memory_to_state": Column(
+        "÷ state",
+        "the same in the process that has most, relative to the bytes of all "
+        "weights and of the optimizer's state.",
+        measured("memory_to_state"),
     ),
 }
 
@@ -285,6 +292,9 @@ def _parse_models(text: str) -> list[str]:
             f"--models {text} is not allowed: choose {', '.join(MODELS)}, or a "
             "function of your own as MODULE:FUNCTION"
         )
+    for name in names:
+        if name not in MODELS:
+            check_named(name)
     return names
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import site
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -265,15 +264,11 @@ def _judge_engine(
 
 def _unmodified_scripts() -> Finding:
     """Say which processes run scripts written for Horovod as they are."""
-    value = (
-        "is keras_towers.horovod under `keras-towers run`, after `import "
-        f"keras_towers`, and with {settings.ENV_HOROVOD}=1"
+    return Finding(
+        "horovod.keras",
+        "is keras_towers.horovod under `keras-towers run`, by `python -m "
+        "keras_towers train.py`, and after `import keras_towers`",
     )
-    folders = [*site.getsitepackages(), site.getusersitepackages()]
-    if any(Path(folder, "keras_towers.pth").exists() for folder in folders):
-        return Finding("horovod.keras", value)
-    value += " once keras_towers is installed again: keras_towers.pth is not"
-    return Finding("horovod.keras", value, Status.NOTE)
 
 
 def run_self_test(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from keras_towers import __version__, _imports, known_engines
 from keras_towers.building.build import build_wheel, install_wheel
@@ -23,7 +25,11 @@ from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 from keras_towers.system import handle_signals
-from keras_towers.user_models import call_named, random_examples
+from keras_towers.user_models import (
+    call_named,
+    check_named,
+    random_examples,
+)
 
 
 class Command(TyperCommand):
@@ -44,6 +50,18 @@ class Command(TyperCommand):
             if text := texts.get(parameter.name):
                 parameter.help = " ".join(text.split())
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse words; an error about the value of an option names it."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            options, *_ = self.make_parser(ctx).parse_args(args=words)
+            given = options.get(error.param.name) if error.param else None
+            if isinstance(given, str) and repr(given) not in error.message:
+                error.message = f"{given!r}: {error.message}"
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""
         try:
@@ -56,10 +74,27 @@ class Command(TyperCommand):
         raise typer.Exit(code)
 
 
+class Commands(TyperGroup):
+    """The subcommands; a script in their place is told where it belongs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the subcommand that the first word names."""
+        is_known = args[0] in self.commands or ctx.resilient_parsing
+        if not is_known and Path(args[0]).is_file():
+            typer.echo(
+                f"keras-towers: {args[0]} is a script: start it by "
+                f"`keras-towers run {args[0]}`, or in this process by `python "
+                f"-m keras_towers {args[0]}`",
+                err=True,
+            )
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
+
+
 app: typer.Typer = typer.Typer(
     name="keras-towers",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -175,6 +210,8 @@ def verify(
         steps: How many steps to compare.
         tolerance: The largest acceptable difference.
     """
+    check_named(target)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         import keras
         import tensorflow as tf
@@ -239,7 +276,20 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Train a Keras 3 model on many devices with one line around fit."""
+    """Train a Keras 3 model on many devices with one line around fit.
+
+    python -m keras_towers has the same commands. It also runs a script in its
+    own process, for scripts written for Horovod or BytePS that another launcher
+    starts:
+
+    srun python -m keras_towers train.py --epochs 5
+
+    Write ./run for a script that has the name of a command.
+    """
+
+
+COMMANDS: tuple[str, ...] = tuple(typer.main.get_group(app).commands)
+"""The names of the subcommands."""
 
 
 if __name__ == "__main__":

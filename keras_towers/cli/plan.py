@@ -17,13 +17,23 @@ from rich.table import Table
 from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers.cli import plan_hosts
 from keras_towers.errors import TowerError
-from keras_towers.user_models import find_named
+from keras_towers.user_models import check_named, find_named
 
 if TYPE_CHECKING:
     from keras_towers.planning import Plan, PlanSetting
 
 # How many names of weights are printed.
 _SHOWN = 3
+_ESTIMATE = (
+    "The step is an estimate: the batch, activations, gradients and gathered "
+    "weights that exist at a time. Kernels need workspaces, too."
+)
+_TIMES = (
+    "Times are lower bounds: what a device computes before an exchange and the "
+    "exchange itself are taken to overlap, and the longer one counts."
+)
+# What a function of layouts gets.
+_DEVICES = "of the list of the devices' names"
 # The columns of a table of hosts, with all that it may have.
 _WIDTH = 100
 
@@ -89,6 +99,9 @@ def plan(
     several = plan_hosts.Hosts.of_options(
         hosts, towers, link_between, link_within, step_ms, plot
     )
+    check_named(target)
+    if layouts:
+        check_named(layouts)
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from keras_towers import planning
@@ -98,7 +111,7 @@ def plan(
         [f"/device:GPU:{index}" for index in range(towers)],
         batch_size,
         gathered,
-        find_named(layouts) if layouts else None,
+        find_named(layouts, _DEVICES) if layouts else None,
         several.numbers if several else None,
     )
     if layouts:
@@ -151,11 +164,14 @@ def _print(
         # Wider than what is not a terminal, which has 80 columns.
         wide = Console(highlight=False, width=max(console.width, _WIDTH))
         wide.print(plan_hosts.table_of(rows, device_memory))
-        console.print(plan_hosts.verdict(rows), soft_wrap=True)
-        return
-    console.print(_table(plans, memory, device_memory))
-    for line in _notes(plans):
+        notes = [_TIMES, *_whole(rows[-1].plan)]
+    else:
+        console.print(_table(plans, memory, device_memory))
+        notes = [_ESTIMATE, *_whole(first)]
+    for line in notes:
         console.print(line, style="dim", soft_wrap=True)
+    if rows:
+        console.print(plan_hosts.verdict(rows), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -230,13 +246,11 @@ def _table(
     return table
 
 
-def _notes(plans: Sequence[Plan]) -> Iterator[str]:
-    """Explain what the table leaves open."""
-    yield (
-        "The step is an estimate: the batch, activations, gradients and "
-        "gathered weights that exist at a time. Kernels need workspaces, too."
-    )
-    for reason, paths in plans[0].whole.items():
+def _whole(plan: Plan) -> Iterator[str]:
+    """Say which weights no choice divides, and why."""
+    for reason, paths in plan.whole.items():
         names = ", ".join(paths[:_SHOWN])
         more = ", ..." if len(paths) > _SHOWN else ""
         yield f"Whole on every device, {reason}: {len(paths)} ({names}{more})"
+    if plan.is_small:
+        yield "So none is ever in shards, and only copies are planned"

@@ -7,8 +7,9 @@ import hashlib
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
@@ -18,7 +19,7 @@ from keras_towers.launching.cluster_job import run_cluster
 from keras_towers.launching.elastic_hosts import ElasticOptions
 from keras_towers.launching.job import Job
 from keras_towers.launching.rank_job import run_job
-from keras_towers.launching.script import Setup
+from keras_towers.launching.script import Setup, check_script
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.hosts import (
     allocation,
@@ -26,12 +27,23 @@ from keras_towers.rendezvous.hosts import (
     parse_hosts,
 )
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.rank_environment import INTERFACE
+from keras_towers.rendezvous.rank_environment import INTERFACE, seconds
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.strategies import STRATEGIES, find, parse
+from keras_towers.strategies import (
+    STRATEGIES,
+    check_options,
+    find,
+    parse,
+    strategy_names,
+)
 
 Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
 Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
+
+
+def _strategies(incomplete: str) -> list[str]:
+    """Return the names that a shell completes."""
+    return [name for name in strategy_names() if name.startswith(incomplete)]
 
 
 def run(
@@ -49,7 +61,11 @@ def run(
     ps: Count = None,
     workers: Count = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="NAME[:OPTION=VALUE]")
+        str | None,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE]",
+            autocompletion=_strategies,
+        ),
     ] = None,
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
     towers: Count = None,
@@ -140,6 +156,7 @@ def run(
         commits: Folder for the commits of kt.elastic, the same on every host.
             Default: a temporary one; on several hosts, in the working folder.
     """
+    _check_variables()
     strategy, named = parse(strategy) if strategy else (None, {})
     if "towers" in named:
         raise TowerError(
@@ -151,19 +168,33 @@ def run(
         slots = _allocated_hosts(workers or processes)
     default = min_np or sum((slots or {}).values())
     tasks = _count_tasks(strategy, ps, workers, processes, default)
-    if "ps" in tasks and (elastic or hosts or hostfile or network_interface):
+    elsewhere = _given(
+        {
+            "-H": hosts,
+            "--hostfile": hostfile,
+            "--network-interface": network_interface,
+            "--min-np": min_np,
+            "--max-np": max_np,
+            "--host-discovery-script": host_discovery_script,
+        }
+    )
+    if "ps" in tasks and elsewhere:
         raise TowerError(
-            "hosts, --network-interface and options of elastic jobs are not "
-            "for jobs with parameter servers, which are started on this "
-            "machine only. On several machines, start the script on each with "
-            "TF_CONFIG"
+            f"{elsewhere} cannot be given with parameter servers, which are "
+            "started on this machine only. On several machines, start the "
+            "script on each with TF_CONFIG"
         )
     plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
-    _check_script(script, module)
-    _check_strategy(strategy, no_strategy, towers, seed, plan)
-    limits = (elastic_timeout, blacklist_cooldown_range, reset_limit)
-    has_limits = limits != (None, None, None)
-    _check_restarts(restarts, standby, commits, has_limits, plan)
+    check_script(script, module)
+    _check_strategy(strategy, named, no_strategy, towers, seed, plan)
+    limits = _given(
+        {
+            "--elastic-timeout": elastic_timeout,
+            "--blacklist-cooldown-range": blacklist_cooldown_range,
+            "--reset-limit": reset_limit,
+        }
+    )
+    _check_restarts(restarts, standby, commits, limits, plan)
     if plan.joined and output:
         raise TowerError(
             f"--output is not for {plan.joined}, which has its own"
@@ -211,6 +242,23 @@ def run(
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     end = run_cluster(job, plan.tasks) if plan.has_servers else run_job(job)
     raise typer.Exit(end.code)
+
+
+def _check_variables() -> None:
+    """Check what ranks would read, of which some only import the script."""
+    launchers.detect()
+    tf_config.read_config()
+    for name in (
+        settings.ENV_NCCL_TIMEOUT,
+        settings.ENV_RENDEZVOUS_TIMEOUT,
+        settings.ENV_START_TIMEOUT,
+    ):
+        seconds(name, 0)
+    seed = os.environ.get(settings.ENV_SEED, "0")
+    if not seed.isdecimal() or int(seed) >= 2**32:
+        raise TowerError(
+            f"{settings.ENV_SEED} is {seed!r}: give a whole number below 2**32"
+        )
 
 
 def _exec_as_rank(job: Job) -> NoReturn:
@@ -355,17 +403,9 @@ def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
     return int.from_bytes(digest[:4]) >> 1
 
 
-def _check_script(script: str, module: bool) -> None:
-    if module or Path(script).is_file():
-        return
-    hint = ""
-    if Path(script).name.startswith("python"):
-        hint = "; give the script itself, without 'python'"
-    raise TowerError(f"script not found: {script}{hint}")
-
-
 def _check_strategy(
     strategy: str | None,
+    options: Mapping[str, Any],
     no_strategy: bool,
     towers: int | None,
     seed: int | None,
@@ -385,6 +425,8 @@ def _check_strategy(
         return
     find(strategy)
     known = STRATEGIES.get(strategy)
+    if known:
+        check_options(strategy, options)
     if (
         known
         and known.one_process
@@ -397,22 +439,28 @@ def _check_strategy(
         )
 
 
+def _given(options: Mapping[str, Any]) -> str:
+    """Name the options that the user has given; empty: none of them."""
+    return " and ".join(n for n, value in options.items() if value is not None)
+
+
 def _check_restarts(
     restarts: int,
     standby: bool,
     commits: Path | None,
-    has_limits: bool,
+    limits: str,
     plan: LaunchPlan,
 ) -> None:
-    if has_limits and not plan.elastic:
+    if limits and not plan.elastic:
         raise TowerError(
-            "--elastic-timeout, --blacklist-cooldown-range and --reset-limit "
-            "are for elastic jobs: give --min-np, too"
+            f"{limits} cannot be given without --min-np, which makes the job "
+            "an elastic one"
         )
     if restarts and plan.elastic:
         raise TowerError(
-            "--restarts is for jobs with a fixed number of processes: an "
-            "elastic job goes on after a loss by itself, --reset-limit times"
+            f"--restarts {restarts} is for jobs with a fixed number of "
+            "processes: an elastic job goes on after a loss by itself. For a "
+            f"limit, give --reset-limit {restarts} instead"
         )
     if restarts and plan.joined:
         raise TowerError(

@@ -18,7 +18,8 @@ of seed generators (``replicas/hogwild.py``); a worker of parameter servers
 patches the same names (``parameter_servers/worker_fit.py``). ``kt.verify``
 patches how variables are initialized while it measures (``verification.py``),
 and ``keras-towers plan`` while it builds models and traces their steps
-(``fit/weights/without_memory.py``). The drop-ins of Horovod and
+(``fit/weights/without_memory.py``); so does an optimizer while it makes a slot
+in shards (``fit/update/in_shards.py``). The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 
@@ -183,6 +184,8 @@ def _create_variable(
     if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
+            if tf.is_symbolic_tensor(value):
+                value = compat.value_outside(value)
             original(variable, value)
     elif strategy is None:
         with outside(variable):
@@ -191,7 +194,7 @@ def _create_variable(
         with strategy._adoption.registering_variable(variable):
             original(variable, value)
     if call is not None:
-        call.share_created(variable)
+        call.place_created(variable)
 
 
 def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

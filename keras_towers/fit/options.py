@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import itertools
 import math
+import os
+import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, TypedDict
-
-import keras
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from keras_towers import settings
 from keras_towers._bytes import parse_bytes
+from keras_towers._compressions import CompressionName
 from keras_towers.errors import TowerError, did_you_mean
-from keras_towers.reduction import (
-    CommunicationHook,
-    CompressionName,
-    GradientPacker,
-    StatefulHook,
-)
+
+if TYPE_CHECKING:
+    from keras.distribution import LayoutMap
+
+    from keras_towers.reduction import (
+        CommunicationHook,
+        GradientPacker,
+        StatefulHook,
+    )
 
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
@@ -39,6 +44,8 @@ ModeName: TypeAlias = Literal[
 """How gradients are summed over the towers of a process."""
 ShardOver: TypeAlias = Literal["job", "process"]
 """Whether the towers of all processes share a weight, or those of each."""
+Tokens: TypeAlias = Literal["per_replica", "shared"]
+"""Whether each replica has a share of an update, or takes shared tokens."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each tower its copy, or a share."""
 Weights: TypeAlias = Literal["sharded"]
@@ -48,10 +55,23 @@ Where: TypeAlias = Literal["host", "towers"]
 
 # What tensorpack calls them; its towers are GPUs.
 _OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
+_MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
 
 # Of NumPy, too; and what messages call them.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
-_NAMES = {str: "a text"}
+_NAMES = {
+    Callable: "a function",
+    Mapping: "a dictionary",
+    os.PathLike: "a path",
+    str: "a text",
+}
+
+# Types that only exist where TensorFlow has been imported, by their modules.
+_OF_TENSORFLOW = {
+    "GradientPacker": "keras_towers.reduction",
+    "LayoutMap": "keras.distribution",
+    "StatefulHook": "keras_towers.reduction",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +179,7 @@ class StrategyOptions:
     updates: Updates | None = None
     weights: Weights | None = None
     gather_bytes: Bytes = 2**29
-    layouts: keras.distribution.LayoutMap | None = None
+    layouts: LayoutMap | None = None
     shard_over: ShardOver = "job"
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | StatefulHook | None = (
@@ -308,7 +328,7 @@ class MeshKeywords(StepKeywords, total=False):
 class RankKeywords(AllReduceKeywords, total=False):
     """The ``StrategyOptions`` of ranks that all-reduce their gradients."""
 
-    layouts: keras.distribution.LayoutMap | None
+    layouts: LayoutMap | None
     shard_over: ShardOver
     compression: CompressionName | CommunicationHook | StatefulHook | None
     sync_every: int | None
@@ -331,7 +351,7 @@ def options_of(
     """Return the options that a strategy got as keyword arguments.
 
     Args:
-        strategy: the strategy, or its class.
+        strategy: the strategy.
         keywords: the class above that declares the strategy's options.
         options: the arguments.
         **fixed: options that the strategy chooses itself.
@@ -340,18 +360,52 @@ def options_of(
         TowerError: the strategy does not have this option, or its value is
             not allowed.
     """
-    kind = strategy if isinstance(strategy, type) else type(strategy)
+    kind = type(strategy)
     named = inspect.signature(kind).parameters
     known = [name for name in named if name != "options"]
-    known += keywords.__annotations__
+    check_names(kind.__name__, options, [*known, *keywords.__annotations__])
+    if "mode" in options:
+        options = {**options, "mode": current_name(options["mode"])}
+    return StrategyOptions(**options, **fixed)
+
+
+def check_names(
+    strategy: str, options: Iterable[str], known: Sequence[str]
+) -> None:
+    """Refuse options that a strategy does not have.
+
+    Args:
+        strategy: its class.
+        options: their names.
+        known: the names of all options of the strategy.
+    """
     for name in options:
         if name not in known:
             advice = did_you_mean(name, known)
             advice = advice or f". Its options are {', '.join(known)}."
-            raise TowerError(f"{kind.__name__} has no option {name!r}{advice}")
-    if "mode" in options:
-        options = {**options, "mode": current_name(options["mode"])}
-    return StrategyOptions(**options, **fixed)
+            raise TowerError(f"{strategy} has no option {name!r}{advice}")
+
+
+def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
+    """Check the options of a strategy, which need not have been imported.
+
+    Args:
+        options: names and values.
+        hints: the annotation of each name in the constructor; an option of
+            ``StrategyOptions`` that is declared there has none. What needs
+            TensorFlow is not checked.
+    """
+    shared = {}
+    for name, value in options.items():
+        if name in _MAY_BE_OF_TENSORPACK:
+            value = current_name(value)
+        if name not in hints:
+            shared[name] = value
+            continue
+        # Some name what needs TensorFlow.
+        with contextlib.suppress(NameError):
+            _check(name, value, eval(hints[name], globals()))
+    StrategyOptions(**shared)
 
 
 def current_name(name: Any) -> Any:
@@ -360,9 +414,10 @@ def current_name(name: Any) -> Any:
     return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
-def check_arguments(strategy: type, **arguments: Any) -> None:
+def check_arguments(kind: type, **arguments: Any) -> None:
     """Refuse arguments that do not match a constructor's annotations."""
-    parameters = inspect.signature(strategy, eval_str=True).parameters
+    constructor = kind.__init__  # type: ignore[misc]
+    parameters = inspect.signature(constructor, eval_str=True).parameters
     for name, value in arguments.items():
         _check(name, value, parameters[name].annotation)
 
@@ -376,9 +431,21 @@ def check_seconds(name: str, seconds: Any) -> None:
         )
 
 
-@functools.cache
 def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(StrategyOptions)
+    """The types of the options; those without objects yet are stand-ins."""
+    loaded = [m for m in _OF_TENSORFLOW.values() if m in sys.modules]
+    return _resolved_hints(tuple(loaded))
+
+
+@functools.cache
+def _resolved_hints(loaded: tuple[str, ...]) -> dict[str, Any]:
+    names: dict[str, Any] = {"CommunicationHook": Callable[..., Any]}
+    for name, module in _OF_TENSORFLOW.items():
+        if module in loaded:
+            names[name] = getattr(sys.modules[module], name)
+        else:
+            names[name] = type(name, (), {})
+    return typing.get_type_hints(StrategyOptions, localns=names)
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
@@ -407,9 +474,7 @@ def _matches(value: Any, part: Any) -> bool:
     if part in _NUMBERS:
         kind, _ = _NUMBERS[part]
         return isinstance(value, kind) and not isinstance(value, bool)
-    if isinstance(part, type):
-        return isinstance(value, part)
-    return callable(value)
+    return isinstance(value, typing.get_origin(part) or part)
 
 
 def _describe_type(part: Any) -> list[str]:
@@ -418,6 +483,5 @@ def _describe_type(part: Any) -> list[str]:
         return list(map(repr, values))
     if part in _NUMBERS:
         return [_NUMBERS[part][1]]
-    if part in _NAMES:
-        return [_NAMES[part]]
-    return [f"a {part.__name__}" if isinstance(part, type) else "a function"]
+    kind = typing.get_origin(part) or part
+    return [_NAMES.get(kind, f"a {kind.__name__}")]

@@ -23,7 +23,7 @@ from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import model_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights.shards import ShardedVariable
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, messages, next_key
@@ -49,7 +49,10 @@ _SHOWN_SETTINGS = 3
 
 
 def check_call(
-    config: TowerConfig, keras_call: KerasCall, observer: Any
+    config: TowerConfig,
+    keras_call: KerasCall,
+    observer: Any,
+    is_compiled_again: bool = False,
 ) -> None:
     """Check that all ranks call the same method with the same settings.
 
@@ -62,12 +65,19 @@ def check_call(
         config: the towers.
         keras_call: the call.
         observer: the callback that measures its steps on all ranks, or None.
+        is_compiled_again: whether an earlier call of the method was of another
+            compilation of the model.
 
     Raises:
         TowerError: a setting that changes results differs.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
+    where = f"is at the beginning of {kind}"
+    if is_compiled_again:
+        # Ranks that have not compiled it are in a step by now.
+        compiled = rank_checks.without_numbers(model.name)
+        where += f", since model {compiled!r} was compiled again"
     names: tuple[str, ...] = _EPOCHS
     if config.options.batches == "split":
         names += _FOR_SAME_DATA
@@ -91,10 +101,10 @@ def check_call(
     layers = model_settings.layers(model, words)
     of_layers = [of_layer for _, of_layer in layers]
     settings[_LAYERS] = model_settings.digest(repr(of_layers).encode())
-    ranks = _meet(config, settings, kind)
+    ranks = _meet(config, settings, kind, where)
     differing = rank_checks.differing_settings(ranks)
     if differing.pop(_LAYERS, None):
-        of_ranks = _meet(config, layers, kind)
+        of_ranks = _meet(config, layers, kind, where)
         differing |= model_settings.differing_layer(of_ranks)
     rates = [name for name in differing if model_settings.is_rate(name)]
     for name in rates:
@@ -128,13 +138,14 @@ def check_call(
         )
 
 
-def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
+def _meet(
+    config: TowerConfig, settings: Any, kind: str, where: str
+) -> list[Any]:
     """Gather what ranks compare at the beginning of a call.
 
     Raises:
         TowerError: other ranks make another call, or have ended.
     """
-    where = f"is at the beginning of {kind}"
     transport = config.transport
     if transport.size == 1:
         return rank_checks.gather(config.job, settings, where)
@@ -146,7 +157,7 @@ def _meet(config: TowerConfig, settings: Any, kind: str) -> list[Any]:
         ended = str(error)
     except tf.errors.OpError:
         if failed_calls.calls.begin_again(transport):
-            return _meet(config, settings, kind)
+            return _meet(config, settings, kind, where)
         if failed_calls.calls.has_failed():
             raise
         ended = transport.ended_ranks() or "another rank has ended"
@@ -184,7 +195,7 @@ def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
         return
     refuse = functools.partial(not_called, config, kind)
     try:
-        with watch.refusing_by(refuse):
+        with activity.refusing_by(refuse):
             yield
     except MAYBE_LOST:
         if failed_calls.calls.has_failed():

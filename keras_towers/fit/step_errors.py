@@ -52,12 +52,19 @@ def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
             "one of the towers or ranks failed before this. The same call on "
             f"one device, outside of {config.name}, shows the error."
         )
-    replicas = config.places("fit").replicas
-    # Errors of other types, such as a lost rank, are not about rows.
-    is_about_rows = isinstance(error, tf.errors.InvalidArgumentError)
-    if not is_about_rows or replicas == 1 or config.options.batches != "split":
+    if not isinstance(error, tf.errors.InvalidArgumentError):
+        # Errors of other types, such as a lost rank, are not about rows.
         return ""
-    return (
-        f"each of the {replicas} towers had its part of the batch: "
-        "row numbers in the error refer to one part."
-    )
+    replicas, options = config.places("fit").replicas, config.options
+    notes: list[str] = []
+    if replicas > 1 and options.batches == "split":
+        notes.append(
+            f"each of the {replicas} towers had its part of the batch: "
+            "row numbers in the error refer to one part."
+        )
+    if options.weights is not None or options.layouts is not None:
+        notes.append(
+            "Of a table in shards the error shows how many rows one shard has, "
+            "and the name of the operation how many there are."
+        )
+    return " ".join(notes)

@@ -17,7 +17,9 @@
 ``rank_process``
   One process of a job, here or by ssh, as the launcher sees it.
 ``script``
-  Runs a script as one rank of a job, as under ``python script.py``.
+  Runs a script in this process, as ``python script.py`` does.
+``script_source``
+  Checks a script before processes run it.
 ``supervision``
   Watches the ranks of a job until it ends.
 """

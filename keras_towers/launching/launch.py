@@ -92,8 +92,8 @@ def launch(
     """
     if not callable(fn):
         raise TowerError(f"kt.launch takes a function, but got {fn!r}.")
-    if np < 1:
-        raise TowerError(f"np={np}: give 1 or more ranks.")
+    if not isinstance(np, int) or np < 1:
+        raise TowerError(f"np={np!r}: give 1 or more ranks.")
     if store.store_of_job() is not None:
         raise TowerError(
             "kt.launch was called in a process that is itself a rank of a job: "

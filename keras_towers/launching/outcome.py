@@ -7,21 +7,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_towers import settings
+from keras_towers import agent, settings
 from keras_towers.errors import EXIT_AGAIN, FAILED_ON
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
 
-# Output of ranks that fail because another one failed or ended: Horovod reports
-# that a rank has left, or the connection to it breaks.
+# Output of ranks that fail because another one failed or ended: the engine
+# reports that a rank has left, or that its connection to it breaks. What a
+# script says of connections of its own is no such report.
 _CONSEQUENCES = (
     FAILED_ON,
     "Horovod has been shut down",
     "HorovodInternalError",
-    "Connection reset by peer",
-    "Connection closed by peer",
-    "Read error [",
-    "Broken pipe",
+    "/gloo/transport/",
+    "Additional GRPC error information from remote target",
 )
 _SSH_FAILED = 255
 
@@ -159,6 +158,11 @@ def describe(
     if host and code == _SSH_FAILED:
         return f"{name}: lost the ssh connection to {host}"
     killed_by = signal_name(code)
+    if code == agent.FROZEN:
+        return (
+            f"{name} is lost: it was stopped (SIGSTOP) for "
+            f"{settings.FROZEN_S:.0f} s, and was killed"
+        )
     if killed_by:
         hint = " (out of memory?)" if killed_by == "SIGKILL" else ""
         return f"{name} was killed by {killed_by}{hint}"

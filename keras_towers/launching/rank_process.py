@@ -127,6 +127,7 @@ class RankProcess:
             "grace_s": settings.GRACE_S,
             # The pipe to an agent on this machine closes with the launcher.
             "lost_s": settings.LOST_S if self.host else None,
+            "frozen_s": settings.FROZEN_S,
             "answers": answers,
         }
         self._write(json.dumps(order).encode() + b"\n")

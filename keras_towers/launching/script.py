@@ -1,4 +1,4 @@
-"""Runs a script as one rank of a job, as under ``python script.py``."""
+"""Runs a script in this process, as ``python script.py`` does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from keras_towers import settings
+from keras_towers import known_engines, settings
+from keras_towers.errors import TowerError
+from keras_towers.launching.script_source import check_script
+from keras_towers.rendezvous import launchers
+from keras_towers.rendezvous.separate_training import forbid_training
 from keras_towers.settings import ENV_SEED
 
 
@@ -45,7 +49,10 @@ class Setup:
 
 
 def main(setup: Setup, script: str, *arguments: str) -> None:
-    """Run the script, inside a strategy or refusing to train without one."""
+    """Run the script as a rank of `keras-towers run`.
+
+    It runs inside a strategy, or may not train without one.
+    """
     _stand_by()
     if os.environ.pop(settings.ENV_TASKS, None):
         _make_task()
@@ -56,9 +63,49 @@ def main(setup: Setup, script: str, *arguments: str) -> None:
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if setup.strategy or setup.has_servers:
         context = _connect(setup)
+    _run(script, setup.module, context)
+
+
+def run_as_is(words: Sequence[str]) -> None:
+    """Run a script that another launcher has started, or the user alone.
+
+    Since this package has been imported, a script that was written for an
+    engine gets the drop-in. In one of several processes, it may not train
+    unless it connects them.
+
+    Args:
+        words: a script or ``-m`` and a module, and their arguments.
+
+    Raises:
+        TowerError: the script is not there or does not compile.
+    """
+    module = words[0] == "-m"
+    sys.argv = list(words[1:] if module else words)
+    if not sys.argv:
+        raise TowerError("-m needs the name of a module")
+    check_script(sys.argv[0], module)
+    # As for ranks of `keras-towers run`.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    rank = launchers.detect()
+    if rank and not rank.is_single_process:
+        engine = known_engines.HOROVOD
+        forbid_training(
+            f"this process is {rank}",
+            "To train one model in all of them, start the script by "
+            f"`keras-towers run --strategy {engine.strategy}`, or write `with "
+            f"kt.{engine.strategy_class}():` around fit. If each is to train a "
+            "model of its own, start it by `python` alone.",
+        )
+    _run(sys.argv[0], module, contextlib.nullcontext())
+
+
+def _run(
+    script: str, module: bool, context: contextlib.AbstractContextManager[None]
+) -> None:
+    """Run a script inside a context; an error ends this process."""
     try:
         with context:
-            if setup.module:
+            if module:
                 sys.path[0] = os.getcwd()
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
@@ -108,17 +155,15 @@ def _make_task() -> None:
 
 def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
     """Make Keras train only inside a strategy."""
-    # Importing the package hooks the import of Keras, where this is checked.
-    import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.separate_training import forbid_training
     from keras_towers.strategies import STRATEGIES
 
     forbid_training(
+        "`keras-towers run` started this script in several processes",
         f"To train one model in all of them, add --strategy {suggested} to "
         f"`keras-towers run`, or `with kt.{STRATEGIES[suggested].kind}():` "
         "around fit in the script. "
         "If each is to train a model of its own, give --no-strategy"
-        + (", and -np in place of --ps and --workers." if has_servers else ".")
+        + (", and -np in place of --ps and --workers." if has_servers else "."),
     )
 
 

@@ -123,7 +123,8 @@ class ServerVariables:
             raise TowerError(
                 f"the step trains {names}, which the parameter servers do not "
                 "hold: they hold the trainable weights that the model had "
-                "when fit began."
+                "when fit began. Build its layers before, for example by "
+                "model.evaluate on a batch."
             )
 
     def refuse_writes(self, graph: Any) -> None:

@@ -93,6 +93,7 @@ class Builder:
         shape: Any = None,
         is_repeated: bool = False,
         at_root: bool = False,
+        suffix: str = "",
         **attributes: Any,
     ) -> Tensor:
         """Add an operation with a single output; return the output.
@@ -103,6 +104,7 @@ class Builder:
             shape: the shape of the output, as far as it is known.
             is_repeated: whether every function that uses it adds it again.
             at_root: whether only the first of several processes runs it.
+            suffix: as in ``Operation``.
             **attributes: the attributes that do not follow from the inputs.
         """
         definition = compat.op_definition(type_)
@@ -132,6 +134,7 @@ class Builder:
             [(_dtype_of(output, known), size)],
             is_repeated=is_repeated,
             at_root=at_root,
+            suffix=suffix,
         )
         return tensor
 

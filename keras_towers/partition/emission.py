@@ -126,7 +126,8 @@ class _Nodes:
         # A repeated operation may use more of them.
         sources = [self.name_of(tensor) for tensor in operation.inputs]
         node = self._definition.node.add()
-        name = self._here.unique_name(operation.name or operation.type)
+        traced = operation.name or operation.type
+        name = self._here.unique_name(f"{traced}{operation.suffix}")
         node.name = self._names[id(operation)] = name
         node.op = operation.type
         node.input.extend(sources)

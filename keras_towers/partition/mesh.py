@@ -30,7 +30,13 @@ from keras_towers.partition.layouts import (
     Sharded,
 )
 from keras_towers.partition.partitioner import UpdateInfo
-from keras_towers.partition.program import ColumnInput, Phase, Program, Tensor
+from keras_towers.partition.program import (
+    ColumnInput,
+    Operation,
+    Phase,
+    Program,
+    Tensor,
+)
 from keras_towers.partition.rules.columns import as_operation
 
 
@@ -124,8 +130,8 @@ class _ColumnGraph:
         inputs: its other inputs.
         names: the names of its operations, by those of the traced ones.
         sources: the traced operations, by the names of its operations.
-        traced_names: the names of the traced operations for which those were
-            added, by their names.
+        operations: the operations of the program, by the names of its
+            operations.
     """
 
     def __init__(self, program: Program, rows: int | None):
@@ -133,7 +139,7 @@ class _ColumnGraph:
         self.inputs: list[ColumnInput] = []
         self.names: dict[str, str] = {}
         self.sources: dict[str, Any] = {}
-        self.traced_names: dict[str, str] = {}
+        self.operations: dict[str, Operation] = {}
         self._program, self._rows = program, rows
         source = program.inputs
         with self.graph.as_default():
@@ -185,7 +191,7 @@ class _ColumnGraph:
                 name = names[id(operation)]
                 if operation.outputs:
                     name = self._known[operation.outputs[0]].op.name
-                self.traced_names[name] = operation.name
+                self.operations[name] = operation
                 if operation.source is not None:
                     self.sources[name] = operation.source
                     self.names.setdefault(operation.source.name, name)
@@ -206,7 +212,10 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations stand for those of the step."""
     once: list[Any] = []
     for operation in program.operations:
-        operation.name = column.traced_names.get(operation.name, "")
+        first = column.operations.get(operation.name)
+        operation.name = "" if first is None else first.name
+        if first is not None and first.suffix:
+            operation.suffix = first.suffix
         if operation.source is not None:
             operation.source = column.sources.get(operation.source.name)
     for operation in program.computed_once:

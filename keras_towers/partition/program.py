@@ -103,6 +103,7 @@ class Operation:
         at_root: whether only the first of several processes runs it.
         name: the name of the traced operation for which it was added, which
             TensorFlow shows in errors. Several operations may share it.
+        suffix: what errors are to show after the name.
     """
 
     type: str
@@ -120,6 +121,7 @@ class Operation:
     source: Any = None
     at_root: bool = False
     name: str = ""
+    suffix: str = ""
 
     @property
     def phase(self) -> Phase:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import tensorflow as tf
 
+from keras_towers._compressions import CompressionName as CompressionName
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     all_reduce,
@@ -18,18 +17,6 @@ from keras_towers.reduction.stateful_hooks import (
     PowerSGD,
     StatefulHook,
 )
-
-CompressionName: TypeAlias = Literal[
-    "none",
-    "fp16",
-    "fp16-shards",
-    "bf16",
-    "fp16-feedback",
-    "bf16-feedback",
-    "power-sgd",
-]
-"""How gradients are exchanged between processes."""
-
 
 _FEEDBACK = "; a rank's rounding error is added to its next gradient"
 _NAMED: dict[str, tuple[CommunicationHook | StatefulHook, str]] = {

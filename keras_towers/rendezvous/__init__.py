@@ -30,4 +30,6 @@
   Threads that watch which ranks this rank waits for, and which are gone.
 ``separate_training``
   Whether this process may train, as one of several without a strategy.
+``activity``
+  What this rank does, and in which exchanges it waits, for the watch.
 """

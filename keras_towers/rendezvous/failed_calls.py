@@ -20,8 +20,8 @@ import time
 from typing import Protocol
 
 from keras_towers import settings
+from keras_towers.rendezvous import activity, watch
 from keras_towers.rendezvous import store as store_lib
-from keras_towers.rendezvous import watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.store import StoreClient
@@ -33,13 +33,6 @@ _FAILED, _LEFT, _ALL_LEFT = "failed-", "left-", "all-left-"
 
 class Abortable(Peers, Protocol):
     """Ranks whose connection can be aborted."""
-
-    def note_wait(self, what: str) -> None:
-        """Record what this rank is about to wait for; empty: nothing.
-
-        Reports of stalls name the ranks that wait, and this reason.
-        """
-        ...
 
     def abort(self) -> None:
         """End the collectives in which this rank waits for others.
@@ -126,7 +119,7 @@ class JointCalls:
             return False
         self.end()
         self.number -= 1
-        self._is_broken = True
+        self._break()
         return self.begin(ranks) is None
 
     def connect_if_broken(self, ranks: Abortable) -> Failure | None:
@@ -142,7 +135,7 @@ class JointCalls:
             return None
         failure = self._failure(store_lib.store_of_job())
         is_missed = failure is not None and failure.call > self.number
-        ranks.note_wait("the end of a call that has failed")
+        activity.mark("the end of a call that has failed")
         if not self._connect_again(ranks, math.inf):
             raise watch.RanksEnded(describe_each(watch.gone_ranks()))
         return failure if is_missed else None
@@ -171,8 +164,10 @@ class JointCalls:
         store = store_lib.store_of_job()
         own = Failure(ranks.rank, self.number, why)
         first = self._first(store, own)
-        self._is_broken = True
+        self._break()
         self.end()
+        # Also what another thread waits for.
+        ranks.abort()
         ranks.leave()
         if store is not None:
             limit_s, repeats = settings.FAILED_CALL_S, first.repeats
@@ -204,13 +199,17 @@ class JointCalls:
             first = self._first(store, own)
         if first is None or not first.repeats:
             return False
-        self._is_broken = True
+        self._break()
         self.end()
         if not self._connect_again(ranks, math.inf, repeats=True):
             return False
         with self._lock:
             self._running = ranks
         return True
+
+    def _break(self) -> None:
+        self._is_broken = True
+        activity.leave_order()
 
     def has_failed(self) -> bool:
         """Whether a call has failed on a rank since ranks have connected."""
@@ -249,6 +248,7 @@ class JointCalls:
         if not repeats:
             self.failed += 1
         ranks.reconnect()
+        activity.begin_round(self.round)
         self.number = max(ranks.gather_objects(self.number))
         self._is_broken = False
         return True
@@ -303,7 +303,7 @@ class JointCalls:
         with self._lock:
             if self.round != round_:
                 return False
-            self._is_broken = True
+            self._break()
             if self._running is not None:
                 self._running.abort()
             return True

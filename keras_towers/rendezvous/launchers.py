@@ -135,6 +135,14 @@ class UserSet(ClusterEnvironment):
     size_in = ENV_SIZE
     may_start_others = False
 
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> Self | None:
+        for name in (ENV_RANK, ENV_SIZE):
+            text = variables.get(name, "")
+            if text and not text.isdecimal():
+                raise TowerError(f"{name} is {text!r}: give a whole number.")
+        return super().from_variables(variables)
+
 
 class EnvironmentVariables(ClusterEnvironment):
     """A launcher that sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``."""

@@ -41,7 +41,12 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.liveness import Liveness, TaskState, wait_loop
+from keras_towers.rendezvous.liveness import (
+    ANSWERED,
+    Liveness,
+    TaskState,
+    wait_loop,
+)
 from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import (
@@ -412,6 +417,8 @@ def beat(
     client, key = StoreClient(Endpoint(*endpoint)), f"{_HEARTBEAT}-{rank}"
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
+        if not has_ended and agent.is_stopped(os.getppid()):
+            continue
         with contextlib.suppress(OSError):
             client.put(key, TaskState.ENDED if has_ended else number)
         if has_ended:
@@ -452,11 +459,14 @@ def serve(
     server.begin_round(place_ranks([known["host"] for known in in_order]))
     for rank, placement in enumerate(_placements(in_order)):
         server.put(f"{PLACEMENT}-{rank}", placement)
-    liveness = Liveness(
-        ranks[1:],
-        lambda watched: {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched},
-        lost_s,
-    )
+
+    def signs(watched: Sequence[int]) -> dict[int, Any]:
+        found = {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched}
+        # Its heartbeats are the answers of this process.
+        found[0] = None if agent.is_stopped(os.getppid()) else ANSWERED
+        return found
+
+    liveness = Liveness(ranks, signs, lost_s)
     while not ended.wait(beat_s):
         liveness.refresh()
         # Every rank gets this list, however many are gone: keep it short.

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from keras_towers._imports import packages
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.liveness import describe_each
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -73,14 +73,21 @@ def gather(peers: Peers, value: Any, where: str) -> list[Any]:
         value: this rank's value, plain data.
         where: what this rank does, to follow "rank 0" in a message.
     """
-    gathered = peers.gather_objects((where, value))
+    with activity.doing(where):
+        gathered = peers.gather_objects((where, value))
     if any(point != where for point, _ in gathered):
         points = {f"rank {r}": point for r, (point, _) in enumerate(gathered)}
-        raise TowerError(
-            f"the ranks do different things: {describe_each(points)}. Every "
-            "rank has to call the same methods in the same order."
-        )
+        raise TowerError(different_things(points))
     return [value for _, value in gathered]
+
+
+def different_things(points: Mapping[str, str]) -> str:
+    """Say that ranks do different things: what each does, by its name."""
+    return (
+        f"the ranks do different things: {describe_each(points)}. Every rank "
+        "has to call the same methods in the same order, and to compile its "
+        "model at the same place."
+    )
 
 
 def describe_ranks(values: Sequence[Any], separator: str = ", ") -> str:

@@ -8,20 +8,28 @@ from collections.abc import Iterable
 
 from keras_towers.errors import TowerError
 
-# How to connect the processes; None: this process may train.
-_advice: str | None = None
+# What the error says; None: this process may train.
+_reason: str | None = None
 
 
-def forbid_training(advice: str) -> None:
-    """Forbid training in this process until a strategy connects it."""
-    global _advice
-    _advice = advice
+def forbid_training(fact: str, advice: str) -> None:
+    """Forbid training in this process until a strategy connects it.
+
+    Args:
+        fact: who started the processes, in an error.
+        advice: how to connect them.
+    """
+    global _reason
+    _reason = (
+        f"{fact}, and each would train a model of its own, since no strategy "
+        f"connects them. {advice}"
+    )
 
 
 def permit_training() -> None:
     """Permit training: the script has a strategy that connects processes."""
-    global _advice
-    _advice = None
+    global _reason
+    _reason = None
 
 
 def check_permitted(kind: str, model: str, engines: Iterable[str]) -> None:
@@ -32,14 +40,9 @@ def check_permitted(kind: str, model: str, engines: Iterable[str]) -> None:
         model: the name of its model.
         engines: modules with which a script may connect its processes itself.
     """
-    if _advice is None or any(map(_connects, engines)):
+    if _reason is None or any(map(_connects, engines)):
         return
-    raise TowerError(
-        f"{kind} of model {model!r}: `keras-towers run` started this script in "
-        "several processes, and each would train a model of its own, since "
-        "neither its options nor the script have a strategy that connects "
-        f"them. {_advice}"
-    )
+    raise TowerError(f"{kind} of model {model!r}: {_reason}")
 
 
 def _connects(engine: str) -> bool:

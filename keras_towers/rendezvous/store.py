@@ -45,7 +45,7 @@ CONNECTED = "rank_"
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
 OUTSIDE = "outside of training"
-"""How the description of a late rank ends that makes no call of the job."""
+"""How the description of a rank ends that makes no call of the job."""
 MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
@@ -105,14 +105,44 @@ class Progress:
     Attributes:
         size: the number of ranks.
         limit_s: the rank has stopped if its next report comes later than this.
-        position: how many actions of the training the rank has begun.
+        position: how often the ranks have connected again and, since then, how
+            many actions of the training and how many exchanges the rank has
+            begun; of two ranks, the one with the smaller list is behind.
         action: the last of these actions; empty outside of training.
+        waits: whether the rank waits for others.
+        exchanges: the names of the exchanges in which it waits.
+        in_python: whether it is Python that waits in them; or else a graph may
+            go on to others meanwhile.
+        does: what the rank does there, to follow its name; empty: the action
+            says it.
     """
 
     size: int
     limit_s: float
-    position: int = 0
+    position: list[int] = dataclasses.field(default_factory=list)
     action: str = ""
+    waits: bool = False
+    exchanges: list[str] = dataclasses.field(default_factory=list)
+    in_python: bool = False
+    does: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where the rank is, to follow "is"."""
+        return f"in {self.action}" if self.action else OUTSIDE
+
+    def stands_against(self, other: Progress) -> bool:
+        """Whether the two ranks wait for each other in different exchanges.
+
+        Both have begun as many exchanges, so that each has begun one which the
+        other has not. Graphs alone may begin exchanges in another order.
+        """
+        return (
+            self.position == other.position
+            and bool(self.exchanges and other.exchanges)
+            and set(self.exchanges).isdisjoint(other.exchanges)
+            and (self.in_python or other.in_python)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +184,15 @@ class StoreClient(Store):
         """Report a rank's progress.
 
         Returns:
-            Under ``"late"`` the ranks that it waits for, as names and reasons;
+            Under ``"awaited"`` the ranks that it waits for, as names and
+            reasons; under ``"apart"`` this rank and others, if they wait for
+            one another in different exchanges, as names and what each does;
             under ``"gone"`` ranks that are gone, as names and states.
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
         answer = self._request("POST", SCOPE, f"{PROGRESS}{rank}", body)
-        late_and_gone: dict[str, Any] = json.loads(answer)
-        return late_and_gone
+        others: dict[str, Any] = json.loads(answer)
+        return others
 
     def _request(
         self, method: str, scope: str, key: str, body: bytes, hold_s: float = 0

@@ -2,12 +2,14 @@
 
 It speaks the protocol of Horovod's rendezvous server, for Horovod's clients.
 ``POST`` is an addition: it writes a value if there is none, and returns the
-stored one; or it reports a rank's progress, and returns late and gone ranks.
+stored one; or it reports a rank's progress, and returns which ranks are late,
+gone, or in other exchanges.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import json
 import logging
@@ -36,6 +38,26 @@ _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 _MAX_REFUSED_BYTES = 64 << 10
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The last report of a rank.
+
+    Attributes:
+        arrived: when it came, by ``time.monotonic``.
+        since: when the first one came that said the same.
+        progress: what it says.
+    """
+
+    arrived: float
+    since: float
+    progress: Progress
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the rank has said the same at two beats."""
+        return self.since < self.arrived
+
+
 class StoreServer(ThreadingHTTPServer, Store):
     """A job's store, for the process that serves it.
 
@@ -60,7 +82,7 @@ class StoreServer(ThreadingHTTPServer, Store):
         )
         self.on_connected: Callable[[int], None] = lambda rank: None
         self.gone: dict[int, tuple[str, str]] = {}
-        self._reports: dict[int, tuple[float, Progress]] = {}
+        self._reports: dict[int, Report] = {}
         self.lock = threading.Lock()
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._awaited: dict[tuple[str, str], threading.Event] = {}
@@ -107,14 +129,22 @@ class StoreServer(ThreadingHTTPServer, Store):
             return values[key]
 
     def report(self, rank: int, progress: Progress) -> dict[str, Any]:
-        """Record a rank's progress; return which ranks are late or gone."""
+        """Record a rank's progress; return what it should know of others."""
+        now = time.monotonic()
         with self.lock:
-            self._reports[rank] = time.monotonic(), progress
+            last = self._reports.get(rank)
+            is_same = last is not None and last.progress == progress
+            since = last.since if last is not None and is_same else now
+            self._reports[rank] = Report(now, since, progress)
             reports = dict(self._reports)
         # Others write to it meanwhile.
         states = list(self.gone.items())
         gone = dict(state for r, state in states if r != rank)
-        return {"late": late_ranks(rank, reports), "gone": gone}
+        return {
+            "awaited": awaited_ranks(rank, reports),
+            "apart": ranks_apart(rank, reports),
+            "gone": gone,
+        }
 
     def stop(self) -> None:
         """Stop the server."""
@@ -127,39 +157,90 @@ class StoreServer(ThreadingHTTPServer, Store):
         logger.debug("request from %s", client_address, exc_info=True)
 
 
-def late_ranks(
-    rank: int, reports: Mapping[int, tuple[float, Progress]]
-) -> dict[str, str]:
+def awaited_ranks(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
     """The ranks for which a rank that has just reported waits, and why.
 
-    In a large job each rank looks only at some of the ranks that follow it, so
-    that a missing rank is reported by a limited number of ranks.
+    They are late; or all ranks wait, and none has moved between two beats.
 
     Args:
         rank: the rank that waits.
-        reports: the arrival, by ``time.monotonic``, and content of each rank's
-            last report.
+        reports: each rank's last report.
     """
-    now, mine = reports[rank]
+    mine = reports[rank].progress
     late = {}
-    for after in range(1, min(mine.size, settings.MAX_RANKS_CHECKED + 1)):
-        other = (rank + after) % mine.size
+    for other in _ranks_after(rank, mine.size):
         if other not in reports:
             late[other] = "has given no sign of life"
             continue
-        arrived, its = reports[other]
-        where = f"in {its.action}" if its.action else store.OUTSIDE
-        if now - arrived > its.limit_s:
+        its = reports[other].progress
+        if reports[rank].arrived - reports[other].arrived > its.limit_s:
             late[other] = "has stopped giving signs of life"
         elif its.position < mine.position:
-            late[other] = f"is still {where}"
+            late[other] = f"is still {its.where}"
         elif its.position == mine.position and its.action != mine.action:
             # Equally far in different programs: each waits for the other.
-            late[other] = f"is {where}"
-    named = itertools.islice(sorted(late.items()), settings.MAX_RANKS_NAMED)
+            late[other] = f"is {its.where}"
+    return _named(late or _all_that_wait(rank, reports))
+
+
+def _ranks_after(rank: int, size: int) -> list[int]:
+    """The other ranks at which a rank looks.
+
+    In a large job these are only some of the ranks that follow it, so that a
+    missing rank is reported by a limited number of ranks.
+    """
+    number = min(size, settings.MAX_RANKS_CHECKED + 1)
+    return [(rank + after) % size for after in range(1, number)]
+
+
+def _all_that_wait(rank: int, reports: Mapping[int, Report]) -> dict[int, str]:
+    """The other ranks, if this one waits and none of the job moves."""
+    mine = reports[rank].progress
+    if not mine.waits or len(reports) < mine.size:
+        return {}
+    for report in reports.values():
+        if not report.is_unchanged or report.progress.position < mine.position:
+            return {}
+    waiting = {}
+    for other in _ranks_after(rank, mine.size):
+        its = reports[other].progress
+        is_there = its.waits and its.position == mine.position
+        waiting[other] = "waits there, too" if is_there else f"is {its.where}"
+    return waiting
+
+
+def ranks_apart(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
+    """A rank that has just reported, and those in exchanges it never meets.
+
+    Args:
+        rank: the rank that waits.
+        reports: each rank's last report.
+
+    Returns:
+        What each of them does, by their names; empty if there are none.
+    """
+    mine = reports[rank]
+    if not (mine.progress.exchanges and mine.is_unchanged):
+        return {}
+    against = [
+        other
+        for other in _ranks_after(rank, mine.progress.size)
+        if other in reports
+        and reports[other].is_unchanged
+        and reports[other].progress.stands_against(mine.progress)
+    ]
+    if not against:
+        return {}
+    progress = {r: reports[r].progress for r in (rank, *against)}
+    return _named({r: p.does or f"is {p.where}" for r, p in progress.items()})
+
+
+def _named(ranks: Mapping[int, str]) -> dict[str, str]:
+    """The first ranks by their names, and how many there are besides."""
+    named = itertools.islice(sorted(ranks.items()), settings.MAX_RANKS_NAMED)
     reasons = {f"rank {other}": why for other, why in named}
-    if len(late) > len(reasons):
-        reasons[f"{len(late) - len(reasons)} more"] = "likewise"
+    if len(ranks) > len(reasons):
+        reasons[f"{len(ranks) - len(reasons)} more"] = "likewise"
     return reasons
 
 
@@ -210,7 +291,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Store a value if there is none; answer with the stored one.
 
-        The answer to a report of progress is which ranks are late or gone.
+        The answer to a report of progress is what a rank should know of others.
         """
         if self._scope == SCOPE and self._key.startswith(store.PROGRESS):
             rank = int(self._key.removeprefix(store.PROGRESS))

@@ -3,14 +3,17 @@
 ``Liveness`` decides who is gone; ``StallWatch`` asks the store, and
 ``AnswerWatch`` polls processes.
 
-The stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does not know
-which ranks are late over Gloo. So every rank reports its progress to the server
-of the job's store, whose answer says which ranks are late or gone.
+Every rank reports to the server of the job's store how many exchanges it has
+begun, and which of them have not ended. The server sees all ranks: it answers
+which of them are late or gone, whether all wait and none moves, and whether two
+ranks wait for each other, since they are in different exchanges. No engine
+knows that: the stall inspector of Horovod 0.28.1 (``gloo_controller.cc``) does
+not even know over Gloo which ranks are late.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import logging
 import math
 import os
@@ -18,13 +21,14 @@ import queue
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from keras_towers import settings, system
-from keras_towers.errors import EXIT_AGAIN
+from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous.activity import this_rank
 from keras_towers.rendezvous.liveness import (
     ANSWERED,
     Liveness,
@@ -43,122 +47,11 @@ T = TypeVar("T")
 _BEATS_PER_WARNING = 6
 # A rank that is silent for this many beats has stopped. One beat may be late.
 _SILENT_BEATS = 2.5
-
-
-class UpdateCounts:
-    """How many weight updates of this process have begun and have ended.
-
-    They are the steps of a compiled loop, which Python does not see; used by
-    several threads.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._counts: dict[weakref.ref, Callable[[], tuple[int, int]]] = {}
-        # Of owners that are gone: a rank whose count falls would seem late.
-        self._of_gone = 0
-
-    def add(self, owner: Any, count: Callable[[], tuple[int, int]]) -> None:
-        """Count the updates of an owner, also when it is gone.
-
-        Args:
-            owner: what updates; it is not kept alive.
-            count: returns how many of its updates have begun and have ended,
-                without a reference to the owner.
-        """
-        with self._lock:
-            self._forget_gone()
-            self._counts[weakref.ref(owner)] = count
-
-    def total(self) -> tuple[int, int]:
-        """Return how many updates have begun and have ended."""
-        with self._lock:
-            self._forget_gone()
-            counts = [count() for count in self._counts.values()]
-            gone = self._of_gone
-            return (
-                gone + sum(begun for begun, _ in counts),
-                gone + sum(ended for _, ended in counts),
-            )
-
-    def _forget_gone(self) -> None:
-        for owner in [owner for owner in self._counts if owner() is None]:
-            # Nothing waits any more for an update that has not ended.
-            begun, _ = self._counts.pop(owner)()
-            self._of_gone += begun
-
-
-updates = UpdateCounts()
-
-
-class Activity:
-    """The current action of this rank; used by several threads.
-
-    Attributes:
-        marks: how many actions were marked.
-        action: the last of them; empty outside of training.
-        waits: whether the action may take long because of other ranks.
-        since: when the action began, by ``time.monotonic``.
-        outcomes: of a collective in another thread, for which the rank waits
-            and can stop waiting: its result or its error; None: there is none.
-        refuse: makes the error of what this rank does, given which ranks have
-            ended that it needs; None: starting again may help.
-    """
-
-    outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
-    refuse: Callable[[str], Exception] | None = None
-
-    def __init__(self):
-        self.marks = 0
-        self.action = ""
-        self.waits = False
-        self.since: float = time.monotonic()
-
-    def mark(self, action: str) -> None:
-        """Record what this rank is about to do, or to wait for."""
-        self.marks += 1
-        self.action, self.waits = action, bool(action)
-        self.since = time.monotonic()
-
-    def mark_done(self) -> None:
-        """Record that the action marked last is done."""
-        self.waits = False
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Record that this rank traces a step, for which other ranks wait."""
-        action = f"the preparation of {self.action}" if self.action else ""
-        with self.within(action):
-            yield
-
-    @contextlib.contextmanager
-    def within(self, action: str, waits: bool = False) -> Iterator[None]:
-        """Record what only this rank does, as a part of its action."""
-        before = self.action, self.waits
-        self.action, self.waits = action, waits
-        self.since = time.monotonic()
-        try:
-            yield
-        finally:
-            self.action, self.waits = before
-            self.since = time.monotonic()
-
-    @contextlib.contextmanager
-    def refusing_by(self, refuse: Callable[[str], Exception]) -> Iterator[None]:
-        """Record the error of this block if ranks have ended that it needs."""
-        before, self.refuse = self.refuse, refuse
-        try:
-            yield
-        finally:
-            self.refuse = before
-
-
-_activity = Activity()
-mark = _activity.mark
-mark_done = _activity.mark_done
-preparing = _activity.preparing
-within = _activity.within
-refusing_by = _activity.refusing_by
+# A rank that nothing interrupts ends when it has heard so often that it waits
+# in vain: before that, another one fails, and with it the call of all.
+_BEATS_TO_FAIL = 4
+# What a rank waits for in an exchange outside of a call.
+_UNMARKED = "an exchange"
 
 
 class RanksEnded(Exception):
@@ -182,12 +75,12 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
             outcomes.put((None, error))
 
     thread = threading.Thread(target=run, name="keras-towers-wait", daemon=True)
-    _activity.outcomes = outcomes
+    this_rank.outcomes, this_rank.thread = outcomes, thread
     try:
         thread.start()
         result, error = outcomes.get()
     finally:
-        _activity.outcomes = None
+        this_rank.outcomes = None
     if isinstance(error, RanksEnded):
         system.limit_teardown()
     if error is not None:
@@ -197,13 +90,19 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
 
 def can_end_wait() -> bool:
     """Whether this rank waits in ``wait_for_ranks``."""
-    return _activity.outcomes is not None
+    return this_rank.outcomes is not None
 
 
 def end_wait(error: Exception) -> None:
     """Let ``wait_for_ranks``, if this rank is in it, raise an error."""
-    if _activity.outcomes is not None:
-        _activity.outcomes.put((None, error))
+    if this_rank.outcomes is not None:
+        this_rank.outcomes.put((None, error))
+
+
+def join_wait() -> None:
+    """Wait a little for the thread of a wait that was given up."""
+    if this_rank.thread is not None:
+        this_rank.thread.join(settings.CANCEL_S)
 
 
 class StallWatch(threading.Thread):
@@ -232,12 +131,14 @@ class StallWatch(threading.Thread):
         self.store: StoreClient = store
         self._rank0_name = rank0_name
         self._rank0 = Liveness([0], self._report, settings.LOST_S)
-        self._late: dict[str, str] = {}
+        self._awaited: dict[str, str] = {}
+        self._apart: dict[str, str] = {}
         self._gone: dict[str, TaskState] = {}
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._first_mark = _activity.marks
-        self._updates = self._first_updates = updates.total()
+        this_rank.begin_round(0)
+        self._updates = self._first_updates = activity.updates.total()
+        self._reading = threading.Lock()
         self._beat_s: float = min(
             warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
         )
@@ -245,12 +146,14 @@ class StallWatch(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, which no longer asks TensorFlow for counts."""
         self._ended.set()
+        with self._reading:
+            return
 
     def run(self) -> None:
         """Report progress at every beat; warn, or end, while waiting."""
-        warned = 0.0
+        warned, beats_apart = 0.0, 0
         gone: dict[str, TaskState] = {}
         self._advance()
         self.refresh()
@@ -258,7 +161,7 @@ class StallWatch(threading.Thread):
             waits = self._advance()
             self.refresh()
             before, gone = gone, self.gone
-            waited_s = time.monotonic() - _activity.since
+            waited_s = time.monotonic() - this_rank.since
             # Data that a rank sent before it ended may still arrive.
             is_late = waited_s >= min(self._warning_s, settings.STALL_WARNING_S)
             missing = {
@@ -271,27 +174,52 @@ class StallWatch(threading.Thread):
             if not waits or waited_s < warned:  # Another wait has begun.
                 warned = 0.0
             # Another thread may refresh, too.
-            late = self._late
-            if not waits or not late:
+            apart, awaited = self._apart, self._awaited
+            is_apart = waits and apart and this_rank.in_order
+            beats_apart = beats_apart + 1 if is_apart else 0
+            if is_apart:
+                self._fail(apart, beats_apart)
+            if not waits or not awaited:
                 continue
             if self._shutdown_s and waited_s >= self._shutdown_s:
-                self._end(late, waited_s)
+                self._end(awaited, waited_s)
             if waited_s >= warned + self._warning_s:
                 warned = waited_s
-                logger.warning("%s", self._text(late, waited_s))
+                logger.warning("%s", self._text(awaited, waited_s))
 
     def _advance(self) -> bool:
         """Update this rank's progress; return whether it waits for another."""
-        begun, ended = counts = updates.total()
-        done = begun - self._first_updates[0]
+        with self._reading:
+            if self._ended.is_set():
+                return False
+            begun, ended = counts = activity.updates.total()
+            exchanged, in_python, in_graphs = activity.exchanges.read()
         if counts != self._updates:
             self._updates = counts
-            _activity.since = time.monotonic()
-            if not _activity.waits:
-                _activity.action = f"update {done}"
-        self._progress.position = _activity.marks - self._first_mark + done
-        self._progress.action = _activity.action
-        return _activity.waits or ended < begun
+            this_rank.since = time.monotonic()
+            if not this_rank.waits:
+                done = begun - self._first_updates[0]
+                this_rank.action = f"update {done}"
+        marks, before = this_rank.first
+        position = [
+            this_rank.round,
+            this_rank.marks - marks,
+            begun + exchanged - before,
+        ]
+        progress = self._progress
+        if position != progress.position:
+            progress.position = position
+            this_rank.since = time.monotonic()
+        in_exchange = bool(in_python or (this_rank.action and in_graphs))
+        pauses = this_rank.exchanges and not in_exchange
+        waits = (this_rank.waits and not pauses) or bool(in_python)
+        progress.waits = waits = waits or ended < begun
+        progress.action = this_rank.action or (_UNMARKED if waits else "")
+        progress.does = this_rank.does if in_python else ""
+        progress.in_python = bool(in_python)
+        is_in_order = waits and this_rank.in_order
+        progress.exchanges = in_python + in_graphs if is_in_order else []
+        return waits
 
     def refresh(self) -> None:
         """Report to the store, and ask it which ranks are late or gone."""
@@ -310,11 +238,11 @@ class StallWatch(threading.Thread):
         try:
             answer = self.store.report(self.rank, self._progress)
         except OSError as error:
-            self._late, self._gone = {}, {}
+            self._awaited, self._apart, self._gone = {}, {}, {}
             reason = getattr(error, "reason", error)
             has_ended = isinstance(reason, ConnectionRefusedError)
             return {0: TaskState.ENDED} if has_ended else {}
-        self._late = answer["late"]
+        self._awaited, self._apart = answer["awaited"], answer["apart"]
         self._gone = {
             n: TaskState(state) for n, state in answer["gone"].items()
         }
@@ -326,6 +254,14 @@ class StallWatch(threading.Thread):
             f"{self._progress.action}: {describe_each(ranks)}."
         )
 
+    def _fail(self, ranks: Mapping[str, str], beats: int) -> None:
+        """End a wait for ranks that wait for this one in other exchanges."""
+        text = rank_checks.different_things(ranks)
+        if can_end_wait():
+            end_wait(TowerError(text))
+        elif beats >= _BEATS_TO_FAIL:
+            end_process(text, code=1)
+
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
         ended = describe_each(ranks)
         # Started again, the script would do the same.
@@ -336,8 +272,8 @@ class StallWatch(threading.Thread):
             if can_end_wait():
                 end_wait(RanksEnded(ended))
                 return
-            if _activity.refuse is not None:
-                end_process(str(_activity.refuse(ended)), code=1)
+            if this_rank.refuse is not None:
+                end_process(str(this_rank.refuse(ended)), code=1)
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
 
 
@@ -422,9 +358,11 @@ def start_watch(rank: int, size: int) -> None:
     if os.environ.get(settings.ENV_STALL_DISABLE, "0") != "0":
         warning_s = math.inf
     shutdown_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
-    mark("")
+    activity.mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s, _rank0_name)
     _watch.start()
+    # TensorFlow must not be called while it is torn down.
+    atexit.register(_watch.stop)
 
 
 def stop_watch() -> None:
@@ -432,6 +370,7 @@ def stop_watch() -> None:
     global _watch
     if _watch is not None:
         _watch.stop()
+        atexit.unregister(_watch.stop)
     _watch = None
 
 

@@ -23,6 +23,8 @@ Other packages can add strategies by entry points in the group
   A replica of the model on each tower of one process, kept in sync.
 ``tower_extended``
   What TensorFlow does with a strategy outside of ``fit``: reductions, data.
+``signatures``
+  What the constructors of strategies take, read without importing them.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from keras_towers._imports import broken_entry, load_entry
 from keras_towers.errors import TowerError, did_you_mean
+from keras_towers.fit.options import check_names, check_values
 from keras_towers.known_engines import ENGINES
+from keras_towers.strategies.signatures import hints_of
 
 GROUP = "keras_towers.strategies"
 
@@ -75,12 +79,16 @@ STRATEGIES = {
 """The strategies of this package by name."""
 
 
-def strategy(name: str, **options: Any) -> Any:
+def strategy(name: str, *arguments: Any, **options: Any) -> Any:
     """Create a strategy by name.
+
+    ``ModelParallelStrategy`` has none: it needs a layout map, which a command
+    cannot give.
 
     Args:
         name: one of ``strategy_names()``, such as ``"horovod"``.
-        options: arguments of its class.
+        *arguments: arguments of its class.
+        **options: its options, by name.
 
     Raises:
         TowerError: no strategy has this name, the package that adds it is
@@ -90,7 +98,18 @@ def strategy(name: str, **options: Any) -> Any:
         >>> with keras_towers.strategy("tower", towers=4):
         ...     model.fit(x, y)
     """
-    return check_options(name, options)(**options)
+    entry = find(name)
+    if name in STRATEGIES:
+        check_options(name, options)
+        return _load(entry)(*arguments, **options)
+    factory = _load(entry)
+    try:
+        inspect.signature(factory).bind(*arguments, **options)
+    except TypeError as error:
+        raise TowerError(
+            f"the strategy {name!r} does not take these arguments: {error}"
+        ) from error
+    return factory(*arguments, **options)
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -100,12 +119,16 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     options are checked.
 
     Raises:
-        TowerError: an option is given twice.
+        TowerError: an option is given twice, or has no value.
     """
     name, *texts = text.split(":")
     options: dict[str, Any] = {}
     for each in texts:
-        key, _, value = each.partition("=")
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise TowerError(
+                f"{text!r} gives {key} no value: write {key}=VALUE."
+            )
         if key in options:
             raise TowerError(f"{text!r} gives {key} twice: leave one out.")
         try:
@@ -117,27 +140,17 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Check options without creating the strategy, and return its class."""
-    factory = _load(find(name))
-    signature = inspect.signature(factory)
-    known = signature.parameters
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        hints = [did_you_mean(o, known) for o in options if o not in known]
-        raise TowerError(
-            f"the strategy '{name}' does not take these options: "
-            f"{', '.join(options)} ({error}{''.join(hints)})"
-        ) from error
-    if "options" in known and name in STRATEGIES:
-        from keras_towers.fit.options import options_of
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Check the options of a strategy of this package, without TensorFlow.
 
-        hint = inspect.get_annotations(factory.__init__, eval_str=True)
-        (keywords,) = get_args(hint["options"])
-        named = {n: v for n, v in options.items() if n not in known}
-        options_of(factory, keywords, named)
-    return factory
+    Raises:
+        TowerError: it has no such option, a value is not allowed, or options
+            contradict one another.
+    """
+    kind = STRATEGIES[name].kind
+    hints = hints_of(kind)
+    check_names(kind, options, [*hints])
+    check_values(options, {n: hint for n, hint in hints.items() if hint})
 
 
 def strategy_names() -> list[str]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -25,7 +27,7 @@ from keras_towers.fit.contract import (
     TowerConfig,
     words_for_another,
 )
-from keras_towers.fit.options import Batches, StrategyOptions
+from keras_towers.fit.options import Batches, StrategyOptions, check_names
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
@@ -34,7 +36,7 @@ from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
 from keras_towers.strategies.tower_extended import TowerExtended
-from keras_towers.system import defer_interrupts
+from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -52,7 +54,34 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 
 
 class _StrategyClass(type):
-    """The type of strategies' classes, of which none is a context manager."""
+    """The type of strategies' classes: says what is wrong with their use."""
+
+    if not TYPE_CHECKING:  # Checkers know the constructors themselves.
+
+        def __call__(cls, *arguments: Any, **options: Any) -> Any:
+            """Make a strategy of arguments that fit its constructor."""
+            signature = cls.__signature__
+            try:
+                signature.bind(*arguments, **options)
+            except TypeError as error:
+                check_names(cls.__name__, options, [*signature.parameters])
+                untyped = [
+                    parameter.replace(annotation=inspect.Parameter.empty)
+                    for parameter in signature.parameters.values()
+                ]
+                form = signature.replace(parameters=untyped)
+                raise TowerError(
+                    f"{cls.__name__} does not take these arguments: {error}. "
+                    f"It is {cls.__name__}{form}, whose options have names."
+                ) from None
+            return super().__call__(*arguments, **options)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The signature of the constructor, as of any class."""
+        constructor = inspect.signature(cls.__init__)  # type: ignore[misc]
+        _, *parameters = constructor.parameters.values()
+        return constructor.replace(parameters=parameters)
 
     def __enter__(cls) -> NoReturn:
         raise TowerError(
@@ -295,6 +324,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
+        peak = resident_bytes("VmHWM")
+        if config.transport.size > 1 and peak is not None:
+            held = format_bytes(peak)
+            lines.append(f"this process has held {held} of memory at its peak")
         lines += self._describe_axes()
         lines += modes.describe_nccl(config)
         return lines + step_reports.describe_steps(config)

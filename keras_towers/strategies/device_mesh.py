@@ -56,6 +56,14 @@ class Mesh:
             devices_of: returns the devices of names; for a plan they need not
                 exist.
         """
+        for key in layout_map:
+            try:
+                re.compile(key)
+            except re.error as error:
+                raise TowerError(
+                    f"the key {key!r} of the layout map is no regular "
+                    f"expression ({error}): write .* for any text."
+                ) from None
         rows, axes = rows_of(layout_map.device_mesh, batch_dim_name)
         devices_of([*itertools.chain(*rows)])
         return cls(layout_map, axes, [devices_of(row) for row in rows])
@@ -177,13 +185,15 @@ class UpdateOnMesh(UpdateInShards):
                 "of no layer's output: %s. Weights that no key matches are "
                 "whole on every tower. print([w.path for w in model.weights]) "
                 "lists the paths.",
-                _quoted(mistaken),
+                ", ".join(map(self._layouts.describe_unused, mistaken)),
             )
 
 
 def _matches(key: str, paths: Iterable[str]) -> bool:
-    """Whether a key of a layout map matches one of some paths."""
-    return any(key == path or re.fullmatch(key, path) for path in paths)
+    """Whether a key of a layout map matches one of some paths, for Keras."""
+    alone = keras.distribution.LayoutMap(None)
+    alone[key] = ()
+    return any(alone[path] is not None for path in paths)
 
 
 def _quoted(keys: Iterable[str]) -> str:
@@ -210,6 +220,19 @@ class _Layouts:
         return [
             key for key in self._layout_map if not _matches(key, self._paths)
         ]
+
+    def describe_unused(self, key: str) -> str:
+        """Return a key, and the one that matches a path of which it is a part.
+
+        Keras compares a key with a whole path.
+        """
+        for path in sorted(self._paths):
+            if part := re.search(key, path):
+                before = ".*" if part.start() else ""
+                behind = ".*" if part.end() < len(path) else ""
+                whole = f"{before}{key}{behind}"
+                return f"{key!r} (write {whole!r} for {path!r})"
+        return repr(key)
 
     def __call__(
         self, variable: keras.Variable, shape: Sequence[int]

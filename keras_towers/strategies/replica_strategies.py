@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,7 +12,12 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import Batches, StrategyOptions, check_arguments
+from keras_towers.fit.options import (
+    Batches,
+    StrategyOptions,
+    Tokens,
+    check_arguments,
+)
 from keras_towers.fit.weights.copies import native
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import AveragedSession
@@ -118,10 +123,6 @@ class AsyncTowerStrategy(BaseStrategy):
             "train_on_batch runs as with TowerStrategy, eager steps as on one "
             "device",
         ]
-
-
-Tokens = Literal["per_replica", "shared"]
-"""Whether each replica has a share of an update, or takes shared tokens."""
 
 
 class SyncReplicasStrategy(BaseStrategy):
@@ -329,7 +330,8 @@ class SyncReplicasStrategy(BaseStrategy):
         if spare > 0:
             extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
-            extra = f"{total} compute {wanted}"
+            most = -(-wanted // total)
+            extra = f"each of {total} replicas computes up to {most} of them"
         data = ["every replica takes the next whole batch"]
         if self._peers is not None:
             data = describe_workers(self._peers, self.batches)

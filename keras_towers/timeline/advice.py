@@ -55,10 +55,10 @@ _SLOW = 1.25
 # On a busy machine a tower may seem to compute in no time at all.
 _TICK_S = 1e-6
 _ADVICE = {
-    "input": "a step waits for its input for {}: read ahead, by "
-    ".prefetch(tf.data.AUTOTUNE) at the end of a dataset or workers=4 of a "
-    "keras.utils.PyDataset, or start 16 steps at once by compile(..., "
-    "steps_per_execution=16).",
+    "input": "a step waits for its input for {}: of arrays or generators, "
+    "start 16 steps at once by compile(..., steps_per_execution=16); of a "
+    "dataset, read ahead by .prefetch(tf.data.AUTOTUNE) at its end; of a "
+    "keras.utils.PyDataset, by workers=4.",
     "callbacks": "callbacks take {}: do their work at the end of an epoch, "
     "show progress with verbose=2, or run them less often by compile(..., "
     "steps_per_execution=16).",

@@ -10,6 +10,8 @@ The other modules here are shared by all transports.
   A first sum over NCCL, which shows whether it works here.
 ``plain_values``
   Python values as text, for ranks to gather: it contains only data.
+``exchange_counts``
+  Counts the exchanges of a process for the watch over its ranks.
 """
 
 from __future__ import annotations
@@ -42,6 +44,13 @@ class Transport(Abortable, Protocol):
 
     @property
     def sums_float16(self) -> bool: ...
+
+    def note_wait(self, what: str) -> None:
+        """Record in what this rank is about to wait for others; empty: nothing.
+
+        Reports of stalls name the ranks that wait, and this reason.
+        """
+        ...
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -10,11 +10,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError, shorten
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
-from keras_towers.transport import Transport, messages, nccl_trial, plain_values
+from keras_towers.transport import (
+    Transport,
+    exchange_counts,
+    messages,
+    nccl_trial,
+    plain_values,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -41,6 +47,8 @@ class EngineTransport(Transport):
 
     # Compared only once: later, only some ranks may create a strategy.
     _compared = False
+    # Whether all ranks of the job make each exchange.
+    _is_of_all_ranks = True
     # Why ranks do not sum over NCCL; empty: they do; None: it was not tried.
     _nccl_failure: str | None = None
 
@@ -191,7 +199,7 @@ class EngineTransport(Transport):
         return False
 
     def note_wait(self, what: str) -> None:
-        watch.mark(what)
+        activity.mark(what, exchanges=True)
 
     def abort(self) -> None:
         """Do nothing: other ranks end them, or nothing does."""
@@ -338,7 +346,7 @@ class EngineTransport(Transport):
             return list(map(tf.ensure_shape, results, shapes))
 
         if not tf.executing_eagerly() or self._runs_eagerly(tensors):
-            return run(tensors)
+            return self._counted(what, run, tensors)
         # An engine may need other names after a call that has failed.
         form = failed_calls.calls.round, what, *specs
         if form not in self._functions:
@@ -346,7 +354,17 @@ class EngineTransport(Transport):
             # again and again, and warn, unless they are concrete.
             function = tf.function(run, autograph=False)
             self._functions[form] = function.get_concrete_function(specs)
-        return self._functions[form](tensors)
+        return self._counted(what, self._functions[form], tensors)
+
+    def _counted(
+        self,
+        name: str,
+        collective: exchange_counts.Collective,
+        tensors: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        if not self._is_of_all_ranks:
+            return collective(tensors)
+        return exchange_counts.counted(name, collective, tensors)
 
 
 _BYTES = [bytes([number]) for number in range(256)]

@@ -20,6 +20,7 @@ RANK = {
     "losses": [2.0, 1.0],
     "step_ms": 1.0,
     "memory_mb": 10.0,
+    "memory_to_state": 1.5,
 }
 
 

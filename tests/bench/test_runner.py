@@ -62,6 +62,8 @@ def test_ranks_are_put_together():
         "losses": [3.0, 4.0],
         "first_step_s": 1.5,
         "memory_mb": 600.0,
+        # That of the process with most.
+        "memory_to_state": 1.5,
     }
 
 

@@ -53,6 +53,7 @@ def counting(calls):
             batches=[float(step) for step in range(steps)],
             losses=[2.0] * steps,
             first_step_s=0.25,
+            state_bytes=12,
         )
 
     return train
@@ -65,6 +66,7 @@ def test_rank_is_timed_once_all_are_warm(tmp_path):
     assert result == {
         "first_step_s": 0.25,
         "losses": [2.0] * 20,
+        "state_bytes": 12,
         "step_ms": 1e3,
     }
     assert calls == [20, 11]

@@ -1,15 +1,17 @@
 """What type checkers find in a user's code, and in the public interface."""
 
 import json
+import os
 import re
 import shutil
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.scripts import ROOT, run_python
+from tests.kit.wheels import build, install_alone
 
 HERE = Path(__file__).parent
 
@@ -19,24 +21,41 @@ needs_pyright = pytest.mark.skipif(
     reason="pyright[nodejs] is not installed",
 )
 
-PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
-
 # Of what the reference shows, they derive from classes of Keras, Horovod and
-# TensorFlow, which have no types.
+# TensorFlow, which have no types. Some versions of pyright name fewer.
 OF_UNKNOWN_BASES = """
 Backup ChiefOnly Commit CommitStateCallback EveryRank SyncReplicasStrategy
 SyncReplicasStrategy.__init__ Timeline Timeline.first Timeline.on_predict_begin
-UpdateBatchStateCallback UpdateEpochStateCallback
+UpdateBatchStateCallback UpdateEpochStateCallback elastic
 """
 
 
-def _run(folder: Path, *command: str) -> str:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel."""
+    wheel = build("wheel", tmp_path_factory.mktemp("wheel"))
+    return install_alone(wheel, tmp_path_factory.mktemp("installed"))
+
+
+def _ask_pyright(folder: Path, python: Path, *words: str) -> Any:
+    """Let pyright read what an environment has, not the checkout."""
+    found = _run(
+        folder,
+        *("pyright", "--outputjson", "--pythonpath", str(python), *words),
+        # With --verifytypes, it asks the Python that it finds here.
+        PATH=f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        PYTHONPATH="",
+    )
+    return json.loads(found)
+
+
+def _run(folder: Path, *command: str, **variables: str) -> str:
     """Run a checker as a user would, without this package's settings."""
     done = run_python(
         *("-m", *command),
         folder=folder,
         MYPYPATH=str(ROOT),
-        PYTHONPATH=str(ROOT),
+        **variables,
         # It need not ask for a newer version.
         PYRIGHT_PYTHON_IGNORE_WARNINGS="1",
     )
@@ -83,8 +102,8 @@ def test_mypy(scripts):
 
 
 @needs_pyright
-def test_pyright(scripts):
-    found = json.loads(_run(scripts, *PYRIGHT, "."))
+def test_pyright(scripts, installed):
+    found = _ask_pyright(scripts, installed, ".")
     assert found["summary"]["filesAnalyzed"] == 2
     errors = [
         (Path(one["file"]).name, one["range"]["start"]["line"], one["message"])
@@ -97,10 +116,11 @@ def test_pyright(scripts):
 # `make test` runs pyright on the package, too.
 @pytest.mark.long
 @needs_pyright
-def test_public_interface_is_complete():
-    asked = ("--verifytypes", "keras_towers", "--ignoreexternal")
-    found = json.loads(_run(ROOT, *PYRIGHT, *asked))["typeCompleteness"]
-    assert Path(found["packageRootDirectory"]).parent == ROOT
+def test_public_interface_is_complete(installed, tmp_path):
+    asked = "--verifytypes", "keras_towers", "--ignoreexternal"
+    answer = _ask_pyright(tmp_path, installed, *asked)
+    found = answer["typeCompleteness"]
+    assert installed.parents[1] in Path(found["packageRootDirectory"]).parents
     incomplete = {
         symbol["name"].removeprefix("keras_towers.")
         for symbol in found["symbols"]
@@ -111,4 +131,4 @@ def test_public_interface_is_complete():
     public = {name for name in incomplete if shown & {*name.split(".")}}
     # Without the modules, of which some export what is of others.
     named = {re.sub(r"^([a-z_]+\.)+", "", name) for name in public}
-    assert named == set(OF_UNKNOWN_BASES.split())
+    assert {"Backup", "Timeline"} <= named <= set(OF_UNKNOWN_BASES.split())

@@ -19,7 +19,7 @@ def machine(monkeypatch):
     facts = FACTS | {"cores": 6}
 
     def store(model, folder, setting):
-        if model == "mine:bad":
+        if model == "json:bad":
             raise TowerError(f"{model} returned 3")
         return f"{model}, a model"
 
@@ -45,7 +45,7 @@ def machine(monkeypatch):
     ("arguments", "said"),
     [
         ("--models huge", "--models huge is not allowed: choose small, large"),
-        ("--models mine:bad", "mine:bad returned 3"),
+        ("--models json:bad", "json:bad returned 3"),
         ("--models ,", "choose small, large, or"),
         ("--strategies plain,magic", "unknown strategy 'magic'; choose"),
         ("--strategies plain:a=1", "unknown strategy 'plain:a=1'"),

@@ -56,6 +56,10 @@ def no_layouts(devices):
     return devices
 
 
+def takes_one(number):
+    return number
+
+
 def fails():
     raise ValueError("no weights today")
 
@@ -265,7 +269,11 @@ def test_other_numbers_of_hosts_are_refused(text):
             ["model", "--towers", "2048", "--hosts", "4"],
             "--hosts 4 with --towers 2048 is not allowed: these are 8,192",
         ),
-        (["no_such_module:build"], "No module named 'no_such_module'"),
+        (["no_such_module:build"], "no module named 'no_such_module'"),
+        (
+            ["no_such.py:build"],
+            "no_such.py:build cannot be imported: no module",
+        ),
         (["no_such"], "names no function: give MODULE:FUNCTION"),
         (["missing"], "has no attribute 'missing'"),
         (["fails"], "ValueError: no weights today (test_plan.py, line "),
@@ -279,6 +287,18 @@ def test_other_numbers_of_hosts_are_refused(text):
         (
             ["model", "--towers", "4", "--layouts", f"{__name__}:no_layouts"],
             f"{__name__}:no_layouts: it has to return a keras.distribution.",
+        ),
+        (
+            ["model", "--towers", "2", "--layouts", f"{__name__}:fails"],
+            "fails has to be a function of the list of the devices' names, and",
+        ),
+        (
+            ["takes_one"],
+            "takes_one has to be a function without arguments, and",
+        ),
+        (
+            ["model", "--towers", "2", "--device-memory", "24Gb"],
+            "--device-memory 24Gb is not allowed: Gb may be bits, so write GB",
         ),
         (
             ["model", "--towers", "2", "--batch-size", "0"],
@@ -302,3 +322,18 @@ def test_what_cannot_be_planned_is_one_line_and_exits_with_2(arguments, said):
     assert line.startswith("keras-towers plan: ")
     assert said in line
     assert not ended.stdout
+
+
+def small():
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
+
+
+@pytest.mark.parametrize("options", [("--towers", "2"), ON_HOSTS])
+def test_where_no_weight_is_large_only_copies_are_planned(options):
+    ended = run("small", *options)
+    assert ended.exit_code == 0, ended.output
+    assert "sharded" not in ended.stdout
+    assert "smaller than 64 KiB: 2" in ended.stdout
+    assert "So none is ever in shards, and only copies are" in ended.stdout

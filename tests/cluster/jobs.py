@@ -38,7 +38,7 @@ class Job(Process):
         self.wait_for(word, times=times, limit_s=limit_s)
 
 
-def met(lab, *arguments):
+def met(lab, *arguments, **variables):
     """Ranks of Horovod that torchrun would have started."""
     return [
         Job(
@@ -52,6 +52,7 @@ def met(lab, *arguments):
             MASTER_ADDR=lab.hosts[0].name,
             MASTER_PORT="29400",
             KERAS_TOWERS_RENDEZVOUS_FOLDER=str(lab.shared),
+            **variables,
         )
         for rank, host in enumerate(lab.hosts)
     ]

@@ -111,6 +111,13 @@ class Host:
         """Undo ``cut``."""
         self._lab.switch("ip", "link", "set", self._port, "master", BRIDGE)
 
+    def cut_from(self, other: "Host") -> None:
+        """Let what the two hosts send each other vanish, and nothing else."""
+        nowhere = "02:00:00:00:00:99"
+        for one, two in ((self, other), (other, self)):
+            entry = f"{two.address} lladdr {nowhere} dev eth0 nud permanent"
+            _check([*one._enter(), "ip", "neigh", "replace", *entry.split()])
+
     def hang(self) -> None:
         """Stop all its processes; they stay, as does its network."""
         for process in self._processes():

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from keras_towers import settings
 from tests.cluster.jobs import (
     NEEDS_HOSTS,
     NOTICED_S,
@@ -155,6 +156,21 @@ def test_nobody_is_left_without_the_launcher(kind, event):
         begun = time.monotonic()
         assert all(map(is_empty, lab.hosts[1:]))
         assert time.monotonic() - begun < NOTICED_S
+
+
+def test_ranks_that_no_longer_reach_one_another():
+    """But the job's store, which is beside rank 0."""
+    limits = settings.ENV_STALL_WARNING, settings.ENV_STALL_SHUTDOWN
+    given = dict(zip(limits, ("5", "20"), strict=True))
+    with Lab(3) as lab:
+        jobs = trained(met(lab, HOROVOD, **given))
+        lab.hosts[1].cut_from(lab.hosts[2])
+        # The first one to end breaks its connections to the others.
+        ended = [job.finish(NOTICED_S) for job in jobs]
+        assert all(one.code for one in ended)
+        said = "waits there, too. Ending the job."
+        (named, *_) = [job for job in jobs if said in job.output]
+        assert named.lines[-1].startswith("keras_towers: rank ")
 
 
 def test_an_elastic_job_goes_on_without_the_host_of_rank_0():

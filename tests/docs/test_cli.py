@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-The commands and their options, as `--help` shows them.
+The commands and their options, in the words of `--help`.
 """
 
 
@@ -42,7 +42,7 @@ def section(name, command):
             usage.append(shown if parameter.required else f"[{shown}]")
     # An example in the help is a line of its own.
     text = re.sub(
-        r"^keras-towers .+$",
+        r"^(keras-towers|srun) .+$",
         r"```bash\n\g<0>\n```",
         command.help,
         flags=re.MULTILINE,

@@ -96,6 +96,8 @@ def test_other_ends(how, said):
 def test_what_cannot_start(monkeypatch):
     with pytest.raises(kt.TowerError, match="np=0: give 1 or more"):
         kt.launch(print, np=0)
+    with pytest.raises(kt.TowerError, match="np='2': give 1 or more"):
+        kt.launch(print, np="2")
     with pytest.raises(kt.TowerError, match="takes a function, but got 2"):
         kt.launch(2)
     lock = threading.Lock()

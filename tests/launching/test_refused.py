@@ -42,6 +42,8 @@ def refused(options):
         ("-np 2 --strategy horovod:towers=2", "for --strategy: give --towers"),
         ("-np 2 --strategy horovod:a=1:a=2", "gives a twice: leave one out"),
         ("-np 2 --strategy horovod --no-strategy", "or --strategy, not both"),
+        ("-np 2 --strategy horovod:comression=1", "Did you mean 'compression'"),
+        ("-np 2 --strategy horovod:packer", "write packer=VALUE"),
         ("--ps 1 --workers 2 --no-strategy", "--no-strategy or --ps, not both"),
         ("-np 2 --strategy horovod --servers 1", "has no use for servers"),
         ("-np 2 --towers 2", "--towers needs --strategy"),
@@ -50,7 +52,8 @@ def refused(options):
         ("-np 1 --output s.py", "cannot write to the folder s.py (File"),
         # Jobs on TensorFlow's runtime.
         ("--ps 1 -np 2", "--workers for the processes that train"),
-        ("--ps 1 --workers 2 -H a:3", "not for jobs with parameter"),
+        ("--ps 1 --workers 2 -H a:3", "run: -H cannot be given with paramet"),
+        ("--ps 1 --workers 2 --min-np 2", "run: --min-np cannot be given with"),
         ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
         (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
         (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
@@ -58,16 +61,19 @@ def refused(options):
         ("-np 2 --standby", "start again: give --restarts or --min-np"),
         # Elastic jobs.
         (
-            "--min-np 2 --restarts 1",
-            "an elastic job goes on after a loss by it",
+            "--min-np 2 --restarts 3",
+            "For a limit, give --reset-limit 3 instead",
         ),
         ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
         (
             "--min-np 3 -np 2 --max-np 4",
             "--min-np 3, -np 2 and --max-np 4 have to be in this order",
         ),
-        ("-np 2 --reset-limit 1", "are for elastic jobs: give --min-np"),
-        ("-np 2 --elastic-timeout 600", "are for elastic jobs"),
+        ("-np 2 --reset-limit 0", "run: --reset-limit cannot be given with"),
+        (
+            "-np 2 --restarts 1 --reset-limit 1 --elastic-timeout 600",
+            "run: --elastic-timeout and --reset-limit cannot be given without",
+        ),
         ("--max-np 2", "an elastic job needs --min-np or -np"),
         ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
         ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),
@@ -97,6 +103,37 @@ def test_under_another_launcher(options, said, monkeypatch):
         monkeypatch.setenv(name, value)
     (line,) = refused(options)
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("KERAS_TOWERS_SEED=abc", "KERAS_TOWERS_SEED is 'abc': give a whole"),
+        ("KERAS_TOWERS_RANK=x", "KERAS_TOWERS_RANK is 'x': give a whole"),
+        ("KERAS_TOWERS_SIZE=-1", "KERAS_TOWERS_SIZE is '-1': give a whole"),
+        ("TF_CONFIG={bad", "TF_CONFIG"),
+        (
+            "KERAS_TOWERS_NCCL_TIMEOUT=1m",
+            "KERAS_TOWERS_NCCL_TIMEOUT is '1m': g",
+        ),
+    ],
+)
+def test_variables_are_checked_before_ranks_start(variable, said, monkeypatch):
+    for name, value in parse_variables(variable).items():
+        monkeypatch.setenv(name, value)
+    (line,) = refused("-np 2 --no-strategy")
+    assert line.startswith(f"keras-towers run: {said}")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-np two", "'-np' / '-n' / '--num-proc': 'two'"),
+        ("-np 2 --grace=1h", "'--grace': '1h'"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(options, said):
+    assert said in refused(options)[-1]
 
 
 def test_missing_horovod(monkeypatch):

@@ -1,6 +1,6 @@
 """An unmodified script under a strategy by name."""
 
-import contextlib
+import os
 import re
 import sys
 from unittest import mock
@@ -13,10 +13,10 @@ from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import separate_training
-from keras_towers.strategies import STRATEGIES, RegisteredStrategy
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.transport import SingleProcess
 from tests.kit.processes import Launched
+from tests.kit.scripts import parse_variables, run_python
 from tests.kit.training import X, Y, linear
 
 pytestmark = pytest.mark.alternate
@@ -68,14 +68,19 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
     assert (tmp_path / "exported" / "saved_model.pb").exists()
 
 
+# A strategy of somebody else.
+LOUD = """
+import contextlib
+
 @contextlib.contextmanager
 def loud(towers=1, at=""):
-    """A strategy of somebody else."""
     print("enter", towers, at)
     try:
         yield
     finally:
         print("leave")
+"""
+ENTRY_POINTS = "[keras_towers.strategies]\nloud = loud_package:loud\n"
 
 
 @pytest.fixture
@@ -85,16 +90,22 @@ def under(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, name, None, raising=False)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(kt, "loud", loud, raising=False)
     monkeypatch.setattr(devices, "_made", [])
-    entry = RegisteredStrategy("loud", one_process=False)
-    monkeypatch.setitem(STRATEGIES, "loud", entry)
+    (tmp_path / "loud_package.py").write_text(LOUD)
+    metadata = tmp_path / "loud_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: loud-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
     script = tmp_path / "script.py"
 
-    def run(source, **setup):
+    def run(source, as_is=False, **setup):
         script.write_text(source)
         with pytest.raises(SystemExit, match="1"):
-            launch_script.main(Setup(**setup), str(script))
+            if as_is:
+                launch_script.run_as_is([str(script)])
+            else:
+                launch_script.main(Setup(**setup), str(script))
         return capsys.readouterr()
 
     return run
@@ -130,7 +141,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_without_a_strategy_is_refused(under, monkeypatch):
-    monkeypatch.setattr(separate_training, "_advice", None)
+    monkeypatch.setattr(separate_training, "_reason", None)
     said = under(ALONE, suggested="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err
@@ -151,6 +162,43 @@ def test_training_without_a_strategy_is_refused(under, monkeypatch):
         linear().train_on_batch(X, Y)
     BaseStrategy(["/cpu:0"], transport=SingleProcess())
     assert linear().train_on_batch(X, Y) > 0
+
+
+def test_what_another_launcher_starts_may_not_train_alone(under, monkeypatch):
+    monkeypatch.setattr(separate_training, "_reason", None)
+    step = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1"
+    for name, value in parse_variables(step).items():
+        monkeypatch.setenv(name, value)
+    # Set before it is deleted, so that this is undone.
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    said = under(ALONE, as_is=True)
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
+    assert said.out == "trained False\n"
+    assert "this process is rank 1 of 2 that srun started, and" in said.err
+    assert "`keras-towers run --strategy horovod`" in said.err
+
+
+SHOWS = """
+import os, sys
+assert sys.modules["__main__"].__dict__ is globals()
+print(sys.argv, __name__, __spec__ and __spec__.name, sys.path[0])
+print("keras_towers" in sys.modules, "keras" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("words", [["./run"], ["-m", "inside.run"]])
+def test_the_package_runs_a_script_as_python_does(words, tmp_path):
+    # Although it has the name of a command.
+    (tmp_path / "run").write_text(SHOWS)
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "run.py").write_text(SHOWS)
+    words = [*words, "-np", "2", "--help"]
+    alone = run_python(*words, folder=tmp_path)
+    ours = run_python("-m", "keras_towers", *words, folder=tmp_path)
+    wanted = alone.stdout.replace("False False", "True False")
+    assert ours.stdout == wanted != alone.stdout, alone.stderr + ours.stderr
+    assert not ours.stderr
 
 
 @pytest.mark.alternate(turn=4)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from keras_towers import agent
 from keras_towers.launching.outcome import (
     Connected,
     HostsChanged,
@@ -21,7 +22,9 @@ from keras_towers.rendezvous import store
 pytestmark = pytest.mark.core
 
 SHUT_DOWN = "UnknownError: Horovod has been shut down. This was caused by"
-LOST = "Gloo: Read error [127.0.0.1]: Connection reset by peer"
+LOST = "[/x/gloo/transport/tcp/pair.cc:589] Read error [127.0.0.1]: reset"
+OF_GRPC = "Additional GRPC error information from remote target /job:worker"
+OWN = "ConnectionResetError: [Errno 104] Connection reset by peer"
 
 
 def ended(code, text="", name="0"):
@@ -66,6 +69,10 @@ def supervised(ranks, events=(), elastic=False, told=None):
         # The rank that raised is the last one to be gone.
         ([(1, SHUT_DOWN), (1, "ValueError")], (1, True)),
         ([(1, LOST), (137,)], (1, True)),
+        ([(1, OF_GRPC), (1, OWN)], (1, True)),
+        # The script's own connections are none between ranks.
+        ([(1, OWN), (1, SHUT_DOWN)], (0, True)),
+        ([(1, "BrokenPipeError: Broken pipe"), (0,)], (0, True)),
         ([(1, LOST), (134, LOST), (9,)], (2, True)),
         ([(1, SHUT_DOWN), (0,)], (0, False)),
     ],
@@ -83,6 +90,7 @@ def test_the_rank_that_failed_first_by_itself(ends, expected):
         ((1, "ValueError"), None, False),
         ((75,), None, True),
         ((137,), None, True),
+        ((agent.FROZEN,), None, True),
         # The other's loss ended it.
         ((134, LOST), None, False),
         ((255,), "b", True),
@@ -109,6 +117,7 @@ def test_ranks_that_wait_for_one_that_has_ended_are_told():
         # Others are in jobs.
         (137, None, True, "rank 1 was killed by SIGKILL (out of memory?)"),
         (139, None, True, "rank 1 was killed by SIGSEGV"),
+        (agent.FROZEN, None, True, "rank 1 is lost: it was stopped (SIGSTOP)"),
         (200, None, False, "rank 1 ended with exit code 200"),
         (255, "b", True, "rank 1: lost the ssh connection to b"),
         (255, None, False, "rank 1 ended with exit code 255"),

@@ -1,5 +1,6 @@
 """Checks of a worker: a call that fails on rank 1, whose script goes on."""
 
+import contextlib
 import functools
 import re
 import time
@@ -11,8 +12,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings, system
+from keras_towers.rendezvous import watch
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.leaving import Boom
+from tests.kit.processes import wait_until
 from tests.kit.ranks import check
 from tests.processes import small as s
 
@@ -221,6 +224,71 @@ def a_loop_over_batches_fails_on_all_ranks_and_goes_on():
         for _ in range(2):
             mine.train_on_batch(s.X[:8], s.Y[:8])
     s.assert_same_model(mine)
+
+
+@contextlib.contextmanager
+def hearing_soon():
+    """Ranks report how far they are more often."""
+    known = watch._watch
+    before, known._beat_s = known._beat_s, 0.2
+    try:
+        yield known
+    finally:
+        known._beat_s = before
+
+
+@check
+def a_model_that_one_rank_compiles_again_fails_on_all():
+    """The others are in a step by then, which compares nothing with it."""
+    mine, batch = s.model(), (s.X[:8], s.Y[:8])
+    said = (
+        "rank 0 is in train_on_batch; rank 1 is at the beginning of "
+        "train_on_batch, since model 'sequential' was compiled again"
+    )
+    with s.Strategy():
+        for _ in range(2):
+            mine.train_on_batch(*batch)
+        if s.RANK == 1:
+            mine.compile("adam", "mse")
+        with hearing_soon(), s.refused(said):
+            mine.train_on_batch(*batch)
+        mine.compile("adam", "mse")
+        mine.train_on_batch(*batch)
+    s.assert_same_model(mine)
+
+
+@check
+def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
+    transport = s.Strategy()._config.transport
+    exact = transport._sum
+
+    def computes(value):
+        assert wait_until(lambda: not known._progress.waits)
+        time.sleep(1)
+        assert not known._progress.waits
+        return value
+
+    def waits(value):
+        assert wait_until(lambda: known._progress.waits and known._awaited)
+        return value
+
+    def never_ends(tensors, key):
+        return [
+            tf.py_function(waits, [t], t.dtype) for t in exact(tensors, key)
+        ]
+
+    @tf.function
+    def step(value):
+        (value,) = transport.all_reduce([value], "computed.first")
+        value = tf.py_function(computes, [value], value.dtype)
+        return transport.all_reduce([tf.ensure_shape(value, [])], "all.wait")
+
+    with hearing_soon() as known, pytest.MonkeyPatch.context() as patch:
+        transport.note_wait("step 1 of a test")
+        transport.gather_objects(None)
+        patch.setattr(transport, "_sum", never_ends)
+        step(tf.constant(1.0))
+        transport.note_wait("")
 
 
 @check

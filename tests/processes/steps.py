@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_towers.partition.registry import AXES
 from tests.exactness import models as m
 from tests.exactness.cases import Case
+from tests.fit.calls import test_building as building
 from tests.fit.step import test_auto_micro_batches as auto
 from tests.fit.step import written
 from tests.fit.step.acts import Stepping
@@ -99,6 +100,20 @@ class Largest(keras.metrics.Metric):
 
     def result(self):
         return self.value
+
+
+@check
+def what_a_step_makes_first_is_that_of_rank_0():
+    """Each rank would draw other values for a layer of the loss."""
+
+    def make():
+        keras.utils.set_random_seed(1 + RANK)
+        model = building.Matched()
+        model.compile(keras.optimizers.Adam(0.1))
+        return model
+
+    for weights in (None, "sharded"):
+        assert_exact(make, building.fitted, weights=weights)
 
 
 @check

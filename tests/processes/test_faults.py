@@ -3,6 +3,7 @@
 import psutil
 import pytest
 
+from keras_towers.agent import FROZEN
 from keras_towers.errors import FAILED_ON
 from tests.kit.processes import Launched, all_gone
 from tests.kit.sampling import sample_of
@@ -46,6 +47,22 @@ def test_a_rank_that_stands_still_is_named(tmp_path, fault, how, reason):
     assert done.code == 75, done.err
     assert done.err.count(reason) >= 2  # A warning, and the end.
     assert "Ending the job" in done.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "how, options",
+    [
+        (HOROVOD, ("-np",)),
+        ("BytePSStrategy", ("--servers", 1, "-np")),
+        ("MultiWorkerTowerStrategy", ("--workers",)),
+    ],
+)
+def test_a_rank_that_is_frozen_is_lost(tmp_path, how, options):
+    *more, number = options
+    done = run(tmp_path, "SIGSTOP", how, number, *more)
+    assert done.code == FROZEN, done.err
+    assert "rank 1 is lost: it was stopped (SIGSTOP) for 30 s" in done.err
 
 
 @pytest.mark.long

@@ -40,9 +40,6 @@ class Ranks:
         self.aborted, self.left = threading.Event(), 0
         self.reconnected = 0
 
-    def note_wait(self, what):
-        pass
-
     def abort(self):
         self.aborted.set()
 
@@ -64,12 +61,19 @@ def job(monkeypatch):
     monkeypatch.setattr(failed_calls.store_lib, "store_of_job", lambda: store)
     monkeypatch.setattr(watch, "gone_ranks", lambda: gone)
 
+    made = []
+
     def make(size):
         meeting = threading.Barrier(size)
-        return [(JointCalls(), Ranks(r, size, meeting)) for r in range(size)]
+        ranks = [(JointCalls(), Ranks(r, size, meeting)) for r in range(size)]
+        made.extend(calls for calls, _ in ranks)
+        return ranks
 
     make.gone = gone
-    return make
+    yield make
+    for calls in made:
+        # The threads that listen go on, and hear of no failure any more.
+        calls.round = -1
 
 
 def in_threads(*functions):

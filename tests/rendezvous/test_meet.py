@@ -214,6 +214,55 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
     assert wait_until(lambda: gone() == ended)
 
 
+# It meets no other rank, and serves their store or sends its heartbeat.
+FROZEN = """
+import sys, time
+from keras_towers import settings
+from keras_towers.rendezvous import meet
+from keras_towers.rendezvous.store import Endpoint
+settings.BEAT_S, settings.LOST_S = 0.2, 4.0
+rank, place = eval(sys.argv[1])
+if rank:
+    meet.start_heartbeat(Endpoint(*place), rank)
+else:
+    _, endpoint = meet.start_store(Endpoint(*place), 2)
+    print(repr((endpoint.address, endpoint.port, endpoint.secret)), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_that_is_stopped_is_lost(tmp_path):
+    """Although the process beside it goes on."""
+
+    def start(rank, place):
+        command = [sys.executable, "-c", FROZEN, repr((rank, place))]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    with start(0, dataclasses.astuple(ANYWHERE)) as first:
+        endpoint = Endpoint(*eval(first.stdout.readline()))
+        store = StoreClient(endpoint)
+        for rank in range(2):
+            store.put(f"introduction-{rank}", introduction(rank))
+        with start(1, dataclasses.astuple(endpoint)) as second:
+            try:
+                assert wait_until(lambda: store.get("heartbeat-1"))
+
+                def gone():
+                    return store.report(2, Progress(2, 60))["gone"]
+
+                assert wait_until(lambda: gone() == {})
+                lost = dict.fromkeys(NAMES[:2], TaskState.LOST)
+                first.send_signal(signal.SIGSTOP)
+                second.send_signal(signal.SIGSTOP)
+                assert wait_until(lambda: gone() == lost)
+                first.send_signal(signal.SIGCONT)
+                second.send_signal(signal.SIGCONT)
+                assert wait_until(lambda: gone() == {})
+            finally:
+                second.kill()
+                first.kill()
+
+
 def test_a_port_that_is_taken_is_an_error(helpers):
     serving, taken = start_store(ANYWHERE, SIZE)
     helpers.append(serving)

@@ -9,6 +9,8 @@ import urllib.error
 
 import pytest
 
+from keras_towers import TowerError
+from keras_towers.rendezvous import activity
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
@@ -21,15 +23,19 @@ SILENT = {"rank 1 on b": TaskState.LOST}
 
 
 class Store:
-    """Answers like a store whose server knows late and gone ranks."""
+    """Answers like a store whose server knows the other ranks."""
 
-    def __init__(self, late=(), gone=(), error=None):
-        self.answer = {"late": dict(late), "gone": dict(gone)}
+    def __init__(self, awaited=(), gone=(), error=None, apart=()):
+        self.answer = {
+            "awaited": dict(awaited),
+            "apart": dict(apart),
+            "gone": dict(gone),
+        }
         self.error = error
         self.reports = []
 
     def report(self, rank, progress):
-        self.reports.append(dataclasses.astuple(progress)[2:])
+        self.reports.append(dataclasses.replace(progress))
         if self.error:
             raise urllib.error.URLError(self.error)
         return self.answer
@@ -56,11 +62,11 @@ def watch(exits):
         one = watch_lib.StallWatch(0, 2, store, warning_s, **options)
         started.append(one)
         for mark in marks:
-            watch_lib.mark(mark)
+            activity.mark(mark)
         started[-1].start()
 
     yield start
-    watch_lib.mark("")
+    activity.mark("")
     for one in started:
         one.stop()
         exits[1].set()
@@ -83,7 +89,9 @@ def test_a_rank_that_waits_warns(watch, caplog, marks, late, said):
         watch(store, marks)
         # Six times it reports until a warning is due.
         wait_until(lambda: len(store.reports) > 24 or caplog.records)
-    assert store.reports[-1] == (2, marks[-1])
+    last = store.reports[-1]
+    assert (last.position, last.action) == ([0, 2, 0], marks[-1])
+    assert last.waits == bool(marks[-1])
     texts = [record.getMessage() for record in caplog.records]
     assert bool(texts) == bool(said)
     if said:
@@ -146,7 +154,7 @@ def test_what_is_known_of_ranks_stays_known_while_the_store_is_asked():
 
     class Asked(Store):
         def report(self, rank, progress):
-            known.append((dict(watch._late), watch.gone))
+            known.append((dict(watch._awaited), watch.gone))
             return super().report(rank, progress)
 
     ended = {"rank 1": TaskState.ENDED}
@@ -156,49 +164,16 @@ def test_what_is_known_of_ranks_stays_known_while_the_store_is_asked():
     assert known == [({}, {}), (LATE, ended)]
 
 
-def test_updates_of_what_is_gone_still_count_and_are_not_read_again():
-    class Owner:
-        pass
-
-    counts, read = watch_lib.UpdateCounts(), []
-
-    def count():
-        read.append(0)
-        return 3, 2
-
-    first, second = Owner(), Owner()
-    counts.add(first, count)
-    counts.add(second, lambda: (10, 10))
-    assert counts.total() == (13, 12)
-    del first
-    # None waits for its last update.
-    assert counts.total() == (13, 13)
-    seen = len(read)
-    assert counts.total() == (13, 13)
-    assert len(read) == seen
-
-
 def test_a_step_that_other_ranks_never_make_ends_with_the_error(
     capfd, exits, watch
 ):
     codes, _ = exits
-    with watch_lib.refusing_by(lambda ended: Boom(f"{ended}, and is needed")):
+    with activity.refusing_by(lambda ended: Boom(f"{ended}, and is needed")):
         watch(Store(gone={"rank 1": TaskState.ENDED}), ["train_on_batch"])
         assert wait_until(lambda: codes)
     # Not to be started again.
     assert codes == [1]
     assert "rank 1 has ended, and is needed" in capfd.readouterr().err
-
-
-def test_what_one_rank_does_alone_is_named_and_is_no_further_action():
-    watch_lib.mark("on_epoch_end")
-    marks = watch_lib._activity.marks
-    with watch_lib.within("predict on this rank alone"):
-        assert watch_lib._activity.action == "predict on this rank alone"
-        assert not watch_lib._activity.waits
-    assert watch_lib._activity.action == "on_epoch_end"
-    assert watch_lib._activity.waits and watch_lib._activity.marks == marks
-    watch_lib.mark("")
 
 
 def test_a_stalled_job_ends_without_warnings_too(
@@ -217,12 +192,73 @@ def test_a_rank_that_prepares_a_step_does_not_wait(watch, caplog):
     store = Store(LATE)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(store, ["step 1"])
-        with watch_lib.preparing():
+        with activity.preparing():
             wait_until(lambda: len(store.reports) > 24)
-            assert store.reports[-1] == (1, PREPARES)
-            assert not caplog.records
+            assert store.reports[-1].action == PREPARES
+            assert not (store.reports[-1].waits or caplog.records)
         assert wait_until(lambda: caplog.records)
-    assert store.reports[-1] == (1, "step 1")
+    last = store.reports[-1]
+    assert (last.position, last.action) == ([0, 1, 0], "step 1")
+
+
+def test_a_step_waits_in_its_exchanges_only(watch, caplog):
+    """Its data may take long, and what it computes, on all ranks."""
+    store = Store(LATE)
+    with caplog.at_level(logging.WARNING, "keras_towers"):
+        watch(store, [])
+        activity.mark("step 1", exchanges=True)
+        wait_until(lambda: len(store.reports) > 24)
+        assert not (store.reports[-1].waits or caplog.records)
+        with activity.exchanges.running("sum"):
+            assert wait_until(lambda: caplog.records)
+            last = store.reports[-1]
+            assert (last.exchanges, last.in_python) == (["sum"], True)
+    assert last.position == [0, 1, 1]
+
+
+def test_a_rank_that_python_lets_wait_outside_of_a_call_warns(watch, caplog):
+    with caplog.at_level(logging.WARNING, "keras_towers"):
+        watch(Store(LATE), [""])
+        with activity.exchanges.running("sum"), activity.doing("compares"):
+            assert wait_until(lambda: caplog.records)
+    assert " s in an exchange: rank 1" in caplog.records[0].getMessage()
+
+
+APART = {"rank 0": "is in step 3", "rank 1": "compares the model"}
+SAID = "the ranks do different things: rank 0 is in step 3; rank 1 compares"
+
+
+def test_a_rank_whose_exchange_no_other_comes_to_fails(exits, watch):
+    watch(Store(apart=APART), ["step 3"])
+    with pytest.raises(TowerError, match=SAID):
+        watch_lib.wait_for_ranks(lambda: exits[1].wait(60))
+    assert not exits[0]
+
+
+def test_a_wait_in_vain_that_nothing_interrupts_ends_the_process(
+    capfd, exits, watch
+):
+    codes, _ = exits
+    store = Store(apart=APART)
+    watch(store, ["step 3"])
+    assert wait_until(lambda: codes)
+    # Another rank may fail before that, which ends the call.
+    assert len(store.reports) > 3
+    assert codes == [1]
+    assert SAID in capfd.readouterr().err
+
+
+def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
+    store = Store(apart=APART)
+    watch(store, ["step 3"])
+    activity.leave_order()
+    with activity.exchanges.running("sum"):
+        wait_until(lambda: len(store.reports) > 24)
+    assert not (exits[0] or store.reports[-1].exchanges)
+    activity.begin_round(1)
+    seen = len(store.reports)
+    wait_until(lambda: len(store.reports) > seen + 1)
+    assert store.reports[-1].position == [1, 0, 0]
 
 
 def test_no_watch_without_other_ranks_or_a_store(monkeypatch):

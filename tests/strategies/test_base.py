@@ -266,3 +266,26 @@ def test_a_dataset_without_batches(model, before):
             train(model, scalars, None)
         assert ".batch(n)" in "".join(error.value.__notes__)
     before.assert_still()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: kt.TowerStrategy(2, "sharded"),
+            "TowerStrategy(towers=None, *",
+        ),
+        (
+            lambda: kt.AsyncTowerStrategy(weights="sharded"),
+            "AsyncTowerStrategy has no option 'weights'. Its options are",
+        ),
+        (lambda: kt.NoOpStrategy(lag=1), "'lag'. Its options are logs"),
+        (lambda: kt.ModelParallelStrategy(), "required argument: 'layout_map'"),
+        (lambda: kt.strategy("tower", 2, "sharded"), "too many positional"),
+    ],
+)
+def test_arguments_that_no_constructor_has(make, said):
+    with pytest.raises(kt.TowerError) as raised:
+        make()
+    assert said in str(raised.value)

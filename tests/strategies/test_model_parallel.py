@@ -353,6 +353,10 @@ def test_meshes_that_are_refused():
         kt.ModelParallelStrategy(mesh_of(1, 2))
     with pytest.raises(kt.TowerError, match="has no option"):
         kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), mode="host")
+    layouts = layout_map(mesh_of(1, 2), {"*up/kernel": (None, "model")})
+    said = r"key '\*up/kernel' .* is no regular expression \(nothing to repeat"
+    with pytest.raises(kt.TowerError, match=said):
+        kt.ModelParallelStrategy(layouts)
 
 
 class _Block(keras.layers.Layer):
@@ -398,6 +402,7 @@ def test_keys_that_match_no_weight_are_named(caplog, monkeypatch):
         mesh_of(1, 2),
         {
             ".*dense.*kernel": (None, "model"),
+            "bias": ("model",),
             "renamed/kernel": ("model",),
             ".*/drop.*/output": ("batch", None),
             ".*renamed.*output": ("batch", None),
@@ -411,5 +416,8 @@ def test_keys_that_match_no_weight_are_named(caplog, monkeypatch):
         r.levelname: r.message for r in caplog.records if "key" in r.message
     }
     assert "outputs of layers: '.*/drop.*/output'." in said["INFO"]
-    unmatched = "'renamed/kernel', '.*renamed.*output'."
-    assert f"of no layer's output: {unmatched}" in said["WARNING"]
+    # Keras compares a key with a whole path.
+    _, _, unmatched = said["WARNING"].partition("of no layer's output: ")
+    advice = r"'bias' \(write '\.\*bias' for '[\w/]+/bias'\), "
+    others = "'renamed/kernel', '.*renamed.*output'."
+    assert re.match(advice + re.escape(others), unmatched), unmatched

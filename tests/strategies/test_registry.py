@@ -47,6 +47,7 @@ def test_strategies_are_made_by_name_with_options():
     strategy = kt.strategy("tower", towers=2, mode="host")
     assert isinstance(strategy, kt.TowerStrategy)
     assert strategy.num_replicas_in_sync == 2
+    assert kt.strategy("tower", 2, mode="host").num_replicas_in_sync == 2
     assert kt.strategy("lone", towers=3).towers == 3
     assert {"lone", "async"} < set(registry.strategy_names())
     # Its package need not be there.
@@ -59,7 +60,7 @@ def test_strategies_are_made_by_name_with_options():
         ("nope", {}, "'nope'; known are .*lone.*tower"),
         (["tower"], {}, "not the name .*'noop', .*'tower'"),
         ("lone", {"speed": 3}, "'lone' does not take .*speed"),
-        ("async", {"mode": "nccl"}, "'async' does not take .*mode"),
+        ("async", {"mode": "nccl"}, "AsyncTowerStrategy has no option 'mode'"),
     ],
 )
 def test_unknown_names_and_options_are_refused(name, options, message):
@@ -93,3 +94,42 @@ def test_options_follow_a_name():
     assert registry.parse(text) == ("tower", options)
     with pytest.raises(kt.TowerError, match="gives mode twice"):
         registry.parse("tower:mode=host:mode=nccl")
+    with pytest.raises(kt.TowerError, match="no value: write mode=VALUE"):
+        registry.parse("tower:mode")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("horovod:comression=fp16", "no option 'comression'. Did you mean 'co"),
+        (
+            "horovod:compression=fp8",
+            "compression='fp8' is not allowed: give 'n",
+        ),
+        ("horovod:layouts=map", "layouts='map' is not allowed: give a LayoutM"),
+        ("tower:compression=fp16", "TowerStrategy has no option 'compression'"),
+        ("tower:weights=sharded:mode=host", "contradicts mode='host'"),
+        ("multi-worker:start_timeout_s=0", "start_timeout_s=0 is not allowed"),
+        ("noop:logs=3", "logs=3 is not allowed: give a dictionary or None"),
+        ("sync-replicas:tokens=all", "tokens='all' is not allowed: give 'per_"),
+    ],
+)
+def test_options_are_checked_before_a_strategy_is_imported(text, said):
+    with pytest.raises(kt.TowerError) as raised:
+        registry.check_options(*registry.parse(text))
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tower:micro_batches=auto:gather_bytes=1MiB:weights=sharded",
+        "tower:mode=cpu",
+        "parameter-server:ps_device=gpu",
+        "horovod:compression=none:packer=False:sync_every=4",
+        "noop:logs={}",
+        "distributed-parameter-server:caching_device=cpu:sync=False",
+    ],
+)
+def test_what_a_strategy_takes_passes(text):
+    registry.check_options(*registry.parse(text))

@@ -275,3 +275,8 @@ def test_steps_that_are_refused():
                 train(model)
         model.evaluate(X, Y, verbose=0)
     assert int(model.optimizer.iterations) == 0
+
+
+def test_more_gradients_than_replicas_are_described():
+    said = kt.SyncReplicasStrategy(replicas_to_aggregate=9, towers=4).describe()
+    assert "averages 9 gradients (each of 4 replicas computes up to 3" in said

@@ -13,8 +13,7 @@ leaves three tasks to its caller:
   names. Before a worker pushes to a name again, it has pulled the sum of the
   other name, to which every worker has pushed after pulling the first sum.
 - Tensors are identified by the order in which their names are declared. So
-  ranks compare new names before they declare them. If only some ranks have new
-  names, each would wait for the other, which a thread ends.
+  ranks compare new names before they declare them.
 - All tensors pushed under one name must have the same length. So names contain
   the length, and vectors whose length may change are padded to one of a few.
 
@@ -34,7 +33,6 @@ import functools
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -182,8 +180,6 @@ _rounds: dict[str, _Rounds] = {}
 # Followed by the number of failed calls and a rank, the key of the store with
 # the names for which the rank waits, and the number of rounds that have ended.
 _WAITING = "byteps-waiting-"
-# Likewise, the key of the rounds in which the rank waits for long.
-_LASTING = "byteps-lasting-"
 
 
 class BytePSTransport(EngineTransport):
@@ -215,9 +211,6 @@ class BytePSTransport(EngineTransport):
             self._meet()
             watch.start_watch(self.rank, self.size)
             store.report_connected(self.rank)
-            server = store.store_of_job()
-            if server is not None:
-                _DeadlockWatch(self, server).start()
         self._compares_names = True
 
     @property
@@ -442,76 +435,13 @@ class BytePSTransport(EngineTransport):
                 self._library.byteps_tensorflow_declare_tensor(declared)
 
     def _gather_names(self, new: list[str]) -> list[list[str]]:
-        where = "is about to sum other tensors"
+        where = "prepares another step, or is about to sum other tensors"
         try:
             return watch.wait_for_ranks(
                 lambda: rank_checks.gather(self, new, where)
             )
         except watch.RanksEnded as error:
             raise tf.errors.UnavailableError(None, None, str(error)) from None
-
-
-class _DeadlockWatch(threading.Thread):
-    """Ends a wait for ranks that wait for this one in another sum.
-
-    A rank that traces a step again may have new names to compare, while other
-    ranks go on with the step that they have traced.
-
-    Args:
-        transport: that of this rank.
-        server: the job's store.
-    """
-
-    def __init__(self, transport: BytePSTransport, server: store.StoreClient):
-        super().__init__(name="keras-towers-deadlock", daemon=True)
-        self._transport = transport
-        self._server = server
-        # The rounds in which this rank was at the last beat, by their names.
-        self._waiting: dict[str, int] = {}
-
-    def run(self) -> None:
-        while True:
-            time.sleep(settings.BEAT_S)
-            with contextlib.suppress(OSError):
-                self._look()
-
-    def _look(self) -> None:
-        before, self._waiting = self._waiting, _begun_rounds()
-        # Since ranks have connected again, they use other names.
-        calls = f"{failed_calls.calls.round}."
-        lasting = {
-            name: number
-            for name, number in self._waiting.items()
-            if before.get(name) == number and name.startswith(calls)
-        }
-        key, rank = f"{_LASTING}{calls}", self._transport.rank
-        if lasting:
-            self._server.put(f"{key}{rank}", lasting)
-        if not lasting or not watch.can_end_wait():
-            return
-        for other in range(self._transport.size):
-            its = self._server.get(f"{key}{other}") or {}
-            waits = any(_is_to_begin(name, r) for name, r in its.items())
-            if other != rank and waits and not its.keys() & lasting.keys():
-                # Others end the comparison once they have left their call.
-                self._transport.abort()
-                watch.end_wait(_deadlock(rank, other))
-                return
-
-
-def _deadlock(rank: int, other: int) -> TowerError:
-    return TowerError(
-        f"rank {rank} prepares another step than the one that rank {other} is "
-        "in, and each waits for the other. Every rank has to compile its model "
-        "at the same place, and to train with batches of the same shapes, but "
-        "for the number of examples."
-    )
-
-
-def _is_to_begin(name: str, number: int) -> bool:
-    """Whether this rank has not begun a round, so that none can end it."""
-    rounds = _rounds.get(name)
-    return rounds is not None and int(rounds.begun.numpy()) <= number
 
 
 def _begun_rounds() -> dict[str, int]:

@@ -26,7 +26,7 @@ from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.step_order import are_equal
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.transport import Transport
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
@@ -172,7 +172,7 @@ class Reducer(ABC):
         begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:
-            watch.updates.add(self, functools.partial(_read, begun, ended))
+            activity.updates.add(self, functools.partial(_read, begun, ended))
         return begun, ended
 
     def _assert_same(self, described: list[tuple[str, str]]) -> Any:

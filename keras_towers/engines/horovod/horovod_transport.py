@@ -27,6 +27,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.known_engines import HOROVOD
 from keras_towers.rendezvous import (
+    activity,
     launchers,
     meet,
     network,
@@ -108,10 +109,10 @@ def _watch_start() -> Iterator[None]:
         return
     watch.start_watch(rank, size)
     try:
-        watch.mark("the start of the job")
+        activity.mark("the start of the job")
         yield
     finally:
-        watch.mark("")
+        activity.mark("")
 
 
 def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
@@ -146,6 +147,7 @@ class HorovodTransport(EngineTransport):
         if process_set is self.engine.global_process_set:
             process_set = None
         self._process_set = process_set
+        self._is_of_all_ranks = process_set is None
         # Whether what is on a GPU is sent from the host.
         self._from_host = False
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))

@@ -123,6 +123,7 @@ class CollectiveTransport(EngineTransport):
     def leave(self) -> None:
         if not self._has_left:
             tensorflow_task.abort_call()
+            watch.join_wait()
             # Before other ranks send what belongs to the next call.
             tensorflow_task.renew_collectives(self.task)
         self._has_left = True

@@ -39,10 +39,10 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.joint_access import Access, refusing
+from keras_towers.fit.weights.joint_access import Action, refusing
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport
 
@@ -257,13 +257,13 @@ class SyncedCallbacks(keras.callbacks.Callback):
         why = ""
         if call is not None and self._adoption is not None:
             why = why_not_alone(call, self.model, self._adoption)
-        with watch.within(f"the beginning of {what}", waits=True):
+        with activity.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 
-    def _access(self, access: Access, value: Any) -> tf.Tensor | None:
+    def _access(self, access: Action, value: Any) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
         callback, event = self._running
-        with watch.within(f"{access} in {callback}.{event}", waits=True):
+        with activity.within(f"{access} in {callback}.{event}", waits=True):
             self._share_effects(str(access), access=access, value=value)
         read, self._read = self._read, None
         return read
@@ -272,7 +272,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self,
         action: str = "",
         needs_all: str = "",
-        access: Access | None = None,
+        access: Action | None = None,
         value: Any = None,
     ) -> bool:
         """Share the values that callbacks wrote, and their requests to stop.
@@ -298,7 +298,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
-            accesses = [each and Access(*each) for _, _, each in ranks]
+            accesses = [each and Action(*each) for _, _, each in ranks]
             if any(accesses):
                 assert self._adoption is not None
                 joint = self._adoption.update.variables.access

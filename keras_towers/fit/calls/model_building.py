@@ -78,13 +78,21 @@ def needs_build(model: keras.Model, kind: str) -> bool:
     names: tuple[str, ...] = _OPTIMIZER if kind in TRAINING else ()
     if not kind.startswith("predict"):
         names += _LOSSES_AND_METRICS
-    layers_are_built = all(layer.built for layer in model._flatten_layers())
-    return not layers_are_built or bool(_unbuilt(model, names))
+    return not layers_are_built(model) or bool(_unbuilt(model, names))
+
+
+def layers_are_built(model: keras.Model) -> bool:
+    """Whether no layer is left that a step might build, as for its loss."""
+    return all(layer.built for layer in model._flatten_layers())
 
 
 def uses_optimizer(model: keras.Model, kind: str) -> bool:
-    """Whether a method uses ``model.optimizer`` for all trainable weights."""
-    return kind in TRAINING and model_state.has_keras_step(model)
+    """Whether a method uses ``model.optimizer`` for all trainable weights.
+
+    They are known when no layer is left for its step to build.
+    """
+    has_keras_step = kind in TRAINING and model_state.has_keras_step(model)
+    return has_keras_step and layers_are_built(model)
 
 
 def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:

@@ -21,7 +21,7 @@ from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
 
 
@@ -85,13 +85,15 @@ class TowerCalls(Calls):
         # Keras calls it at the same place on all ranks.
         validates = bool(keras_call.arguments.get("_use_cached_eval_dataset"))
         if not validates:
-            self._config.transport.note_wait(f"the beginning of {kind}")
+            begins = kind if prepared else f"the beginning of {kind}"
+            self._config.transport.note_wait(begins)
         try:
             config, ranks = self._config, self.places(kind).ranks
             compares = not prepared and not validates
             if compares and ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
-                rank_agreement.check_call(config, keras_call, observer)
+                again = self.adoption.is_compiled_again(model, kind)
+                rank_agreement.check_call(config, keras_call, observer, again)
             elif prepared and outer is None and ranks.shards.size > 1:
                 # Another rank may be about to read variables instead.
                 where = f"is at the beginning of {kind}"
@@ -125,7 +127,7 @@ class TowerCalls(Calls):
         """Run a call in a callback that not all ranks make."""
         model = keras_call.model
         doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
-        with self._config.strategy.scope(), watch.within(doing):
+        with self._config.strategy.scope(), activity.within(doing):
             self.adoption.claim(model)
             call = LoneCall(self, keras_call)
             with noting_causes(call):

@@ -35,7 +35,7 @@ from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
@@ -274,7 +274,7 @@ class TowerCall:
         )
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        self._builds = self.build_error is not None
+        self._builds = not model_building.layers_are_built(self.model)
         settings = running_settings.get() or self.settings
         try:
             result = self._step.run_step(step, batch, settings)
@@ -283,14 +283,22 @@ class TowerCall:
         self.build_error = None
         return result
 
-    def share_created(self, variable: keras.Variable) -> None:
-        """Give a variable that a step creates the value of rank 0."""
-        transport = self.config.transport
+    def place_created(self, variable: keras.Variable) -> None:
+        """Give a variable that a step creates the value of rank 0, and a place.
+
+        Copies of it are made together with those of an optimizer's slots.
+        """
+        transport, update = self.config.transport, self._step.update
         # Each rank makes its rows of what is divided, equally on all.
-        shares = self._builds and not is_over_ranks(variable)
-        if shares and self.places.ranks.job is transport:
-            with tf.init_scope():
-                rank_agreement.broadcast(transport, [variable._value])
+        if not self._builds or is_over_ranks(variable):
+            return
+        if self.places.ranks.job is not transport:
+            return
+        with tf.init_scope():
+            rank_agreement.broadcast(transport, [variable._value])
+            if update.divides(variable):
+                update.name_created(variable)
+                update.place(variable)
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -399,6 +407,8 @@ class TowerCall:
     def _end_of_steps(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
+            # The step in which the data has ended was cancelled.
+            activity.exchanges.settle()
             self.config.transport.note_wait(f"end of {self.kind}")
         self._step.order.begin_epoch()
         logs = self.finish_steps(logs)

@@ -51,4 +51,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The trace of a step on one device, which is then divided over towers.
 ``traced_constants``
   The constants of a traced step, which ranks with equal batches share.
+``pace``
+  Gathered weights exist for two levels at a time, not for a whole step.
 """

@@ -50,7 +50,7 @@ from keras_towers.fit.weights.model_state import eager_cause
 from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import Program, Update
 from keras_towers.reduction.gradients import on_values
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import activity, rank_checks
 
 logger = logging.getLogger("keras_towers")
 
@@ -122,7 +122,7 @@ class GlobalStep:
         # The first micro-batch of each tower.
         begins = divided.batch.pieces[:: settings.places.parts]
         with (
-            watch.preparing(),
+            activity.preparing(),
             self.order.in_turn(),
             marks.marked(recorded, self.config.devices, begins),
         ):

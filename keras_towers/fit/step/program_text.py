@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -38,6 +39,7 @@ from keras_towers.partition.program import (
     Tensor,
     Update,
 )
+from keras_towers.partition.sizes import EXAMPLES, symbol_name
 
 # What a line is about, how it is laid out, what it is, and where in the code.
 _Line: TypeAlias = "tuple[str, str, str, str]"
@@ -57,7 +59,7 @@ _WIDEST = 36
 
 
 def describe_program(
-    traced: Trace, program: Program, places: Places
+    traced: Trace, program: Program, places: Places, examples: int | None
 ) -> list[str]:
     """Describe a step, line by line.
 
@@ -65,8 +67,9 @@ def describe_program(
         traced: the step on one device.
         program: the step on towers.
         places: where it runs.
+        examples: how many a global batch has, if that is known.
     """
-    return _Text(traced, program, places).lines()
+    return _Text(traced, program, places).lines(examples)
 
 
 class _Text:
@@ -88,7 +91,7 @@ class _Text:
                     self._values.setdefault(tensor, value)
         self._cause_of = functools.cache(cause_of)
 
-    def lines(self) -> list[str]:
+    def lines(self, examples: int | None) -> list[str]:
         by_level = [
             self._of_level(level) for level in range(self._program.levels)
         ]
@@ -98,7 +101,13 @@ class _Text:
             for column in zip(*rows, strict=True)
         ]
         levels = "1 level" if len(by_level) == 1 else f"{len(by_level)} levels"
-        lines = [f"{levels}, for n examples in the global batch"]
+        any_number = symbol_name(EXAMPLES)
+        of_any_size = re.compile(rf"\[.*\b\d*{any_number}\b.*\]")
+        number: int | str | None = examples
+        if any(of_any_size.search(layout) for _, layout, _ in rows):
+            number = any_number
+        of_batch = f"{number or 'all'} examples in the global batch"
+        lines = [f"{levels}, for {of_batch}"]
         for level, of_level in enumerate(by_level):
             lines.append(f"level {level}")
             for *columns, text in of_level:

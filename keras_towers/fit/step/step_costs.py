@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_towers._bytes import format_bytes
-from keras_towers.fit.step.trace import cause_of
+from keras_towers.fit.step.trace import cause_of, line_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.program import (
@@ -30,6 +30,8 @@ from keras_towers.partition.sizes import (
 
 # What takes less of a step is only described, if it does not grow with a batch.
 _ANNOUNCED = 0.02
+# How many lines that follow from one are named.
+_NAMED = 4
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
@@ -51,6 +53,8 @@ class StepCosts:
         once: by line of code: the fraction of the step's operations that are
             computed once for all towers because of it.
         growing: the lines of these whose operations grow with the batch.
+        following: by line: the lines that take its result, and are a part of
+            its fraction. Some would be computed once without it, too.
         gathered: the bytes of gathered weights that a tower has at a time.
         sent: the bytes that each tower, or rank, sends, and receives, if
             exchanges move as few as they can: rings do. By what they are a
@@ -71,6 +75,9 @@ class StepCosts:
     held: dict[str, int] | None
     once: dict[str, float]
     growing: frozenset[str]
+    following: dict[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )
     gathered: int = 0
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
     by_axes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
@@ -133,6 +140,12 @@ class StepCosts:
 
     def _describe_once(self, line: str) -> str:
         share = f"{self.once[line]:.1%} of the step"
+        following = self.following.get(line, ())
+        if following:
+            more = len(following) - _NAMED
+            named = list(following[:_NAMED])
+            named += [f"{more} more"] if more > 0 else []
+            share += f", with what follows: {'; '.join(named)}"
         return f"computed once for all towers: {line} ({share})"
 
 
@@ -251,7 +264,7 @@ def costs_of(
             parts = columns
         number *= (2 if exchange.is_sum else 1) * (peers - 1) * parts
         sent[unit] += number // (peers * exchange.groups)
-    once, growing = _once(program)
+    once, growing, following = _once(program)
     rounds = len({exchange.level for exchange in exchanged})
     fixed = per_unit.pop("", 0)
     return StepCosts(
@@ -263,6 +276,7 @@ def costs_of(
         held=_held_bytes(program),
         once=once,
         growing=growing,
+        following=following,
         gathered=max(gathered_bytes(program)),
         sent=dict(sorted(sent.items())),
         by_axes={k: dict(sorted(by_axes[k].items())) for k in sorted(by_axes)},
@@ -354,7 +368,11 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
     return dict(sorted(total.items()))
 
 
-def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:
+def _once(
+    program: Program,
+) -> tuple[dict[str, float], frozenset[str], dict[str, tuple[str, ...]]]:
+    """Return ``once``, ``growing`` and ``following`` of ``StepCosts``."""
+    following: dict[str, dict[str, None]] = {}
     undivided = {id(operation) for operation in program.computed_once}
     causes: dict[Any, str] = {}
     counts: collections.Counter[str] = collections.Counter()
@@ -369,13 +387,18 @@ def _once(program: Program) -> tuple[dict[str, float], frozenset[str]]:
             source = operation.source
             if source is None:
                 continue
+            line = line_of(source)
+            is_forward = line == cause_of(source)
+            if is_forward and not cause.endswith(line):
+                following.setdefault(cause, {})[line] = None
             counts[cause] += 1
             tensors = (*source.inputs, *source.outputs)
             if not all(t.shape.is_fully_defined() for t in tensors):
                 growing.add(cause)
     total = sum(len(graph.get_operations()) for graph in program.graphs)
     shares = {line: count / total for line, count in counts.items()}
-    return shares, frozenset(growing)
+    others = {line: tuple(lines) for line, lines in following.items()}
+    return shares, frozenset(growing), others
 
 
 def _count(number: int, noun: str) -> str:

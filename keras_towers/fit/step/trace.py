@@ -344,11 +344,52 @@ def with_components(
 
 
 def cause_of(operation: Any) -> str:
-    """Return the line of an operation, or of what it computes a gradient of."""
-    forward = _forward(operation)
-    if forward is not None:
-        return f"the gradient of {line_of(forward)}"
-    return line_of(operation)
+    """Return the line of an operation, or of what it computes a gradient of.
+
+    If operations of several lines may be meant, return the name of the layer.
+    """
+    frames = compat.frames_of_gradient(list(operation.traceback))
+    if frames is None or any(_is_users(frame.filename) for frame in frames):
+        return line_of(operation)
+    _, _, name = operation.name.partition(_GRADIENTS)
+    layer = ""
+    while name:
+        # The scope is that of the layer, or has the name of the operation.
+        name = name.rpartition("/")[0]
+        inside = [
+            o
+            for o in operation.graph.get_operations()
+            if name in (o.name, o.name.rpartition("/")[0])
+        ]
+        layer = layer or (name if inside else "")
+        forward = [o for o in inside if compat.is_gradient_of(o, frames)]
+        if forward:
+            line = _common_line(operation, forward)
+            return f"the gradient of {line or layer}"
+    return f"the gradient of {layer}" if layer else line_of(operation)
+
+
+def _common_line(operation: Any, forward: Sequence[Any]) -> str:
+    """Return the line of the operations that a gradient may be of.
+
+    Args:
+        operation: an operation of the gradient.
+        forward: the operations. Those whose tensors it takes come first.
+
+    Returns:
+        The line; empty: they have several.
+    """
+    used = {id(tensor) for tensor in operation.inputs}
+    near = [
+        o
+        for o in forward
+        if any(id(t) in used for t in (*o.inputs, *o.outputs))
+    ]
+    for found in (near, forward):
+        lines = {line_of(o) for o in found}
+        if len(lines) == 1:
+            return lines.pop()
+    return ""
 
 
 def line_of(operation: Any) -> str:
@@ -372,16 +413,6 @@ def line_of(operation: Any) -> str:
             function = f", in {frame.name}() of Keras's {file}"
     scope = operation.name.rpartition("/")[0] or operation.type
     return f"{scope}{function}"
-
-
-def _forward(operation: Any) -> Any:
-    """Return an operation whose gradient an operation computes, or None."""
-    _, is_gradient, name = operation.name.partition(_GRADIENTS)
-    scope = f"{name.rpartition('/')[0]}/"
-    if not is_gradient or scope == "/":
-        return None
-    operations = operation.graph.get_operations()
-    return next((o for o in operations if f"{o.name}/".startswith(scope)), None)
 
 
 @functools.cache

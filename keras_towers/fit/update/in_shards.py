@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
@@ -26,7 +27,11 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
-from keras_towers.fit.weights.shards import ShardedVariable, choose_layout
+from keras_towers.fit.weights.shards import (
+    SMALLEST_BYTES,
+    ShardedVariable,
+    choose_layout,
+)
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
 from keras_towers.rendezvous import rank_checks
@@ -79,7 +84,8 @@ class UpdateInShards(WeightUpdate):
         if layout_of is not None:
             self.description = "the layout map divides weights over the mesh"
         elif divides_weights:
-            self.description += ", and has only its rows of large ones"
+            least = f"{SMALLEST_BYTES // 1024} KiB"
+            self.description += f", and has only its rows of those from {least}"
         # Of the last trace: the optimizer and the weight of each gradient.
         self._traced: dict[str, tuple[Any, Any]] = {}
         # The variables in shards, and the places of those that ranks know.
@@ -105,6 +111,12 @@ class UpdateInShards(WeightUpdate):
         self._agreements = number
         for index, weight in enumerate(weights):
             self._places.setdefault(weight, f"{number}.{index}")
+
+    def name_created(self, weight: Any) -> None:
+        """Name a weight that all ranks create in a step, with one value."""
+        if self.divides_over_ranks:
+            path = rank_checks.without_numbers(weight.path)
+            self._places[weight] = self._numbered(f"{self._agreements}: {path}")
 
     def name_slots(self, optimizers: Sequence[Any]) -> None:
         """Name slots whose values all ranks have agreed on."""
@@ -186,6 +198,22 @@ class UpdateInShards(WeightUpdate):
                 shadows = patches.bind_to(part, divided)
                 stack.enter_context(patches.shadowed(part, shadows))
             super().make_ready(optimizer, variables)
+        self._say_if_whole(optimizer, variables)
+
+    def _say_if_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Announce once that nothing is in shards, though the user asks it."""
+        if self._choose_layout is not None or self._all_towers == 1:
+            return
+        if any(self._layout_of(variable) is not None for variable in variables):
+            return
+        is_first = first_time(optimizer, "nothing in shards")
+        if is_first and self.config.transport.rank == 0:
+            announce(
+                f"{self.option} divides nothing here: of {len(variables)} "
+                f"weights, none has {SMALLEST_BYTES // 1024} KiB and an axis "
+                f"with a row for each of {self._all_towers} towers. All are "
+                "whole on every tower."
+            )
 
     def _add_slot(
         self,
@@ -230,7 +258,13 @@ class UpdateInShards(WeightUpdate):
             return ""
         path = rank_checks.without_numbers(slot.path)
         place = f"{self._agreements}: {path} of {self._places[weight]}"
-        others = sum(other.startswith(place) for other in self._places.values())
+        return self._numbered(place)
+
+    def _numbered(self, place: str) -> str:
+        """Tell a place from equal ones, which ranks name in the same order."""
+        others = sum(
+            other.startswith(f"{place} (") for other in self._places.values()
+        )
         return f"{place} ({others})"
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:

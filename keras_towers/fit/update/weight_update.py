@@ -125,6 +125,9 @@ class WeightUpdate:
     def name_places(self, weights: Sequence[Any], number: int) -> None:
         """Name weights whose values all ranks have agreed on."""
 
+    def name_created(self, weight: Any) -> None:
+        """Name a weight that all ranks create in a step, with one value."""
+
     def name_slots(self, optimizers: Sequence[Any]) -> None:
         """Name slots whose values all ranks have agreed on."""
 

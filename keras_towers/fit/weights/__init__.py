@@ -18,4 +18,6 @@
   Variables on devices: moved, mirrored on towers, and put back.
 ``without_memory``
   Variables without memory, of models whose steps never run.
+``joint_access``
+  Reads and writes of variables of which each rank has rows, between steps.
 """

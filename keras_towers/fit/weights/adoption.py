@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,6 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
-from keras_towers.fit.weights.joint_access import known
 from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
@@ -75,7 +75,7 @@ class Adoption:
         self.stages: ModelStages = ModelStages()
         # For each model and method, the compilation for which it is prepared.
         self._prepared: weakref.WeakKeyDictionary[
-            keras.Model, dict[str, tuple[Any, ...]]
+            keras.Model, dict[str, _Compilation]
         ] = weakref.WeakKeyDictionary()
         # Those that were created in the block.
         self._variables: IdentityDict[keras.Variable, None] = IdentityDict()
@@ -177,6 +177,11 @@ class Adoption:
         """Whether a method is prepared for the model's current compilation."""
         return self._prepared.get(model, {}).get(kind) == _compilation(model)
 
+    def is_compiled_again(self, model: keras.Model, kind: str) -> bool:
+        """Whether a method was prepared for another compilation."""
+        before = self._prepared.get(model, {}).get(kind)
+        return before is not None and before.parts != _compilation(model).parts
+
     def mark_prepared(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
         self._prepared.setdefault(model, {})[kind] = _compilation(model)
@@ -257,6 +262,7 @@ class Adoption:
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []
         built = [bool(optimizer.built) for optimizer in optimizers]
+        known = self.update.variables.access.known
         ranks = rank_checks.gather(
             peers,
             (known.agreements, known.unused(), built),
@@ -406,8 +412,23 @@ class Adoption:
                 stack.callback(self.update.restore, variable)
 
 
-def _compilation(model: keras.Model) -> tuple[Any, ...]:
-    """A key that changes when the model is recompiled or built further.
+@dataclasses.dataclass(frozen=True)
+class _Compilation:
+    """What a method of a model is prepared for.
+
+    Attributes:
+        parts: what ``compile`` has made.
+        built: whether each of them is built.
+        failed: how many calls of the ranks have failed.
+    """
+
+    parts: tuple[weakref.ref[Any] | None, ...]
+    built: tuple[bool | None, ...]
+    failed: int
+
+
+def _compilation(model: keras.Model) -> _Compilation:
+    """What differs when the model is compiled again or built further.
 
     And when ranks have connected again after a call that has failed.
     """
@@ -415,8 +436,12 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
         getattr(model, name, None)
         for name in ("optimizer", "_compile_metrics", "_compile_loss")
     ]
-    built = ((id(part), getattr(part, "built", None)) for part in parts)
-    return failed_calls.calls.failed, tuple(built)
+    return _Compilation(
+        # Not their ids, which are used again.
+        tuple(None if part is None else weakref.ref(part) for part in parts),
+        tuple(getattr(part, "built", None) for part in parts),
+        failed_calls.calls.failed,
+    )
 
 
 def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:

@@ -35,7 +35,7 @@ from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
 
 
-class Access(NamedTuple):
+class Action(NamedTuple):
     """What a rank is about to do with a variable.
 
     Attributes:
@@ -54,7 +54,7 @@ class Access(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
-Meeting = Callable[[Access, Any], tf.Tensor | None]
+Meeting = Callable[[Action, Any], tf.Tensor | None]
 
 
 class KnownVariables:
@@ -111,10 +111,15 @@ class JointAccess:
 
     Args:
         transport: connects the ranks.
+        known: the variables of this process.
+
+    Attributes:
+        known: the variables of this process.
     """
 
-    def __init__(self, transport: Transport):
+    def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
+        self.known: KnownVariables = known
         # How ranks meet that do not all do the same: None: all do.
         self._meeting: ThreadLocal[Meeting] = ThreadLocal()
         # Of the last round, the first failure of a rank.
@@ -132,9 +137,8 @@ class JointAccess:
         return self._transport.size
 
     def register(self, variable: ShardedVariable) -> None:
-        """Let ranks find a variable by its place, to the end of the script."""
-        known.register(variable)
-        self.serve_at_exit()
+        """Let ranks find a variable by its place."""
+        self.known.register(variable)
 
     def serve_at_exit(self) -> None:
         """Serve the others at the end of the script, too, if it ends well."""
@@ -145,7 +149,7 @@ class JointAccess:
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
-        access = Access("reads", variable.place, _name_of(variable))
+        access = Action("reads", variable.place, _name_of(variable))
         whole = self._meet(access, None)
         assert whole is not None
         return whole
@@ -157,10 +161,10 @@ class JointAccess:
         """
         value = np.ravel(whole.numpy()).view(np.uint8)
         digest = hashlib.sha256(value.data).hexdigest()[:16]
-        access = Access("writes", variable.place, _name_of(variable), digest)
+        access = Action("writes", variable.place, _name_of(variable), digest)
         self._meet(access, whole)
 
-    def _meet(self, access: Access, value: Any) -> tf.Tensor | None:
+    def _meet(self, access: Action, value: Any) -> tf.Tensor | None:
         meeting = self._meeting.get()
         if meeting is None and failed_calls.calls.runs_in_another_thread():
             meeting = refusing("in a thread of your own while a call runs")
@@ -197,10 +201,10 @@ class JointAccess:
     def _gather(
         self,
         doing: str,
-        access: Access | None,
+        access: Action | None,
         failure: str = "",
         gather: Any = None,
-    ) -> list[Access | None]:
+    ) -> list[Action | None]:
         """Exchange what ranks are about to do.
 
         Raises:
@@ -247,14 +251,14 @@ class JointAccess:
                 ),
                 "",
             )
-            return [each and Access(*each) for _, each, _ in ranks]
+            return [each and Action(*each) for _, each, _ in ranks]
         raise NoValueError(
             f"{ended}, and rank {self.rank} {doing}, but each rank has its "
             "part of it."
         )
 
     def take_part(
-        self, accesses: Sequence[Access | None], value: Any = None
+        self, accesses: Sequence[Action | None], value: Any = None
     ) -> tf.Tensor | None:
         """Do what ranks are about to do with variables. Collective.
 
@@ -273,7 +277,7 @@ class JointAccess:
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
             assert access is not None
-            variable = known.find(place)
+            variable = self.known.find(place)
             if variable is None:
                 raise TowerError(
                     f"rank {ranks[0]} {access}, which rank {self.rank} does "
@@ -349,7 +353,7 @@ def refusing(where: str) -> Meeting:
         where: where this rank is: "in Mine.on_predict_batch_end".
     """
 
-    def meet(access: Access, value: Any) -> tf.Tensor | None:
+    def meet(access: Action, value: Any) -> tf.Tensor | None:
         raise NoValueError(
             f"variable {access.path!r} cannot be read or written {where}: each "
             "rank has its part of it, and ranks come there at different times. "

@@ -13,7 +13,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -23,9 +23,6 @@ from keras_towers.fit.context import thread_state
 from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.system import return_freed_memory
 from keras_towers.transport import Transport, next_key
-
-if TYPE_CHECKING:
-    from keras_towers.fit.weights.joint_access import JointAccess
 
 # A smaller variable is whole on every tower: an exchange of its own would cost
 # more than its memory is worth.
@@ -73,6 +70,30 @@ def part_of(
     return tf.raw_ops.DeepCopy(x=tf.slice(whole, begin, size))
 
 
+class Access(Protocol):
+    """Reads and writes variables together with the other ranks."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
+    def register(self, variable: ShardedVariable) -> None:
+        """Let ranks find a variable by its place."""
+
+    def read(self, variable: ShardedVariable) -> tf.Tensor:
+        """Return the whole of a variable, on the host. Collective."""
+        ...
+
+    def write(self, variable: ShardedVariable, whole: tf.Tensor) -> None:
+        """Divide a new value of a variable. Collective."""
+
+
 class NoValueError(TowerError, AttributeError):
     """A variable has no value, or none that can be read here."""
 
@@ -85,7 +106,7 @@ class ShardedVariable(compat.UninitializedVariable):
     on the host for each use, and what is written is divided again.
 
     Of several ranks, each has the shards of its own towers. They read and write
-    it together (``JointAccess``), and none keeps the whole.
+    it together (``joint_access.py``), and none keeps the whole.
 
     Args:
         like: a variable with its name, shape and dtype.
@@ -114,14 +135,14 @@ class ShardedVariable(compat.UninitializedVariable):
         part: Callable[[Sequence[int], Sequence[int]], tf.Tensor],
         layout: MeshLayout,
         mesh: Sequence[Sequence[str]],
-        access: JointAccess | None = None,
+        access: Access | None = None,
         place: str = "",
         path: str = "",
     ):
         name = like.name.split(":")[0]
         number = len(mesh)
         self.is_remote: bool = access is not None and layout.towers is not None
-        self.access: JointAccess | None = access
+        self.access: Access | None = access
         rank, ranks = (access.rank, access.size) if access else (0, 1)
         # The rows of earlier ranks, of each tower here, and of later ranks.
         self._counts: list[int] = []

@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
-from keras_towers.fit.weights.joint_access import JointAccess, known
+from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import (
@@ -316,6 +316,8 @@ class TowerVariables:
             if layout.towers is None:
                 mesh = mesh[:1]
         access = self.access if self.access.size > 1 else None
+        if access is not None:
+            access.serve_at_exit()
         return ShardedVariable(
             like, part, layout, mesh, access, place, variable.path
         )
@@ -413,7 +415,7 @@ class TowerVariables:
 
         def restore(whole: Any) -> tf.Variable:
             if isinstance(value, ShardedVariable):
-                known.forget([value.place])
+                self.access.known.forget([value.place])
             if isinstance(original, ShardedVariable):
                 # It was created in parts.
                 ordinary = _copy(original, whole, device)
@@ -435,7 +437,7 @@ class TowerVariables:
                 value.free()
         elif self.asks_ranks:
             value.leave_block(restore)
-            known.keep(value, named)
+            self.access.known.keep(value, named)
         else:
             value.is_lost = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.partition.division import Factors
@@ -53,6 +54,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (-2, 1, ((0,),)): """
         MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
     """,
+    (-1, 2, ((0,), (1,))): "Cross",
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (-3, 1, ()): "AdjustContrastv2",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
@@ -214,12 +216,16 @@ def _searched(node: Node, sequences: Value, values: Value) -> Factors:
 @axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
 def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
     """Each column of the right-hand side is solved by itself."""
-    # Broadcast matrices have no axis of the batch.
-    require(matrix.rank == right.rank)
-    batch = range(matrix.rank - 2)
-    labels = [*batch, None, "columns"]
+    most = max(matrix.rank, right.rank) - 2
+    # The axes of the batch are counted from the last one on, to be broadcast.
+    batches = [range(2 - value.rank, 0) for value in (matrix, right)]
     return Factors(
-        [[*batch, None, None], labels, *[None] * len(options)], [labels]
+        [
+            [*batches[0], None, None],
+            [*batches[1], None, "columns"],
+            *[None] * len(options),
+        ],
+        [[*range(-most, 0), None, "columns"]],
     )
 
 
@@ -241,13 +247,31 @@ def _matmul(node: Node, a: Value, b: Value) -> Factors:
 @axes("Einsum")
 def _einsum(node: Node, *inputs: Value) -> Factors:
     equation = node.attr("equation").decode().replace(" ", "")
-    left, _, output = equation.partition("->")
-    terms = left.split(",")
+    left, _, right = equation.partition("->")
+    terms = [
+        _einsum_labels(term, value.rank)
+        for term, value in zip(left.split(","), inputs, strict=True)
+    ]
+    batch = max((_in_ellipsis(term) for term in terms), key=len)
+    output = _einsum_labels(right, len(right.replace("...", "")) + len(batch))
     require(not any(len({*term}) < len(term) for term in (*terms, output)))
-    require("." not in equation)
     # A factor without the axis multiplies the sum, which may not be 0 times
     # infinity although a tower's term is.
     summed = set.intersection(*map(set, terms)) - set(output)
     return Factors(
         terms, [output], linear=[[k] for k in range(len(terms))], summed=summed
     )
+
+
+def _einsum_labels(term: str, rank: int) -> list[Any]:
+    """Return the labels of a term: a number for each axis of its ellipsis.
+
+    These axes are broadcast, so that they are counted from the last one on.
+    """
+    before, ellipsis, after = term.partition("...")
+    count = rank - len(before) - len(after) if ellipsis else 0
+    return [*before, *range(-count, 0), *after]
+
+
+def _in_ellipsis(labels: Sequence[Any]) -> list[int]:
+    return [label for label in labels if isinstance(label, int)]

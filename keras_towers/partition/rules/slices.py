@@ -169,6 +169,22 @@ def _split(node: Node, *inputs: Value) -> Values:
     ]
 
 
+@axes("XlaDynamicUpdateSlice")
+def _update_axes(
+    node: Node, value: Value, update: Value, begin: Value
+) -> Factors:
+    """An update of a whole axis begins at 0, whatever index is given."""
+    whole = [
+        axis if size == update.sizes[axis] and size is not UNKNOWN else None
+        for axis, size in enumerate(value.sizes)
+    ]
+    left = [
+        NewAxis(size) if axis is None else axis
+        for axis, size in zip(whole, value.sizes, strict=True)
+    ]
+    return Factors([whole, whole, None], [left], linear=[[0, 1]])
+
+
 # ---- padding -----------------------------------------------------------------
 
 

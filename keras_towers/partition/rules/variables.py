@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -156,8 +157,18 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
         axis = rows.axis + indices.rank - 1
         part = _widened(partitioner, looked_up, rows.at_axis(axis), shape)
     else:
-        own, is_own = _own_indices(partitioner, whole, rows)
-        looked_up = partitioner.op("GatherV2", [local, own, 0], batch_dims=0)
+        whole = _holding(partitioner, whole, rows.size)
+        if partitioner.options.xla:
+            # Of an index outside of the table XLA looks the nearest row up.
+            whole = _clipped(partitioner, whole, rows.size)
+        zero = partitioner.constant(0, whole.dtype)
+        own, is_own = _own_indices(partitioner, whole, rows, zero)
+        looked_up = partitioner.op(
+            "GatherV2",
+            [local, own, 0],
+            suffix=_part_of(rows),
+            batch_dims=0,
+        )
         part = _zero_others(partitioner, looked_up, is_own, table.rank - 1)
     sums = Value(PARTIAL, part, shape=shape)
     along = indices.sharded
@@ -170,26 +181,64 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
 
 
 def _own_indices(
-    partitioner: Partitioner, indices: Tensor, rows: Sharded
+    partitioner: Partitioner, indices: Tensor, rows: Sharded, others: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return indices of a tower's rows, or 0; and whether it has these rows."""
-    dtype = indices.dtype
+    """Return the indices that a tower uses, and which are those of its rows.
+
+    An index that is in no tower's rows stays as it is. No part of the table has
+    such a row either, so that operations treat it as on one device: on a CPU
+    they refuse it by its number, and on a GPU they pass over it.
+
+    Args:
+        partitioner: the partitioner.
+        indices: indices of the whole table.
+        rows: the layout of its rows, along axis 0.
+        others: the index to use where other towers have the row.
+    """
+    dtype, shape = indices.dtype, indices.shape
     first, count = (
         partitioner.cast(partitioner.scaled_size(rows.rows, size), dtype)
         for size in (rows.unit.start, rows.unit.count)
     )
-    shifted = partitioner.op("Sub", [indices, first], indices.shape)
-    zero = partitioner.constant(0, dtype)
-    is_own = partitioner.op(
-        "LogicalAnd",
-        [
-            partitioner.op("GreaterEqual", [shifted, zero], indices.shape),
-            partitioner.op("Less", [shifted, count], indices.shape),
-        ],
-        indices.shape,
-    )
-    own = partitioner.op("SelectV2", [is_own, shifted, zero], indices.shape)
+    of_table = _is_within(partitioner, indices, rows.size)
+    shifted = partitioner.op("Sub", [indices, first], shape)
+    is_own = _is_within(partitioner, shifted, count)
+    kept = partitioner.op("SelectV2", [of_table, others, indices], shape)
+    own = partitioner.op("SelectV2", [is_own, shifted, kept], shape)
     return own, is_own
+
+
+def _is_within(
+    partitioner: Partitioner, indices: Tensor, size: Tensor | int
+) -> Tensor:
+    """Return whether indices are at least 0 and less than a size."""
+    ends = [
+        partitioner.op(type_, [indices, end], indices.shape)
+        for type_, end in (("GreaterEqual", 0), ("Less", size))
+    ]
+    return partitioner.op("LogicalAnd", ends, indices.shape)
+
+
+def _clipped(partitioner: Partitioner, indices: Tensor, size: int) -> Tensor:
+    """Return indices of a table, the nearest to those that are given."""
+    shape = indices.shape
+    least = partitioner.op("Maximum", [indices, 0], shape)
+    return partitioner.op("Minimum", [least, size - 1], shape)
+
+
+def _holding(partitioner: Partitioner, indices: Tensor, size: int) -> Tensor:
+    """Return indices of a dtype that holds the size of a table, too."""
+    if indices.dtype.max >= size:
+        return indices
+    return partitioner.cast(indices, SIZE_DTYPE)
+
+
+def _part_of(rows: Sharded) -> str:
+    """Return what the name of an operation on a part of a table ends with.
+
+    An error shows it beside the number of rows of the part.
+    """
+    return f"_on_part_of_{rows.size}_rows"
 
 
 def _zero_others(
@@ -248,24 +297,25 @@ def _scatter(
     require(updates.rank == indices.rank + before.rank - 1)
     content = partitioner.shard(before, rows)
     where = partitioner.replicate(indices)
+    has_others = not rows.axis and rows.unit.local_size != rows.unit.size
     if rows.axis:
         axis = rows.axis + indices.rank - 1
         operand = partitioner.shard(updates, rows.at_axis(axis))
     else:
         operand = partitioner.replicate(updates)
-        own, is_own = _own_indices(partitioner, where, rows)
+    if has_others:
         # A row beyond the last, which is dropped, takes what others have.
-        count = partitioner.cast(
-            partitioner.scaled_size(rows.rows, rows.unit.count), where.dtype
-        )
-        where = partitioner.op("SelectV2", [is_own, own, count], where.shape)
+        where = _holding(partitioner, where, rows.size)
+        count = partitioner.cast(partitioner.local_rows(rows), where.dtype)
+        where, _ = _own_indices(partitioner, where, rows, count)
         content = _with_row(partitioner, content)
     after = partitioner.op(
         _SCATTERS[node.type],
         [content, partitioner.op("ExpandDims", [where, -1]), operand],
         content.shape,
+        suffix=_part_of(rows) if has_others else "",
     )
-    if not rows.axis:
+    if has_others:
         after = _without_row(partitioner, after, rows)
     partitioner.assign(variable, Value(rows, after, shape=before.shape))
     return []

@@ -48,6 +48,26 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
     assert all_gone(family)
 
 
+@pytest.mark.long
+def test_a_server_that_is_stopped_ends_the_job(tmp_path):
+    """No rank is late then."""
+    job = Launched(
+        tmp_path,
+        *("-np", 2, "--servers", 1, "--output", tmp_path),
+        *("--stall-warning", 2, "--stall-shutdown", 15),
+        *("-m", "tests.processes.faults", "hold", "BytePSStrategy"),
+    )
+    job.wait_for("here it comes", tmp_path / "rank.1.txt")
+    family = job.family()
+    (server,) = (one for one in family if role(one) == "server")
+    server.suspend()
+    (tmp_path / "go on").touch()
+    done = job.finish()
+    assert done.code == 75, done.err
+    assert done.err.count("waits there, too.") >= 3
+    assert all_gone(family)
+
+
 def test_processes_that_do_not_arrive_are_an_error(tasks, tmp_path):
     # Reserves the port: only a socket that reuses addresses can listen.
     with socket.socket() as held:

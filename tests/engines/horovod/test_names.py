@@ -95,6 +95,18 @@ def test_every_name_is_there(module, own):
     assert (imported is ours) == ("keras" in module)
 
 
+def test_a_script_that_another_launcher_starts_gets_the_drop_in(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import horovod.keras as hvd\n"
+        "import horovod.tensorflow.keras as other\n"
+        "import keras_towers as kt\n"
+        "print(hvd is kt.horovod, other is kt.horovod)\n"
+    )
+    done = run_python("-m", "keras_towers", str(script))
+    assert done.stdout == "True True\n", done.stderr
+
+
 def test_horovods_own_optimizer_is_refused(own):
     _, error = own
     assert "exchanges nothing" in error

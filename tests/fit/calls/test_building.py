@@ -4,16 +4,37 @@ import contextlib
 import random
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.weights import shards
+from keras_towers.fit.weights.shards import ShardedVariable
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
+from tests.kit.meshes import layout_map, mesh_of
+from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate
 
 X = m.FEATURES[:24]
+
+
+def _mesh():
+    layouts = {".*kernel": ("b", None), ".*embeddings": ("b", "a")}
+    return kt.ModelParallelStrategy(
+        layout_map(mesh_of(2, 2, ("a", "b")), layouts)
+    )
+
+
+WAYS = {
+    "towers": lambda: kt.TowerStrategy(3),
+    "copies": lambda: kt.TowerStrategy(3, updates="each"),
+    "slots in shards": lambda: kt.TowerStrategy(3, updates="sharded"),
+    "shards": lambda: kt.TowerStrategy(3, weights="sharded"),
+    "mesh": _mesh,
+}
 
 
 class Headed(keras.Model):
@@ -40,7 +61,10 @@ class Headed(keras.Model):
         return {"loss": loss}
 
 
-def test_exact_from_the_first_step_on():
+@pytest.mark.parametrize("way", WAYS)
+def test_exact_from_the_first_step_on(way, monkeypatch):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+
     def make():
         keras.utils.set_random_seed(1)
         model = Headed()
@@ -51,7 +75,7 @@ def test_exact_from_the_first_step_on():
         model.fit(X, batch_size=8, shuffle=False, verbose=0)
         return model.policy.get_weights(), model.hidden().numpy()
 
-    assert_exact(make, act, kt.TowerStrategy(2))
+    assert_exact(make, act, WAYS[way]())
 
 
 class Smallest(keras.metrics.Metric):
@@ -79,6 +103,116 @@ class SmallestLater(Smallest):
         if not self.variables:
             self.least = self.add_weight(shape=(), initializer="ones")
         super().update_state(y, y_pred, sample_weight)
+
+
+class SmallestScore(SmallestLater):
+    """The smallest of 1 and the largest scores of batches."""
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        super().update_state(tf.zeros_like(y_pred), y_pred, sample_weight)
+
+
+class Counted(keras.regularizers.Regularizer):
+    """Makes a counter when it is first called."""
+
+    def __init__(self):
+        self.count = None
+
+    def __call__(self, weight):
+        if self.count is None:
+            self.count = tf.Variable(0.0, trainable=False)
+        self.count.assign_add(1.0)
+        return 0.01 * self.count * keras.ops.sum(keras.ops.square(weight))
+
+
+class Scaled(keras.losses.Loss):
+    """Makes its scale when it is first called."""
+
+    scale = None
+
+    def call(self, y, found):
+        if self.scale is None:
+            start = keras.random.uniform((), 0.9, 1.1, seed=3)
+            self.scale = keras.Variable(start, trainable=False)
+        self.scale.assign(self.scale * 0.9)
+        return keras.ops.mean(keras.ops.square(found) * self.scale, -1)
+
+
+class Matched(keras.Model):
+    """Its loss calls a layer that ``call`` does not: that of the targets.
+
+    As recommenders with a tower for queries and one for candidates have it.
+    """
+
+    def __init__(self):
+        super().__init__(name="matched")
+        self.queries = keras.layers.Embedding(
+            96, 4, embeddings_regularizer=Counted()
+        )
+        self.candidates = keras.Sequential(
+            [keras.layers.Embedding(78, 6), keras.layers.Dense(4)]
+        )
+        self.scaled = Scaled()
+
+    def call(self, x):
+        return self.queries(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        off = y_pred * self.candidates(y) - 0.5
+        return self.scaled(y, off) + sum(self.losses)
+
+
+QUERIES, CANDIDATES = np.random.default_rng(0).integers(0, 78, (2, 21))
+
+
+def fitted(model):
+    return model.fit(
+        QUERIES, CANDIDATES, 6, epochs=2, shuffle=False, verbose=0
+    ).history
+
+
+def _evaluate_first(model):
+    found = [model.evaluate(QUERIES, CANDIDATES, 6, verbose=0)]
+    return [*found, fitted(model)]
+
+
+def _predict_first(model):
+    model.predict(QUERIES, 6, verbose=0)
+    return fitted(model)
+
+
+def _on_batches(model):
+    return [model.train_on_batch(QUERIES, CANDIDATES) for _ in range(2)]
+
+
+_CALLS = [
+    (act, way)
+    for act in (fitted, _evaluate_first, _predict_first, _on_batches)
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("act", "way"), sample_of(_CALLS, 6))
+def test_what_only_the_loss_uses_is_made_by_the_step(act, way, monkeypatch):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = Matched()
+        model.compile(keras.optimizers.Adam(0.1), metrics=[SmallestScore()])
+        return model
+
+    def used(model):
+        found = act(model)
+        divided.append(
+            any(isinstance(v._value, ShardedVariable) for v in model.weights)
+        )
+        counted = model.queries.embeddings_regularizer.count
+        return found, float(counted), float(model.scaled.scale)
+
+    divided = []
+    assert_exact(make, used, WAYS[way](), in_graph=True)
+    assert divided == [False, way in ("shards", "mesh")]
 
 
 class Drawn(keras.layers.Layer):

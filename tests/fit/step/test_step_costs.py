@@ -1,5 +1,7 @@
 """What ``describe()`` says of the steps that ran."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -259,19 +261,94 @@ def test_what_follows_is_put_down_to_its_cause():
         found = tf.boolean_mask(tf.gather(x, order), order >= 0)
         return tf.reduce_mean((tf.nn.relu(found) - y) ** 2)
 
-    (line,) = costs(loss, (None, 3), (None, 3)).once
+    found = costs(loss, (None, 3), (None, 3))
+    (line,) = found.once
     assert line.endswith("order = tf.argsort(x[:, 0])")
+    # Who mends the first is to know of the others.
+    (said,) = found.once_summary
+    assert said.endswith("return tf.reduce_mean((tf.nn.relu(found) - y) ** 2))")
+    mask = "found = tf.boolean_mask(tf.gather(x, order), order >= 0)"
+    assert re.search(rf"step, with what follows: \S+ {re.escape(mask)}; ", said)
+
+
+def test_many_lines_that_follow_are_counted():
+    def function(x):
+        for number in range(2):
+            x = tf.sort(x, axis=0)
+            x = tf.cumsum(x, axis=0)
+            x = x * 2
+            x = x + number
+            x = x / 3
+            x = x - 4
+        return x
+
+    (said,) = costs(function, (None, 3)).once_summary
+    assert said.endswith("x = x / 3; 1 more)")
+
+
+def _causes(function, *shape, scope="gradient_tape/"):
+    """The causes of the operations that a gradient tape adds in a scope."""
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = function(x)
+        return tape.gradient(total, x)
+
+    graph = gradient.get_concrete_function(tf.ones(shape)).graph
+    added = [
+        operation
+        for operation in graph.get_operations()
+        if operation.name.startswith(scope)
+    ]
+    return {cause_of(operation).rpartition(": ")[2] for operation in added}
 
 
 def test_a_gradient_is_that_of_its_line():
-    @tf.function
-    def function(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = tf.cumsum(x)
-        return tape.gradient(total, x)
+    def summed(x):
+        return tf.cumsum(x)
 
-    graph = function.get_concrete_function(tf.ones(3)).graph
-    lines = map(cause_of, graph.get_operations())
-    start, end = "the gradient of test_step_costs.py:", "total = tf.cumsum(x)"
-    assert [s for s in lines if s.startswith(start) and s.endswith(end)]
+    assert _causes(summed, 3) == {"return tf.cumsum(x)"}
+
+
+def test_a_gradient_is_not_that_of_the_first_line_of_its_layer():
+    """An operation of the same scope, which may have no gradient."""
+
+    class Several(keras.layers.Layer):
+        def call(self, x):
+            best = tf.argmax(x, 1)
+            found = tf.nn.softmax(x)
+            found = keras.ops.einsum("...a,...a->...", found, found)
+            return found * tf.cast(best, tf.float32)
+
+    assert _causes(Several(), 3, 4) == {
+        "found = tf.nn.softmax(x)",
+        'found = keras.ops.einsum("...a,...a->...", found, found)',
+        "return found * tf.cast(best, tf.float32)",
+    }
+
+
+def test_of_several_lines_the_layer_is_named():
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            left = tf.nn.softmax(x)
+            right = tf.nn.softmax(-x)
+            return left + right
+
+    causes = _causes(Twice(name="twice"), 3, 4)
+    # The first of its operations takes what has an operation as its result.
+    lines = {"left = tf.nn.softmax(x)", "right = tf.nn.softmax(-x)"}
+    (other,) = causes - lines
+    assert other.startswith("the gradient of twice")
+
+
+def test_a_gradient_that_a_user_has_written_is_that_of_its_line():
+    @tf.custom_gradient
+    def cubed(x):
+        def gradient(upstream):
+            return upstream * tf.sin(x)
+
+        return x**3, gradient
+
+    assert "return upstream * tf.sin(x)" in _causes(cubed, 3, scope="")

@@ -361,3 +361,14 @@ def test_what_contradicts_is_refused():
         sharded(sync_every_epoch=2)
     with pytest.raises(TowerError, match="weights='whole'"):
         kt.TowerStrategy(2, weights="whole")
+
+
+def test_where_nothing_is_divided_a_line_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 2**16)
+    model = compiled()()
+    with caplog.at_level("INFO"), sharded() as strategy:
+        fit(model)
+        fit(model)
+    assert "its rows of those from 64 KiB" in strategy.describe()
+    (said,) = [r.message for r in caplog.records if "divides" in r.message]
+    assert said.startswith('weights="sharded" divides nothing here: of ')

@@ -27,7 +27,7 @@ from keras_towers.engines.horovod.horovod_transport import (
     connect,
 )
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import watch
+from keras_towers.rendezvous import activity
 from keras_towers.transport import next_key
 
 
@@ -114,11 +114,11 @@ def _adapt(
         # Marks are compared between ranks, so all ranks have to make them.
         if not tf.executing_eagerly() or ranks.process_set_id != 0:
             return function(value, **arguments)
-        watch.mark(function.__name__)
+        activity.mark(function.__name__)
         try:
             return function(value, **arguments)
         finally:
-            watch.mark_done()
+            activity.mark_done()
 
     return run
 

@@ -28,6 +28,7 @@ SIZES = {
     "h": 8,
     "k": 4,
     "1": 1,
+    "3": 3,
 }
 _WHOLE = {"dtype": "int32", "low": 0, "high": 3}
 # The entries of an argument, by the word after its axes.

@@ -97,6 +97,19 @@ _MATRICES = [
             for fast in (True, False)
         },
     ),
+    *cases_of("ab3, ab3", "Cross"),
+    *cases_of(
+        "dd, bdc",
+        MatrixTriangularSolve_wide=lambda a, b: _triangular(a, b, False),
+    ),
+    *cases_of(
+        "bdd, dc",
+        MatrixTriangularSolve_less=lambda a, b: _triangular(a, b, False),
+    ),
+    *cases_of(
+        "ebdd, 1bdc",
+        MatrixTriangularSolve_one=lambda a, b: _triangular(a, b, False),
+    ),
     *cases_of(
         "bdd, bdc",
         **{
@@ -114,6 +127,18 @@ def _einsum(equation):
         return tf.einsum(equation, *values)
 
     args = equation.split("->")[0].replace(",", ", ")
+    return cases_of(args, **{f"Einsum_{equation}": apply})
+
+
+def _with_dots(args, equation):
+    """Cases of an einsum whose axes are not all named.
+
+    ``tf.einsum`` would name them where it knows the ranks.
+    """
+
+    def apply(*values):
+        return tf.raw_ops.Einsum(inputs=values, equation=equation)
+
     return cases_of(args, **{f"Einsum_{equation}": apply})
 
 
@@ -141,9 +166,14 @@ _PRODUCTS = [
             "ab,c->c", a + 2, tf.constant([np.inf, 1.0])
         ),
     ),
-    *cases_of(
-        "dab, bc", Einsum_dots=lambda a, b: tf.einsum("...b,bc->...c", a, b)
-    ),
+    *_with_dots("dab, bc", "...b,bc->...c"),
+    *_with_dots("abc, d", "...c,d->...cd"),
+    *_with_dots("dab, 1bc", "...ab,...bc->...ac"),
+    *_with_dots("ab, cab", "...b,...b->..."),
+    *_with_dots("ab, c1b", "...b,...b->...b"),
+    *_with_dots("abc", "a...->...a"),
+    *_with_dots("ab, ac", "...b,...c->bc..."),
+    *_with_dots("abc, bc", "a...c,...c->a..."),
     *cases_of(
         "aab, bc", Einsum_diagonal=lambda a, b: tf.einsum("aab,bc->ac", a, b)
     ),

@@ -1,6 +1,7 @@
 """Operations that take a part of a tensor, or put it back."""
 
 import tensorflow as tf
+from keras import ops
 
 from tests.partition.rules.cases.case import axis_size, cases_of, gradient_of
 
@@ -17,6 +18,12 @@ def _cropped(x):
     """Take two entries from where nobody knows."""
     begin = tf.random.stateless_uniform([], [1, 2], 0, 2, tf.int32)
     return x[:, begin : begin + 2]
+
+
+def _updated(x, update):
+    """Overwrite two entries somewhere."""
+    begin = tf.random.stateless_uniform([3], [1, 2], 0, 2, tf.int32)
+    return ops.slice_update(x, begin, update)
 
 
 def _cropped_rows(x):
@@ -37,6 +44,7 @@ def _put_back(args, **functions):
 
 
 _SLICES = [
+    *cases_of("acb, adb", XlaDynamicUpdateSlice=_updated),
     *_slices(
         "acb",
         somewhere=_cropped,

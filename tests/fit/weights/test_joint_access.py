@@ -1,0 +1,169 @@
+"""Ranks, here threads, read and write what each has rows of."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.weights import joint_access
+from keras_towers.fit.weights.joint_access import JointAccess, KnownVariables
+from keras_towers.fit.weights.shards import ShardedVariable, part_of
+from keras_towers.partition.layouts import InShards, MeshLayout
+from keras_towers.rendezvous import rank_checks
+from tests.reduction.ranks import on_ranks
+
+WHOLES = {
+    "first": np.arange(12, dtype="float32").reshape(4, 3),
+    "second": np.arange(15, dtype="float32").reshape(5, 3) - 7,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    """What watches the ranks is one for a process."""
+    monkeypatch.setattr(joint_access, "_gather_watched", rank_checks.gather)
+
+
+class Rank:
+    """A rank with two variables, which it may have met in another order."""
+
+    def __init__(self, transport):
+        self.rank = transport.rank
+        self.access = JointAccess(transport, KnownVariables())
+        names = [*WHOLES] if self.rank % 2 else [*reversed(WHOLES)]
+        self.variables = {name: self.divided(name) for name in names}
+
+    def divided(self, name):
+        whole = tf.Variable(WHOLES[name])
+        part = functools.partial(part_of, whole.read_value())
+        rows = MeshLayout(towers=InShards(0, whole.shape[0]))
+        return ShardedVariable(
+            whole, part, rows, [["/device:CPU:0"]], self.access, name, name
+        )
+
+    def held(self):
+        """What this rank has of the first variable."""
+        ((shard,),) = self.variables["first"].shards
+        return shard.numpy()
+
+
+def of_ranks(function, size=2):
+    """What a function of a ``Rank`` returns on each."""
+    results, _ = on_ranks(size, lambda transport: function(Rank(transport)))
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_read(size):
+    def read(rank):
+        assert rank.held().size < WHOLES["first"].size
+        return [rank.variables[name].numpy() for name in WHOLES]
+
+    for values in of_ranks(read, size):
+        for value, whole in zip(values, WHOLES.values(), strict=True):
+            np.testing.assert_array_equal(value, whole)
+
+
+def test_others_serve_one_that_reads_and_writes():
+    def work(rank):
+        if rank.rank == 1:
+            kernel = rank.variables["second"]
+            kernel.assign(kernel.numpy() * 2)
+            rank.variables["first"].assign_add(tf.ones([4, 3]))
+        assert rank.access.serve("is at the end") == ""
+        return [rank.variables[name].numpy() for name in WHOLES]
+
+    for first, second in of_ranks(work, 3):
+        np.testing.assert_array_equal(first, WHOLES["first"] + 1)
+        np.testing.assert_array_equal(second, WHOLES["second"] * 2)
+
+
+def test_of_different_values_all_get_the_first():
+    def work(rank):
+        rank.variables["first"].assign(np.full([4, 3], rank.rank + 5.0))
+        return rank.variables["first"].numpy()
+
+    for value in of_ranks(work):
+        np.testing.assert_array_equal(value, np.full([4, 3], 5.0))
+
+
+def test_ranks_that_do_different_things_are_refused():
+    def work(rank):
+        name = [*WHOLES][rank.rank]
+        with pytest.raises(TowerError) as caught:
+            rank.variables[name].numpy()
+        return str(caught.value)
+
+    for text in of_ranks(work):
+        assert "rank 0 reads variable 'first'" in text
+        assert "rank 1 reads variable 'second'" in text
+
+
+def test_ranks_that_wait_at_different_places_are_refused():
+    def work(rank):
+        with pytest.raises(TowerError, match="do different things"):
+            rank.access.serve(f"is at place {rank.rank}")
+
+    of_ranks(work)
+
+
+def test_a_variable_that_another_rank_lacks_is_refused():
+    def work(rank):
+        if rank.rank == 0:
+            added = rank.divided("first")
+            added.place = "another"
+            rank.access.register(added)
+            with pytest.raises(TowerError):
+                rank.access.take_part(
+                    [joint_access.Action("reads", "lost", "lost"), None]
+                )
+            return
+        with pytest.raises(TowerError, match="rank 1 does not have"):
+            rank.access.take_part(
+                [joint_access.Action("reads", "another", "first"), None]
+            )
+
+    of_ranks(work)
+
+
+def test_a_failure_reaches_those_who_wait():
+    def work(rank):
+        why = "the disk is full" if rank.rank == 0 else ""
+        return rank.access.serve("saves", why)
+
+    assert of_ranks(work) == ["rank 0: the disk is full"] * 2
+
+
+def test_what_is_left_in_parts_becomes_ordinary_when_it_is_read():
+    def work(rank):
+        variable, made = rank.variables["first"], []
+
+        def restore(whole):
+            made.append(tf.Variable(whole))
+            return made[0]
+
+        variable.leave_block(restore)
+        assert not made
+        variable.assign_add(tf.ones([4, 3]))
+        ((shard,),) = variable.shards
+        assert shard.numpy().size == 0
+        return made[0].numpy(), variable.numpy()
+
+    for ordinary, value in of_ranks(work):
+        np.testing.assert_array_equal(ordinary, WHOLES["first"] + 1)
+        np.testing.assert_array_equal(value, ordinary)
+
+
+def test_lone_reads_where_ranks_do_not_meet_are_refused():
+    def work(rank):
+        meeting = joint_access.refusing("in on_batch_end of Mine")
+        with (
+            rank.access.meeting_by(meeting),
+            pytest.raises(TowerError, match="in on_batch_end of Mine"),
+        ):
+            rank.variables["first"].numpy()
+        return rank.held().shape
+
+    assert of_ranks(work) == [(2, 3), (2, 3)]
