@@ -385,6 +385,7 @@ KerasVariable = _keras(
     "_initialize _value _shape _dtype assign assign_add assign_sub",
 )
 in_stateless_scope = _keras("backend.common.stateless_scope:in_stateless_scope")
+in_symbolic_scope = _keras("backend.common.symbolic_scope:in_symbolic_scope")
 global_state = _keras(
     "backend.common.global_state", "set_global_attribute GLOBAL_STATE_TRACKER"
 )

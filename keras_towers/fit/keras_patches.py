@@ -199,7 +199,10 @@ def _create_variable(
 
 def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Export a model with whole variables."""
-    with thread_state.exporting.holding(True):
+    with (
+        contextlib.ExitStack() as wholes,
+        thread_state.exporting.holding(wholes),
+    ):
         return original(*args, **kwargs)
 
 

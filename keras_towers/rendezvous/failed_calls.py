@@ -88,6 +88,7 @@ class JointCalls:
         self._is_broken = False
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
+        self._thread: int | None = None
         self._lock = threading.Lock()
         self._listens = False
 
@@ -97,18 +98,14 @@ class JointCalls:
         Raises:
             RanksEnded: ranks have ended, and cannot connect again.
         """
-        if self._is_broken:
-            failure = self._failure(store_lib.store_of_job())
-            is_missed = failure is not None and failure.call > self.number
-            activity.mark("the end of a call that has failed")
-            if not self._connect_again(ranks, math.inf):
-                raise watch.RanksEnded(describe_each(watch.gone_ranks()))
-            if is_missed:
-                return failure
+        missed = self.connect_if_broken(ranks)
+        if missed is not None:
+            return missed
         self.number += 1
         self._listen()
         with self._lock:
             self._running = ranks
+            self._thread = threading.get_ident()
         return None
 
     def begin_again(self, ranks: Abortable) -> bool:
@@ -124,6 +121,30 @@ class JointCalls:
         self.number -= 1
         self._break()
         return self.begin(ranks) is None
+
+    def connect_if_broken(self, ranks: Abortable) -> Failure | None:
+        """Connect again after a call that has failed, outside of any call.
+
+        Returns:
+            Why it has failed, if this rank has not made it.
+
+        Raises:
+            RanksEnded: ranks have ended, and cannot connect again.
+        """
+        if not self._is_broken or self._running is not None:
+            return None
+        failure = self._failure(store_lib.store_of_job())
+        is_missed = failure is not None and failure.call > self.number
+        activity.mark("the end of a call that has failed")
+        if not self._connect_again(ranks, math.inf):
+            raise watch.RanksEnded(describe_each(watch.gone_ranks()))
+        return failure if is_missed else None
+
+    def runs_in_another_thread(self) -> bool:
+        """Whether a call runs, but not in this thread."""
+        with self._lock:
+            is_here = self._thread == threading.get_ident()
+            return self._running is not None and not is_here
 
     def end(self) -> None:
         """End a call."""

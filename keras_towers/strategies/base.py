@@ -400,9 +400,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         variables = self._update.variables
+        ends_well = error[0] is None
+        if self._update.divides_over_ranks:
+            # A script may end in the block, and other ranks still read.
+            is_exit = isinstance(error[1], SystemExit)
+            ends_well = ends_well or (is_exit and not error[1].code)
         try:
             if self._config.transport.size > 1:
-                if error[0] is None:
+                if ends_well:
                     self._config.transport.note_wait("the end of the block")
                     self._adoption.end_rounds()
                     if self._update.divides_over_ranks:
@@ -419,6 +424,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     self._adoption.release()
                 finally:
                     variables.asks_ranks = True
+                    if self._update.divides_over_ranks:
+                        variables.access.serve_at_exit()
                     self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:

@@ -1,8 +1,11 @@
 """Checks of a worker: slots, or weights, in shards on ranks of one tower."""
 
 import contextlib
+import gc
 import pathlib
 import sys
+import threading
+import weakref
 
 import keras
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import settings
 from keras_towers.fit.weights import shards
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
@@ -141,18 +145,112 @@ def what_only_some_ranks_write_reaches_all():
 @check
 def a_read_that_others_do_not_take_part_in_is_refused():
     mine = compiled()
-    with sharded():
+    with contextlib.suppress(SystemExit), sharded():
         train(mine, epochs=1)
         first, second, *_ = mine.optimizer._momentums
         with s.refused("the ranks do different things", "reads variable"):
             (first if s.RANK == 0 else second).numpy()
+
+        def read_beside(_):
+            threads.append(threading.Thread(target=read))
+            threads[-1].start()
+            threads[-1].join()
+
+        def read():
+            with s.refused("in a thread of your own while a call runs"):
+                first.numpy()
+            refused.append(True)
+
+        threads, refused = [], []
+        beside = kt.ChiefOnly(s.Does(on_epoch_end=read_beside))
+        train(mine, epochs=1, callbacks=[beside])
+        assert len(refused) == (s.RANK == 0)
+        mine.train_on_batch(s.X[:8], s.Y[:8])
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            s.refused("the ranks do different things", "train_on_batch"),
+        ):
+            # They connect again when they read, not before.
+            patch.setattr(settings, "FAILED_CALL_S", 0)
+            if s.RANK == 0:
+                first.numpy()
+            mine.train_on_batch(s.X[:8], s.Y[:8])
+        if s.RANK == 0:
+            # The call that has failed on the others.
+            with s.refused("failed on rank 1"):
+                mine.train_on_batch(s.X[:8], s.Y[:8])
         values(mine)
         # The others are at the end of the block, and serve it.
         kernel = first.numpy() if s.RANK == 0 else None
+        sys.exit()
     if s.RANK == 0:
         assert kernel is not None
     again = [first.numpy().tobytes()]
     assert len({*s.gather(*again)}) == 1
+
+
+@check
+def variables_of_several_blocks_are_told_apart():
+    """Also where one rank reads, which others serve by those of another."""
+    first, second = compiled(), compiled()
+    wanted = [alone({"epochs": 1}), alone({"epochs": 2})]
+    with sharded():
+        train(first, epochs=1)
+    with sharded():
+        train(second)
+        found = values(first) if s.RANK == 0 else None
+    # Ordinary on all ranks: none waits for another to read it once more.
+    assert_same_state(first, wanted[0])
+    assert_same_state(second, wanted[1])
+    if s.RANK == 0:
+        assert_all_close(found, values(wanted[0]), 1e-5)
+
+
+@check
+def what_other_ranks_have_dropped_can_be_read():
+    mine, reference = compiled(), alone({"epochs": 1})
+    with sharded():
+        train(mine, epochs=1)
+    shards_here = [weakref.ref(v._value) for v in mine.optimizer._momentums]
+    if s.RANK > 0:
+        del mine
+    keras.backend.clear_session()
+    gc.collect()
+    with sharded():
+        if s.RANK == 0:
+            found = mine.optimizer._momentums[0].numpy()
+            wanted = reference.optimizer._momentums[0].numpy()
+            assert_all_close([found], [wanted], 1e-5)
+            del mine
+    gc.collect()
+    # Ranks tell one another what none of them needs.
+    with sharded():
+        train(compiled(), epochs=1)
+    gc.collect()
+    assert not any(value() for value in shards_here)
+
+
+@check
+def a_model_in_shards_is_compiled_again_and_exported():
+    def act(it):
+        train(it, epochs=1)
+        it.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        train(it, epochs=1, callbacks=[s.Does(on_epoch_end=export)])
+
+    def export(it):
+        if s.RANK == 0:
+            it.export(path, verbose=False)
+
+    path = str(FOLDER / "exported")
+    mine, reference = compiled(), compiled(run_eagerly=True)
+    with sharded(updates=None, weights="sharded"):
+        act(mine)
+    predicted = mine(s.X)
+    if s.RANK == 0:
+        saved = tf.saved_model.load(path)
+        assert_all_close([saved.serve(s.X)], [predicted], 1e-5)
+        act(reference)
+    assert_same_state(mine, reference)
 
 
 @rare_check

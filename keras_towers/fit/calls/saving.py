@@ -32,7 +32,6 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import (
     JointAccess,
     access_of,
-    holding_weights,
 )
 from keras_towers.rendezvous.liveness import wait_loop
 from keras_towers.rendezvous.rank_environment import seconds
@@ -128,11 +127,7 @@ class _Saves:
         if model is not None and joint is not None:
 
             def write() -> Any:
-                with contextlib.ExitStack() as stack:
-                    if original.__name__ == "export":
-                        # A graph needs the whole of all that it uses.
-                        stack.enter_context(holding_weights(model))
-                    stack.enter_context(save_on_every_rank())
+                with save_on_every_rank():
                     return original(*args, **kwargs)
 
             return self._save_together(joint, path, write)

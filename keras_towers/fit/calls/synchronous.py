@@ -88,12 +88,16 @@ class TowerCalls(Calls):
             begins = kind if prepared else f"the beginning of {kind}"
             self._config.transport.note_wait(begins)
         try:
-            config = self._config
+            config, ranks = self._config, self.places(kind).ranks
             compares = not prepared and not validates
-            if compares and self.places(kind).ranks.job.size > 1:
+            if compares and ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
                 again = self.adoption.is_compiled_again(model, kind)
                 rank_agreement.check_call(config, keras_call, observer, again)
+            elif prepared and outer is None and ranks.shards.size > 1:
+                # Another rank may be about to read variables instead.
+                where = f"is at the beginning of {kind}"
+                rank_checks.gather(ranks.shards, None, where)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)

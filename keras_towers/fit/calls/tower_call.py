@@ -34,6 +34,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
@@ -288,7 +289,10 @@ class TowerCall:
         Copies of it are made together with those of an optimizer's slots.
         """
         transport, update = self.config.transport, self._step.update
-        if not self._builds or self.places.ranks.job is not transport:
+        # Each rank makes its rows of what is divided, equally on all.
+        if not self._builds or is_over_ranks(variable):
+            return
+        if self.places.ranks.job is not transport:
             return
         with tf.init_scope():
             rank_agreement.broadcast(transport, [variable._value])

@@ -78,7 +78,7 @@ tracing = _tracing.holding
 trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 
 # Whether this thread traces functions that are saved, not called.
-exporting: ThreadLocal[bool] = ThreadLocal()
+exporting: ThreadLocal[contextlib.ExitStack] = ThreadLocal()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

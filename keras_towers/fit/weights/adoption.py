@@ -83,8 +83,6 @@ class Adoption:
         self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
         self._failed = failed_calls.calls.failed
-        # How often ranks have agreed on what they divide.
-        self._agreements = 0
 
     @property
     def models(self) -> list[keras.Model]:
@@ -271,14 +269,18 @@ class Adoption:
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []
         built = [bool(optimizer.built) for optimizer in optimizers]
+        known = self.update.variables.access.known
         ranks = rank_checks.gather(
-            peers, (self._agreements, built), "agrees on what ranks divide"
+            peers,
+            (known.agreements, known.unused(), built),
+            "agrees on what ranks divide",
         )
-        self._agreements = 1 + max(number for number, _ in ranks)
+        known.agreements = 1 + max(number for number, _, _ in ranks)
+        known.forget(set.intersection(*({*unused} for _, unused, _ in ranks)))
         weights = [*state.seeds, *state.weights]
         self.agree_on_values(peers, weights, build_error)
-        self.update.name_places(weights, self._agreements)
-        if not any(itertools.chain(*(of_rank for _, of_rank in ranks))):
+        self.update.name_places(weights, known.agreements)
+        if not any(itertools.chain(*(of_rank for _, _, of_rank in ranks))):
             return
         own, trained = model.optimizer, model.trainable_variables
         if state_lib.has_keras_step(model) and not own.built:

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -30,7 +30,7 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     is_over_ranks,
 )
-from keras_towers.rendezvous import rank_checks, watch
+from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
 
@@ -57,23 +57,74 @@ class Action(NamedTuple):
 Meeting = Callable[[Action, Any], tf.Tensor | None]
 
 
+class KnownVariables:
+    """The variables of this process of which each rank has rows, by place.
+
+    Attributes:
+        agreements: how often ranks have agreed on what they divide; places of
+            one agreement begin with its number.
+    """
+
+    def __init__(self) -> None:
+        self.agreements = 0
+        self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
+            weakref.WeakValueDictionary()
+        )
+        # Those in shards after their block, and Keras's variables that had
+        # them: another rank may read what nothing here refers to any more.
+        self._kept: dict[str, tuple[ShardedVariable, Callable[[], Any]]] = {}
+
+    def register(self, variable: ShardedVariable) -> None:
+        """Let ranks find a variable by its place."""
+        self._by_place[variable.place] = variable
+
+    def find(self, place: str) -> ShardedVariable | None:
+        """Return the variable at a place."""
+        return self._by_place.get(place)
+
+    def keep(self, variable: ShardedVariable, owner: Callable[[], Any]) -> None:
+        """Keep a variable for other ranks, until it becomes ordinary.
+
+        Args:
+            variable: the variable.
+            owner: returns the variable of Keras that has it; None: it is gone.
+        """
+        self._kept[variable.place] = variable, owner
+
+    def forget(self, places: Iterable[str]) -> None:
+        """Forget variables that no rank will read."""
+        for place in places:
+            self._kept.pop(place, None)
+
+    def unused(self) -> list[str]:
+        """The places of what is kept only for other ranks."""
+        kept = self._kept.items()
+        return [place for place, (_, owner) in kept if owner() is None]
+
+
+known: KnownVariables = KnownVariables()
+"""Those of this process, whatever the number of its strategies."""
+
+
 class JointAccess:
     """Reads and writes variables in shards together with the other ranks.
 
     Args:
         transport: connects the ranks.
+        known: the variables of this process.
+
+    Attributes:
+        known: the variables of this process.
     """
 
-    def __init__(self, transport: Transport):
+    def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
-        self._variables: weakref.WeakValueDictionary[str, ShardedVariable] = (
-            weakref.WeakValueDictionary()
-        )
+        self.known: KnownVariables = known
         # How ranks meet that do not all do the same: None: all do.
         self._meeting: ThreadLocal[Meeting] = ThreadLocal()
         # Of the last round, the first failure of a rank.
         self._failure = ""
-        self._serves_at_exit = False
+        self._is_at_exit = False
 
     @property
     def rank(self) -> int:
@@ -87,7 +138,14 @@ class JointAccess:
 
     def register(self, variable: ShardedVariable) -> None:
         """Let ranks find a variable by its place."""
-        self._variables[variable.place] = variable
+        self.known.register(variable)
+
+    def serve_at_exit(self) -> None:
+        """Serve the others at the end of the script, too, if it ends well."""
+        # Before the engine, which may have connected again, is shut down; and
+        # once, for the variables of all strategies.
+        atexit.unregister(_serve_at_exit)
+        atexit.register(_serve_at_exit, self)
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
@@ -108,6 +166,8 @@ class JointAccess:
 
     def _meet(self, access: Action, value: Any) -> tf.Tensor | None:
         meeting = self._meeting.get()
+        if meeting is None and failed_calls.calls.runs_in_another_thread():
+            meeting = refusing("in a thread of your own while a call runs")
         if meeting is not None:
             return meeting(access, value)
         accesses = self._gather(str(access), access)
@@ -119,22 +179,6 @@ class JointAccess:
                 "and compile the same models, in the same order, on every rank."
             )
         return self.take_part(accesses, value)
-
-    def serve_at_exit(self) -> None:
-        """Serve the others at the end of the script, too, if it ends well."""
-        if not self._serves_at_exit:
-            self._serves_at_exit = True
-            atexit.register(self._serve_at_exit)
-
-    def _serve_at_exit(self) -> None:
-        # Python sets it before it ends with an error.
-        if getattr(sys, "last_value", None) is None:
-            # Another rank may have ended with one.
-            with contextlib.suppress(TowerError):
-                self.serve(
-                    "is at the end of the script",
-                    gather=rank_checks.gather,
-                )
 
     def serve(self, where: str, failure: str = "", gather: Any = None) -> str:
         """Serve other ranks until all come here. Collective.
@@ -168,6 +212,13 @@ class JointAccess:
         """
         told = doing, access and tuple(access), failure
         try:
+            missed = failed_calls.calls.connect_if_broken(self._transport)
+            if missed is not None:
+                raise NoValueError(
+                    f"a call has failed on rank {missed.rank}, which rank "
+                    f"{self.rank} does not make: it {doing}. The error there: "
+                    f"{missed.why}"
+                )
             ranks = (gather or _gather_watched)(
                 self._transport, told, "reads or writes variables"
             )
@@ -226,7 +277,7 @@ class JointAccess:
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
             assert access is not None
-            variable = self._variables.get(place)
+            variable = self.known.find(place)
             if variable is None:
                 raise TowerError(
                     f"rank {ranks[0]} {access}, which rank {self.rank} does "
@@ -236,6 +287,9 @@ class JointAccess:
             is_mine = mine is not None and mine[:2] == (kind, place)
             if kind == "reads":
                 whole = variable.gather(self._transport)
+                if not self._is_at_exit:
+                    # On all ranks, or some would wait for others to read it.
+                    variable.settle(whole)
                 result = whole if is_mine else result
                 continue
             digests = {accesses[rank].digest for rank in ranks}  # type: ignore[union-attr]
@@ -272,6 +326,17 @@ def holding_weights(model: keras.Model) -> Iterator[None]:
         yield
 
 
+def _serve_at_exit(access: JointAccess) -> None:
+    # Python sets it before it ends with an error.
+    if getattr(sys, "last_value", None) is None:
+        access._is_at_exit = True
+        # Another rank may have ended with one.
+        with contextlib.suppress(TowerError):
+            access.serve(
+                "is at the end of the script", gather=rank_checks.gather
+            )
+
+
 def access_of(model: keras.Model) -> JointAccess | None:
     """Return what reads and writes a model of which each rank has rows."""
     state = model_state.collect(model)
@@ -285,7 +350,7 @@ def refusing(where: str) -> Meeting:
     """Return a meeting where ranks cannot meet.
 
     Args:
-        where: what this rank does there: "in on_predict_batch_end of Mine".
+        where: where this rank is: "in Mine.on_predict_batch_end".
     """
 
     def meet(access: Action, value: Any) -> tf.Tensor | None:

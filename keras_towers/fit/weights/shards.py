@@ -259,10 +259,14 @@ class ShardedVariable(compat.UninitializedVariable):
         """
         if self._restored is None and self._restore is not None:
             with tf.init_scope():
-                whole = self._whole()
-                self._restored = self._restore(whole)
-                self.free()
+                self.settle(self._whole())
         return self._restored
+
+    def settle(self, whole: tf.Tensor) -> None:
+        """Become the ordinary variable, if the block has ended."""
+        if self._restored is None and self._restore is not None:
+            self._restored = self._restore(whole)
+            self.free()
 
     def free(self) -> None:
         """Free the shards, which functions that are gone still have."""
@@ -298,7 +302,16 @@ class ShardedVariable(compat.UninitializedVariable):
         eager = tf.executing_eagerly()
         is_here = self._has_whole or not self.is_remote
         in_step = thread_state.current_step() is not None and not eager
-        if self._is_filled or in_step or (is_here and _is_saved()):
+        # Keras asks for shapes in a graph that never runs.
+        is_used = self._is_filled or in_step or compat.in_symbolic_scope()
+        if is_used or (is_here and _is_saved()):
+            yield
+            return
+        wholes = thread_state.exporting.get()
+        if wholes is not None and not eager and not self.is_lost:
+            # The graph is saved with what its handle has.
+            with tf.init_scope():
+                wholes.enter_context(self.holding_whole())
             yield
             return
         if self.is_lost and not self._has_whole and reads:

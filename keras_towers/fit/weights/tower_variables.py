@@ -316,6 +316,8 @@ class TowerVariables:
             if layout.towers is None:
                 mesh = mesh[:1]
         access = self.access if self.access.size > 1 else None
+        if access is not None:
+            access.serve_at_exit()
         return ShardedVariable(
             like, part, layout, mesh, access, place, variable.path
         )
@@ -402,8 +404,8 @@ class TowerVariables:
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
             variable._value = unbind(value, self.has_parts, self.asks_ranks)
-        for known in (self._moved, self._mirrored, self._of_replicas):
-            known.pop(variable, None)
+        for placed in (self._moved, self._mirrored, self._of_replicas):
+            placed.pop(variable, None)
 
     def _put_back(
         self, variable: keras.Variable, original: tf.Variable, device: str
@@ -412,6 +414,8 @@ class TowerVariables:
         value, named = variable._value, weakref.ref(variable)
 
         def restore(whole: Any) -> tf.Variable:
+            if isinstance(value, ShardedVariable):
+                self.access.known.forget([value.place])
             if isinstance(original, ShardedVariable):
                 # It was created in parts.
                 ordinary = _copy(original, whole, device)
@@ -433,7 +437,7 @@ class TowerVariables:
                 value.free()
         elif self.asks_ranks:
             value.leave_block(restore)
-            self.access.serve_at_exit()
+            self.access.known.keep(value, named)
         else:
             value.is_lost = True
 

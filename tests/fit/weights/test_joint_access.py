@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import joint_access
-from keras_towers.fit.weights.joint_access import JointAccess
+from keras_towers.fit.weights.joint_access import JointAccess, KnownVariables
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.rendezvous import rank_checks
@@ -31,7 +31,7 @@ class Rank:
 
     def __init__(self, transport):
         self.rank = transport.rank
-        self.access = JointAccess(transport)
+        self.access = JointAccess(transport, KnownVariables())
         names = [*WHOLES] if self.rank % 2 else [*reversed(WHOLES)]
         self.variables = {name: self.divided(name) for name in names}
 
