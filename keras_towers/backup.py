@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import backup_folder, saved_training
 from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
@@ -256,3 +257,26 @@ class Backup(ResumesFit):
             EXIT_AGAIN,
         )
         raise EndOfJob
+
+
+def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
+    """Give a model the weights of a backup, in place of training.
+
+    One variable is read at a time; of variables in shards over ranks, each rank
+    reads its rows.
+
+    Args:
+        model: any Keras model with the same weights, in the same order; it need
+            not be compiled.
+        folder: the folder of ``Backup``. If several calls of ``fit`` share it,
+            the folder of one: ``backup/backup-2``.
+
+    Raises:
+        TowerError: there is no backup, or there are several; it is damaged; or
+            it has other weights. The model is left as it was.
+
+    Example:
+        >>> kt.load_backup(model, "backup")
+    """
+    call = backup_folder.only_call_in(backup_folder.resolve(folder))
+    saved_training.load_weights(model, call)

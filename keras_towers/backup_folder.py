@@ -123,6 +123,28 @@ def calls_in(folder: str) -> list[CallFolder]:
     return [call for call in found if call.exists()]
 
 
+def only_call_in(folder: str) -> CallFolder:
+    """Return the call whose backup a folder has, or whose folder it is.
+
+    Raises:
+        TowerError: there is none, or there are several.
+    """
+    own = CallFolder(folder)
+    calls = [own] if own.exists() else calls_in(folder)
+    if not calls:
+        raise TowerError(
+            f"there is no complete backup in {folder}: give the folder that "
+            "Backup was given. It deletes its backup when fit has ended, but "
+            "with delete=False."
+        )
+    if len(calls) > 1:
+        raise TowerError(
+            f"{folder} has the backups of {len(calls)} calls of fit: give one "
+            f"of {', '.join(call.path for call in calls)}."
+        )
+    return calls[0]
+
+
 class CallFolder:
     """The folder of the backups of one call of ``fit``.
 
@@ -164,8 +186,7 @@ class CallFolder:
         with self.refusing_damage():
             state = tf.train.get_checkpoint_state(self.path)
             name = posixpath.basename(state.model_checkpoint_path)
-            reader = tf.train.load_checkpoint(self.prefix(name))
-            reader.get_variable_to_shape_map()
+            tf.compat.v1.train.NewCheckpointReader(self.prefix(name))
         return name
 
     def read_notes(self, name: str) -> dict[str, Any]:

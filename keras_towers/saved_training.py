@@ -499,6 +499,41 @@ class SavedTraining:
             commits.report_resumes(False)
 
 
+def load_weights(model: keras.Model, call: CallFolder) -> None:
+    """Give a model the weights of a call's backup, one at a time."""
+    name = call.find()
+    facts = call.read_notes(name)
+    with call.refusing_damage():
+        saved = dict(zip(facts["variables"], facts["shapes"], strict=True))
+    saved = {n: shape for n, shape in saved.items() if checkpoint.is_weight(n)}
+    weights = state_lib.collect(model).weights
+    own = [
+        (_last_name(w.path), shape)
+        for w, shape in zip(weights, _shapes(weights), strict=True)
+    ]
+    wanted = [(_last_name(n), shape) for n, shape in saved.items()]
+    for given, found in itertools.zip_longest(wanted, own):
+        if given != found:
+            raise TowerError(
+                f"{call.path} is the backup of a model with other weights than "
+                f"{model.name!r}: where it has {_described(given)}, the model "
+                f"has {_described(found)}. Make the model as it was trained, "
+                "and build it."
+            )
+    prefix = call.prefix(name)
+    for variable, of_file in zip(weights, saved, strict=True):
+        with call.refusing_damage():
+            checkpoint.read_into(prefix, of_file, variable)
+
+
+def _last_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _described(weight: tuple[str, str] | None) -> str:
+    return "none" if weight is None else " ".join(weight)
+
+
 def _failure(rank: int, call: CallFolder, error: Exception) -> str:
     return (
         f"rank {rank} could not write to {call.path} ({shorten(error)}). The "

@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
 import re
+import shutil
 import signal
 
 import keras
@@ -14,7 +16,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.backup_folder import CallFolder
+from keras_towers.fit.weights import checkpoint
 from keras_towers.rendezvous import commits
+from keras_towers.saved_training import SavedTraining
+from keras_towers.transport import SingleProcess
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.sampling import sample_of
@@ -452,6 +458,143 @@ def test_the_backup_of_an_earlier_version_is_refused_in_one_line(tmp_path):
     with pytest.raises(kt.TowerError, match=words) as found:
         train(kt.Backup(tmp_path))
     assert "\n" not in str(found.value)
+
+
+def same_everywhere(value):
+    """A model all of whose weights have one value."""
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    made.compile(ADAM(0.1), "mse")
+    made.optimizer.build(made.trainable_variables)
+    made.set_weights([np.full(w.shape, value) for w in made.get_weights()])
+    return made
+
+
+def opened(folder, made):
+    """What goes on with the last backup of a folder, in a new process."""
+    begin_again()
+    saved = SavedTraining(folder)
+    saved.read(SingleProcess(), made, 0)
+    saved.attach(made)
+    return saved
+
+
+def commit(saved, made, epoch):
+    made.set_weights([np.full(w.shape, epoch) for w in made.get_weights()])
+    saved.epoch = epoch
+    saved.commit()
+
+
+WRITES = (
+    (checkpoint, "write"),
+    (checkpoint, "merge"),
+    (CallFolder, "_write"),
+    (CallFolder, "_sync"),
+    (CallFolder, "_remove"),
+)
+
+
+def failing_at(patch, number, error):
+    """Let a write fail, by its number, before or after it had its effect."""
+    done = itertools.count()
+
+    def fails(original, *arguments):
+        if next(done) == number:
+            raise error
+        original(*arguments)
+        if next(done) == number:
+            raise error
+
+    for owner, name in WRITES:
+        original = getattr(owner, name)
+        patch.setattr(*(owner, name), lambda *its, of=original: fails(of, *its))
+
+
+def test_a_kill_at_any_moment_leaves_the_last_complete_one(
+    tmp_path, monkeypatch
+):
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        made = same_everywhere(0)
+        saved = opened(folder, made)
+        commit(saved, made, 1)
+        try:
+            with monkeypatch.context() as patch:
+                failing_at(patch, number, Killed)
+                commit(saved, made, 2)
+        except Killed:
+            is_killed = True
+        else:
+            is_killed = False
+        again = same_everywhere(0)
+        saved = opened(folder, again)
+        assert saved.epoch in ((1, 2) if is_killed else (2,))
+        for weight in again.get_weights():
+            assert (weight == saved.epoch).all()
+        commit(saved, again, 3)
+        # Nothing is left of what came before.
+        names = {
+            p.name.partition(".")[0] for p in (folder / "backup").iterdir()
+        }
+        assert len(names) == 2
+        if not is_killed:
+            break
+    assert number > 10
+
+
+def test_a_full_disk_leaves_the_last_complete_one(tmp_path, monkeypatch):
+    made = same_everywhere(0)
+    saved = opened(tmp_path, made)
+    commit(saved, made, 1)
+    full = tf.errors.ResourceExhaustedError(None, None, "No space left")
+    for number in (0, 3, 6):
+        with monkeypatch.context() as patch:
+            failing_at(patch, number, full)
+            words = r"rank 0 could not write .*No space.*complete: make room"
+            with pytest.raises(kt.TowerError, match=words):
+                commit(saved, made, 2)
+        kt.load_backup(made, tmp_path)
+        assert all((weight == 1).all() for weight in made.get_weights())
+    commit(saved, made, 3)
+    kt.load_backup(made, tmp_path)
+    assert all((weight == 3).all() for weight in made.get_weights())
+
+
+def test_any_folder_that_tensorflow_reaches(tmp_path):
+    folder = f"ram://{tmp_path}"
+    undisturbed = train(kt.Backup(tmp_path))
+    interrupted(kt.Backup(folder), 1, 1, kill(signal.SIGTERM))
+    assert_equal(train(kt.Backup(folder)), undisturbed)
+    assert not tf.io.gfile.exists(f"{folder}/backup/checkpoint")
+
+
+def test_a_plain_model_gets_the_weights_of_a_backup(tmp_path):
+    """TensorFlow reads them, too; others are refused, and nothing changes."""
+    trained, _ = train(kt.Backup(tmp_path, delete=False))
+    plain = keras.models.clone_model(model())
+    for folder in tmp_path, tmp_path / "backup":
+        plain.set_weights([np.zeros(w.shape) for w in plain.get_weights()])
+        kt.load_backup(plain, folder)
+        assert_all_close(plain.get_weights(), trained.get_weights(), 0)
+    reader = tf.train.load_checkpoint(str(tmp_path / "backup"))
+    names = sorted(reader.get_variable_to_shape_map())
+    assert re.fullmatch(r"weights/005/.*dense/bias", names[-1])
+    names = [name for name in names if name.startswith("weights/")]
+    kept = [reader.get_tensor(name) for name in names]
+    assert_all_close(kept, trained.get_weights(), 0)
+    other = model(units=2)
+    before = other.get_weights()
+    with pytest.raises(
+        kt.TowerError, match=r"kernel \[3, 1\].*kernel \[3, 2\]"
+    ):
+        kt.load_backup(other, tmp_path)
+    assert_all_close(other.get_weights(), before, 0)
+    for folder in tmp_path / "none", tmp_path.parent:
+        with pytest.raises(kt.TowerError, match="no complete backup in"):
+            kt.load_backup(plain, folder)
+    shutil.copytree(tmp_path / "backup", tmp_path / "backup-1")
+    with pytest.raises(kt.TowerError, match=r"2 calls of fit: give one of"):
+        kt.load_backup(plain, tmp_path)
 
 
 def damage_marker(folder):

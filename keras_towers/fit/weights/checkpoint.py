@@ -23,6 +23,9 @@ WHOLE: str = ""
 """Where a part lies that is the whole."""
 
 
+_WEIGHTS = "weights"
+
+
 class Part(NamedTuple):
     """A part of a tensor in a checkpoint.
 
@@ -47,7 +50,7 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     state = model_state.collect(model)
     kinds: Mapping[str, Sequence[keras.Variable]] = {
         "seeds": state.seeds,
-        "weights": state.weights,
+        _WEIGHTS: state.weights,
         "optimizer": state.optimizer_variables,
     }
     return {
@@ -55,6 +58,11 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
         for kind, variables in kinds.items()
         for n, v in enumerate(variables)
     }
+
+
+def is_weight(name: str) -> bool:
+    """Whether a name in a file is that of a weight of the model."""
+    return name.startswith(f"{_WEIGHTS}/")
 
 
 def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
@@ -116,6 +124,15 @@ def read_shards(prefix: str, name: str, variable: keras.Variable) -> None:
         part = read(prefix, name, value.dtype, where)
         with tf.device(shard.device):
             shard.assign(part, read_value=False)
+
+
+def read_into(prefix: str, name: str, variable: keras.Variable) -> None:
+    """Read a variable whole, or what this rank has of one in shards."""
+    value = _current(variable)
+    if isinstance(value, ShardedVariable):
+        read_shards(prefix, name, variable)
+    else:
+        variable.assign(read(prefix, name, value.dtype))
 
 
 def _current(variable: keras.Variable) -> Any:
