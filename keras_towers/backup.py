@@ -26,9 +26,7 @@ from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_training import SavedTraining, transport_to_ranks
-from keras_towers.system import (
-    handle_signals,
-)
+from keras_towers.system import handle_signals
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -47,10 +45,12 @@ class Backup(ResumesFit):
 
     For jobs that may be stopped and restarted: Slurm's ``--requeue``,
     Kubernetes, spot machines. At every epoch's end, after every ``every``
-    batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
-    optimizer's state, random states, metrics, the position in the data, and the
-    state of each rank's communication hook (``StatefulHook``).
-    After a signal all ranks end after the current batch, with exit code 75. The
+    batches, and when SIGTERM or SIGUSR1 arrives, the weights, the optimizer's
+    state, random states, metrics, the position in the data, and the state of
+    each rank's communication hook (``StatefulHook``) are written: of variables
+    in shards over ranks by each rank its rows, which are never put together;
+    all else by rank 0. Any number of ranks and towers goes on from there, with
+    or without shards. After a signal all ranks end after the current batch, with exit code 75. The
     same script, started again, resumes after that batch: weights and
     ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
     is deleted.
@@ -59,12 +59,12 @@ class Backup(ResumesFit):
     elastic job, whose number of ranks may change.
 
     A script that calls ``fit`` several times, as for trials or folds, can use
-    one folder: each call has its own file, by its number. Started again, a
+    one folder: each call has its own in it, by its number. Started again, a
     script makes the same calls in the same order. Those before the last one run
     again, whether they had ended or failed with an error that the script
     survived. A call that the script repeats after an error is the next one: it
     begins in its first epoch, with the model as it is; the backup of the failed
-    one is kept beside it, as ``.npz.failed``. To go on from the backup, let the
+    one is kept beside it, as ``.failed``. To go on from the backup, let the
     process end, and start it again; in a notebook, restart the kernel.
 
     A backup knows its model: the layers and how they are connected, their
@@ -75,20 +75,26 @@ class Backup(ResumesFit):
     compared are the data, the arguments of ``fit``, Python code, and what no
     ``get_config()`` returns.
 
+    A backup is a checkpoint of TensorFlow, which ``tf.train.load_checkpoint``
+    reads; ``kt.load_backup`` gives its weights to a model. A process that is
+    killed at any moment, or a full disk, leaves the last complete one.
+
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
 
     Args:
-        folder: where to write; every process that may become rank 0 needs
-            access.
+        folder: where to write: any that ``tf.io.gfile`` reaches, such as
+            ``gs://bucket/backup``. Every process that may become rank 0 needs
+            access; with shards over ranks, every rank.
         every: batches between two backups; None: one at every epoch's end.
         delete: whether to delete the backup when ``fit`` has ended.
 
     Raises:
         TowerError: ``every`` is not positive; ``fit`` runs outside of a
             strategy's block; ``folder`` cannot be written to when ``fit``
-            begins; or the backup is another model's, damaged, or of an
-            earlier version.
+            begins, or a rank that has to does not see it; a backup cannot be
+            written; or it is another model's, damaged, or of an earlier
+            version.
 
     Example:
         >>> with kt.TowerStrategy():

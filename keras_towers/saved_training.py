@@ -227,8 +227,8 @@ class SavedTraining:
             raise TowerError(
                 f"rank {', '.join(map(str, blind))} does not see the folder "
                 f"{self.folder} of rank 0, where each rank has to write its "
-                "rows of variables in shards: give Backup a folder that all "
-                "ranks share."
+                "rows of variables in shards: give Backup, or --commits for "
+                "kt.elastic, a folder that all ranks share."
             )
 
     def _open(self, failed: Sequence[CallFolder]) -> str:

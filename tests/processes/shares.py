@@ -309,7 +309,9 @@ def a_backup_of_shares_is_in_parts():
         broken("full-disk")
     assert_has_two_batches(FOLDER / "full-disk")
     # Each rank has another folder.
-    with s.refused("rank 1 does not see the folder", "that all ranks share"):
+    with s.refused(
+        "rank 1 does not see the folder", "a folder that all ranks share"
+    ):
         broken(f"of rank {s.RANK}")
     with pytest.raises(s.Boom):
         broken("in-parts", s.breaks_behind(3))
