@@ -50,7 +50,9 @@ class Backup(ResumesFit):
     each rank's communication hook (``StatefulHook``) are written: of variables
     in shards over ranks by each rank its rows, which are never put together;
     all else by rank 0. Any number of ranks and towers goes on from there, with
-    or without shards. After a signal all ranks end after the current batch, with exit code 75. The
+    or without shards.
+
+    After a signal all ranks end after the current batch, with exit code 75. The
     same script, started again, resumes after that batch: weights and
     ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
     is deleted.
