@@ -90,6 +90,10 @@ class Backup(ResumesFit):
             access; with shards over ranks, every rank.
         every: batches between two backups; None: one at every epoch's end.
         delete: whether to delete the backup when ``fit`` has ended.
+        asynchronous: whether steps go on while a backup is written. Each rank
+            then copies what it writes into the memory of its host: once, since
+            the next backup waits for the one before, as do a signal and the end
+            of ``fit``. An error of writing is raised after a later batch.
 
     Raises:
         TowerError: ``every`` is not positive; ``fit`` runs outside of a
@@ -108,16 +112,22 @@ class Backup(ResumesFit):
         folder: str | os.PathLike[str],
         every: int | None = None,
         delete: bool = True,
+        asynchronous: bool = False,
     ):
-        self._resume_by(SavedTraining(folder), every, delete)
+        self._resume_by(SavedTraining(folder), every, delete, asynchronous)
 
     def _resume_by(
-        self, saved: SavedTraining, every: int | None, delete: bool
+        self,
+        saved: SavedTraining,
+        every: int | None,
+        delete: bool,
+        asynchronous: bool = False,
     ) -> None:
         super().__init__()
         if every is not None and every < 1:
             raise TowerError(f"every={every} batches: give 1 or more.")
         self._saved, self._every, self._delete = saved, every, delete
+        self._asynchronous = asynchronous
         self._skipped = 0
         self._signals: list[int] = []
 
@@ -178,7 +188,7 @@ class Backup(ResumesFit):
                 call.wait_for_steps(trains=True)
             self._saved.batch = done
             self._saved.metrics = self._gather_metrics()
-            self._saved.commit()
+            self._saved.commit(self._asynchronous)
         if ends:
             self._end(f"after batch {done} of epoch {self._saved.epoch + 1}")
 
@@ -191,11 +201,12 @@ class Backup(ResumesFit):
         # Validation may be in some epochs only.
         for name, value in (logs or {}).items():
             position.history.setdefault(name, []).append(value)
-        position.commit()
+        position.commit(self._asynchronous)
         if self._should_end():
             self._end(f"after epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._saved.finish()
         history = self.model.history or keras.callbacks.History()
         history.epoch = list(self._saved.epochs)
         history.history = {k: list(v) for k, v in self._saved.history.items()}
@@ -241,18 +252,26 @@ class Backup(ResumesFit):
         return total
 
     def _should_end(self) -> bool:
-        """Whether any rank has received a signal."""
-        if not self._saved.is_kept:
+        """Whether any rank has received a signal.
+
+        It also completes a backup that all ranks have written by now.
+        """
+        saved = self._saved
+        if not saved.is_kept:
             return False
-        signals = len(self._signals)
+        counts = [len(self._signals), int(saved.is_writing)]
         transport = transport_to_ranks()
         if transport is not None:
             transport.note_wait("the end of a batch")
-            (total,) = sum_over_ranks(transport, [tf.constant(signals)])
-            signals = int(total)
+            (total,) = sum_over_ranks(transport, [tf.constant(counts)])
+            counts = total.numpy().tolist()
+        signals, writing = counts
+        if not writing:
+            saved.finish()
         return signals > 0
 
     def _end(self, where: str) -> None:
+        self._saved.finish()
         transport = transport_to_ranks()
         if transport is not None:
             # The launcher ends all ranks as soon as one has ended.

@@ -17,6 +17,7 @@ import os
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import keras
@@ -103,6 +104,25 @@ class _Found:
     trained: list[list[int]]
 
 
+@dataclasses.dataclass
+class _Begun:
+    """A backup that is not complete.
+
+    Attributes:
+        name: that of its checkpoint.
+        written: the name of this rank's files, once they are written.
+        transport: to the ranks that write parts; None: rank 0 writes all.
+        notes: of rank 0.
+        position: the position of ``fit``: an epoch and a batch.
+    """
+
+    name: str
+    written: Future[str]
+    transport: Transport | None
+    notes: dict[str, Any]
+    position: list[int]
+
+
 class SavedTraining:
     """Position of ``fit`` and state of a model, in a folder.
 
@@ -142,6 +162,7 @@ class SavedTraining:
         self._model: Any = None
         self._settings: dict[str, Any] = {}
         self._found: _Found | None = None
+        self._begun: _Begun | None = None
         self._hook_states = SavedStates([], [])
 
     @property
@@ -404,16 +425,22 @@ class SavedTraining:
             for o in self._optimizers
         ]
 
-    def commit(self) -> None:
+    def commit(self, asynchronous: bool = False) -> None:
         """Write a backup: each rank what it alone has, rank 0 the rest.
 
         Collective.
 
+        Args:
+            asynchronous: whether to return once this rank's values are copied;
+                ``finish`` then completes the backup.
+
         Raises:
-            TowerError: a rank could not write. The backup before is complete.
+            TowerError: a rank could not write this one or the one before it.
+                The last complete one is still there.
         """
         if not self.is_kept:
             return
+        self.finish()
         hook, rank_sum = SavedStates([], []), _rank_sum()
         if rank_sum is not None:
             hook = rank_sum.save(self._optimizers)
@@ -426,22 +453,69 @@ class SavedTraining:
             for own, variable in variables.items()
             for part in checkpoint.parts_here(own, variable, self._rank)
         ]
+        notes: dict[str, Any] = {}
         if self._writes:
             parts += self._parts_of_rank_0(hook)
+            notes = self._describe(variables, hook)
+        transport = transport_to_ranks()
+        if not any(map(is_over_ranks, variables.values())):
+            transport = None
+        parts = checkpoint.read_now(parts, copies=asynchronous)
+        pool = ThreadPoolExecutor(1, "keras-towers-backup")
+        written = pool.submit(self._write_part, name, parts)
+        pool.shutdown(wait=False)
+        position = [self.epoch, self.batch]
+        self._begun = _Begun(name, written, transport, notes, position)
+        if not asynchronous:
+            self.finish()
+
+    def _write_part(self, name: str, parts: Sequence[Part]) -> str:
+        return self._call.write_part(name, self._rank, parts) if parts else ""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a backup has begun that is not complete."""
+        return self._begun is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank is still writing its part of a backup."""
+        return self._begun is not None and not self._begun.written.done()
+
+    def finish(self) -> None:
+        """Complete the backup that has begun, if there is one. Collective.
+
+        Raises:
+            TowerError: a rank could not write. The backup before is complete.
+        """
+        begun = self._begun
+        if begun is None:
+            return
         written, failure = "", ""
         try:
-            if parts:
-                written = self._call.write_part(name, self._rank, parts)
-        except (tf.errors.OpError, OSError) as error:
-            failure = _failure(self._rank, self._call, error)
-        ranks = transport_to_ranks() or SingleProcess()
-        if not any(map(is_over_ranks, variables.values())):
-            ranks = SingleProcess()
+            written = begun.written.result()
+        except Exception as error:
+            failure = self._failure(error)
+        self._begun = None
+        ranks = begun.transport or SingleProcess()
         all_written = _raise_together(
             ranks, failure, "has written its part of the backup", written
         )
-        if self._writes:
-            self._complete(name, all_written, variables, hook)
+        if not self._writes:
+            return
+        try:
+            self._call.complete(begun.name, all_written, begun.notes)
+        except (tf.errors.OpError, OSError) as error:
+            raise TowerError(self._failure(error)) from error
+        self._has_backup = True
+        commits.report_last(self._call.path, begun.position)
+
+    def _failure(self, error: Exception) -> str:
+        return (
+            f"rank {self._rank} could not write to {self._call.path} "
+            f"({shorten(error)}). The backup before is complete: make room, "
+            "and start the script again."
+        )
 
     def _parts_of_rank_0(self, hook: SavedStates) -> list[Part]:
         """Return the metrics, and the states of the hook of all ranks."""
@@ -454,17 +528,18 @@ class SavedTraining:
             for name, value in tensors.items()
         ]
 
-    def _complete(
-        self,
-        name: str,
-        written: Sequence[str],
-        variables: dict[str, keras.Variable],
-        hook: SavedStates,
-    ) -> None:
+    def _describe(
+        self, variables: dict[str, keras.Variable], hook: SavedStates
+    ) -> dict[str, Any]:
+        """Return what goes with the tensors of a backup."""
         self.begun = _calls[self.folder].begun
-        facts = {
+        position = {
+            **self._position,
+            "history": {name: [*its] for name, its in self.history.items()},
+        }
+        return {
             "settings": self._settings,
-            "position": self._position,
+            "position": position,
             "variables": [*variables],
             "shapes": _shapes([*variables.values()]),
             "trained": self._find_trained(),
@@ -473,12 +548,6 @@ class SavedTraining:
             "hook": hook.layout,
             "notes": base64.b64encode(self._notes()).decode(),
         }
-        try:
-            self._call.complete(name, written, facts)
-        except (tf.errors.OpError, OSError) as error:
-            raise TowerError(_failure(self._rank, self._call, error)) from error
-        self._has_backup = True
-        commits.report_last(self._call.path, [self.epoch, self.batch])
 
     def end(self, delete: bool) -> None:
         """End a call of ``fit``, with or without its backup."""
@@ -495,6 +564,10 @@ class SavedTraining:
 
     def close(self) -> None:
         """Write no more, as ``fit`` has ended or failed."""
+        if self._begun is not None:
+            # Without the other ranks it cannot become complete.
+            wait([self._begun.written])
+            self._begun = None
         if self._writes:
             commits.report_resumes(False)
 
@@ -532,13 +605,6 @@ def _last_name(path: str) -> str:
 
 def _described(weight: tuple[str, str] | None) -> str:
     return "none" if weight is None else " ".join(weight)
-
-
-def _failure(rank: int, call: CallFolder, error: Exception) -> str:
-    return (
-        f"rank {rank} could not write to {call.path} ({shorten(error)}). The "
-        "backup before is complete: make room, and start the script again."
-    )
 
 
 def _raise_together(

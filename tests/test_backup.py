@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import signal
+import threading
 
 import keras
 import numpy as np
@@ -558,6 +559,51 @@ def test_a_full_disk_leaves_the_last_complete_one(tmp_path, monkeypatch):
     commit(saved, made, 3)
     kt.load_backup(made, tmp_path)
     assert all((weight == 3).all() for weight in made.get_weights())
+
+
+def test_steps_go_on_while_a_backup_is_written(tmp_path, monkeypatch):
+    """It has the values of its batch; the next one waits for it.
+
+    ``look`` is called behind the backup.
+    """
+    may_write, seen = threading.Event(), []
+    write = checkpoint.write
+
+    def write_later(*arguments):
+        assert may_write.wait(60)
+        write(*arguments)
+
+    def look(batch, logs=None):
+        if batch == 1:
+            seen.append(made.get_weights())
+        if batch == 2:
+            assert not (tmp_path / "backup" / "checkpoint").exists()
+            may_write.set()
+        if batch == 3:
+            # The first one is complete, and the next one may be written.
+            plain = model()
+            kt.load_backup(plain, tmp_path)
+            seen.append(plain.get_weights())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    made = model()
+    undisturbed = train(kt.Backup(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(checkpoint, "write", write_later)
+        looks = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        last = kt.Backup(tmp_path, every=2, asynchronous=True)
+        train(looks, last, made=made)
+    assert_all_close(seen[1], seen[0], 0)
+    begin_again()
+    assert_equal(train(last), undisturbed)
+
+
+def test_what_ends_the_writing_of_a_backup_ends_fit(tmp_path, monkeypatch):
+    full = tf.errors.ResourceExhaustedError(None, None, "No space left")
+    failing_at(monkeypatch, 0, full)
+    words = "rank 0 could not write .*No space left.*complete: make room"
+    with pytest.raises(kt.TowerError, match=words):
+        train(kt.Backup(tmp_path, every=2, asynchronous=True))
 
 
 def test_any_folder_that_tensorflow_reaches(tmp_path):

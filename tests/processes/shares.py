@@ -324,7 +324,8 @@ def a_backup_of_shares_is_in_parts():
     begin_again()
     again = compiled()
     with sharded(**options), never_whole(patch):
-        train(again, callbacks=[kt.Backup(FOLDER / "in-parts", every=2)])
+        last = kt.Backup(FOLDER / "in-parts", every=2, asynchronous=True)
+        train(again, callbacks=[last])
     assert_same_state(again, undisturbed)
     begin_again()
     if s.RANK == 0:

@@ -7,6 +7,7 @@ rows that two ranks have written may be read by three, or by one device.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -83,14 +84,32 @@ def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
     ]
 
 
+def read_now(parts: Sequence[Part], copies: bool) -> list[Part]:
+    """Return parts with the values that they have now, on the host.
+
+    Args:
+        parts: the parts.
+        copies: whether to copy what is on the host, so that steps may go on;
+            else a value is that of its variable.
+    """
+    read = []
+    for part in parts:
+        with tf.device(compat.HOST):
+            value = tf.identity(part.read())
+            if copies:
+                value = tf.raw_ops.DeepCopy(x=value)
+        read.append(part._replace(read=functools.partial(tf.identity, value)))
+    return read
+
+
 def write(prefix: str, parts: Sequence[Part]) -> None:
-    """Write parts into files of a prefix. Shards on a host are not copied."""
+    """Write parts into files of a prefix."""
     with tf.device(compat.HOST):
         tf.raw_ops.SaveV2(
             prefix=prefix,
             tensor_names=[part.name for part in parts],
             shape_and_slices=[part.where for part in parts],
-            tensors=[tf.identity(part.read()) for part in parts],
+            tensors=[part.read() for part in parts],
         )
 
 
