@@ -18,12 +18,13 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.backup_folder import CallFolder
-from keras_towers.fit.weights import checkpoint
+from keras_towers.fit.weights import checkpoint, shards
 from keras_towers.rendezvous import commits
 from keras_towers.saved_training import SavedTraining
 from keras_towers.transport import SingleProcess
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate
@@ -109,6 +110,41 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     assert "EarlyStopping starts afresh" in caplog.text
     assert list((tmp_path / "last").iterdir()) == []
     assert handlers() == before
+
+
+def test_it_goes_on_with_other_towers_columns_and_shards(tmp_path, monkeypatch):
+    """Each reads what it needs, however that was cut when it was written."""
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+
+    def made():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(n, name=f"of_{n}") for n in (4, 6, 1)]
+        built = keras.Sequential([keras.Input((3,)), *layers])
+        built.compile(keras.optimizers.Adam(0.01), "mse")
+        return built
+
+    def fit(strategy, *callbacks):
+        with strategy:
+            mine = made()
+            options = {"epochs": 4, "verbose": 0, "callbacks": [*callbacks]}
+            return mine, mine.fit(X, Y, 5, **options)
+
+    strategies = [
+        lambda: kt.TowerStrategy(2, weights="sharded"),
+        lambda: on_a_mesh(made().weights, 2),
+        lambda: kt.TowerStrategy(3, updates="sharded"),
+        lambda: on_a_mesh(made().weights, 1),
+        lambda: kt.TowerStrategy(3, weights="sharded"),
+    ]
+    last = kt.Backup(tmp_path)
+    for number, make in enumerate(strategies[:4]):
+        ending = ends(number, 1, kill(signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            fit(make(), ending, last)
+        begin_again()
+    found = fit(strategies[4](), last)
+    plain = made()
+    assert_equal(found, (plain, plain.fit(X, Y, 5, epochs=4, verbose=0)))
 
 
 def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
