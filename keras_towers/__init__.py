@@ -17,7 +17,7 @@ from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
     from keras_towers import elastic
-    from keras_towers.backup import Backup
+    from keras_towers.backup import Backup, load_backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
@@ -78,6 +78,7 @@ __all__ = [
     "elastic",
     "explain",
     "launch",
+    "load_backup",
     "run_on_each_tower",
     "save_on_every_rank",
     "strategy",
@@ -94,7 +95,7 @@ _NAMES_IN = {
     "explanation": "explain",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.calls.saving": "save_on_every_rank",
-    "backup": "Backup",
+    "backup": "Backup load_backup",
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",

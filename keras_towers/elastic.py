@@ -33,9 +33,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 
-from keras_towers.backup import END_SIGNALS, Backup, BackupFile
+from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.rendezvous import commits
+from keras_towers.saved_training import SavedTraining
 from keras_towers.system import handle_signals, make_writable, replace_file
 
 __all__ = ["Commit", "ObjectState", "State", "run"]
@@ -181,7 +182,7 @@ class ObjectState(KeptObjects):
             signed = commits.sign(_pickled(contents))
             make_writable(self._folder, "give --commits another one.")
             replace_file(self._path, _PARTIAL, lambda file: file.write(signed))
-            commits.report_last(self._path, [self._commits])
+            commits.report_last(str(self._path), [self._commits])
         if self._should_end():
             raise EndOfJob
 
@@ -205,7 +206,7 @@ class ObjectState(KeptObjects):
         content = commits.verify(self._path.read_bytes()) if exists else None
         if content is not None:
             self._commits = pickle.loads(content)["_commits"]
-        commits.check_last(self._path, [self._commits])
+        commits.check_last(str(self._path), [self._commits])
         return content
 
     @property
@@ -245,7 +246,9 @@ class State(KeptObjects):
             )
         super().__init__(**extra)
         self.model = model
-        self._backup: BackupFile = BackupFile(self._folder, self._make_notes)
+        self._backup: SavedTraining = SavedTraining(
+            self._folder, self._make_notes
+        )
 
     @property
     def epoch(self) -> int:

@@ -153,6 +153,8 @@ TRACEBACK_S = 0.3
 #: Ranks that fail within this time show once what their tracebacks have in
 #: common.
 SAME_FAILURE_S = 60.0
+#: For a file that rank 0 has made to appear on another rank.
+SEES_FILE_S = 5.0
 #: For other ranks to arrive at a save that rank 0 writes for all ranks.
 SAVE_WAIT_S = 10.0
 #: For rank 0 to begin a save, until another rank writes the file itself.

@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
-import io
+import itertools
 import json
 import os
 import random
 import re
+import shutil
 import signal
-import zipfile
+import threading
 
 import keras
 import numpy as np
@@ -16,10 +17,14 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import backup
+from keras_towers.backup_folder import CallFolder
+from keras_towers.fit.weights import checkpoint, shards
 from keras_towers.rendezvous import commits
+from keras_towers.saved_training import SavedTraining
+from keras_towers.transport import SingleProcess
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate
@@ -99,12 +104,47 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     interrupted(last, 1, 4, kill(signal.SIGUSR1))
     assert "starts afresh" not in caplog.text
     # As of a process that was killed while it wrote.
-    (tmp_path / "last" / f"1{backup._PARTIAL}").touch()
+    (tmp_path / "last" / "backup" / "ckpt-99.rank-1.index").touch()
     stopping = keras.callbacks.EarlyStopping("loss", patience=9)
     assert_equal(train(last, stopping), undisturbed)
     assert "EarlyStopping starts afresh" in caplog.text
     assert list((tmp_path / "last").iterdir()) == []
     assert handlers() == before
+
+
+def test_it_goes_on_with_other_towers_columns_and_shards(tmp_path, monkeypatch):
+    """Each reads what it needs, however that was cut when it was written."""
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+
+    def made():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(n, name=f"of_{n}") for n in (4, 6, 1)]
+        built = keras.Sequential([keras.Input((3,)), *layers])
+        built.compile(keras.optimizers.Adam(0.01), "mse")
+        return built
+
+    def fit(strategy, *callbacks):
+        with strategy:
+            mine = made()
+            options = {"epochs": 4, "verbose": 0, "callbacks": [*callbacks]}
+            return mine, mine.fit(X, Y, 5, **options)
+
+    strategies = [
+        lambda: kt.TowerStrategy(2, weights="sharded"),
+        lambda: on_a_mesh(made().weights, 2),
+        lambda: kt.TowerStrategy(3, updates="sharded"),
+        lambda: on_a_mesh(made().weights, 1),
+        lambda: kt.TowerStrategy(3, weights="sharded"),
+    ]
+    last = kt.Backup(tmp_path)
+    for number, make in enumerate(strategies[:4]):
+        ending = ends(number, 1, kill(signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            fit(make(), ending, last)
+        begin_again()
+    found = fit(strategies[4](), last)
+    plain = made()
+    assert_equal(found, (plain, plain.fit(X, Y, 5, epochs=4, verbose=0)))
 
 
 def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
@@ -271,10 +311,10 @@ def test_a_call_that_fails_counts(tmp_path, caplog):
     begin_again()
     assert_all_close(trials(tmp_path), wanted, 0)
     (kept,) = tmp_path.iterdir()
-    assert kept.name == "backup.npz.failed"
+    assert kept.name == "backup.failed"
     assert f"its backup is kept as {kept}" in caplog.text
     # Renamed, it is a backup again.
-    kept.rename(tmp_path / "backup.npz")
+    kept.rename(tmp_path / "backup")
     begin_again()
     found = trials(tmp_path)
     assert not np.allclose(found[0], wanted[0])
@@ -381,7 +421,7 @@ def test_the_backup_of_another_model_is_refused(what, tmp_path):
     interrupted(last, 0, 1, kill(signal.SIGTERM), made=make())
     made = other()
     untrained = made.get_weights()
-    words = f"npz is the backup of another model.*{re.escape(said)}.*give"
+    words = f"backup is the backup of another model.*{re.escape(said)}.*give"
     with pytest.raises(kt.TowerError, match=words):
         train(last, made=made)
     assert_all_close(made.get_weights(), untrained, 0)
@@ -416,22 +456,19 @@ def test_what_changes_no_result_may_differ(tmp_path):
     assert history.epoch == [0, 1, 2, 3]
 
 
-def rewrite(path, change):
-    """Change the facts of a backup."""
-    with np.load(path) as file:
-        named = dict(file)
-    notes = named.pop("notes")
-    encoded, *arrays = named.values()
-    facts = json.loads(str(encoded))
+def rewrite(folder, change):
+    """Change the notes of a backup."""
+    (path,) = folder.glob("backup/*.json")
+    facts = json.loads(path.read_text())
     change(facts)
-    np.savez(path, np.array(json.dumps(facts)), *arrays, notes=notes)
+    path.write_text(json.dumps(facts))
 
 
 def test_a_rate_that_depends_on_the_number_of_ranks(tmp_path, caplog):
     """That of the backup holds, and it is said."""
     last = kt.Backup(tmp_path)
     interrupted(last, 0, 1, kill(signal.SIGTERM))
-    rewrite(tmp_path / "backup.npz", lambda it: it["settings"].update(ranks=2))
+    rewrite(tmp_path, lambda it: it["settings"].update(ranks=2))
     made = compiled_with(ADAM(0.02), "mse", metrics=["mae"])
     train(last, made=made)
     assert float(made.optimizer.learning_rate) == pytest.approx(0.01)
@@ -448,52 +485,246 @@ def test_settings_that_another_version_of_keras_does_not_have(tmp_path):
         for _, settings in facts["settings"]["layers"]:
             settings.pop("trainable", None)
 
-    rewrite(tmp_path / "backup.npz", change)
+    rewrite(tmp_path, change)
     train(last)
 
 
 def test_the_backup_of_an_earlier_version_is_refused_in_one_line(tmp_path):
-    last = kt.Backup(tmp_path)
-    interrupted(last, 0, 1, kill(signal.SIGTERM))
-    rewrite(tmp_path / "backup.npz", lambda facts: facts.pop("settings"))
-    words = "of an earlier version.*delete it"
+    (tmp_path / "backup.npz").touch()
+    words = r"npz is .* of an earlier version.*delete it"
     with pytest.raises(kt.TowerError, match=words) as found:
-        train(last)
+        train(kt.Backup(tmp_path))
     assert "\n" not in str(found.value)
 
 
-def huge():
-    """A file that says it has an array of a pebibyte."""
-    file, header = io.BytesIO(), io.BytesIO()
-    of_array = {"descr": "<f8", "fortran_order": False, "shape": (1 << 47,)}
-    np.lib.format.write_array_header_1_0(header, of_array)
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("arr_0.npy", header.getvalue())
-    return file.getvalue()
+def same_everywhere(value):
+    """A model all of whose weights have one value."""
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    made.compile(ADAM(0.1), "mse")
+    made.optimizer.build(made.trainable_variables)
+    made.set_weights([np.full(w.shape, value) for w in made.get_weights()])
+    return made
 
 
-def without_position():
-    """A file of arrays, but not what a backup has."""
-    file = io.BytesIO()
-    np.savez(file, np.array("{}"))
-    return file.getvalue()
+def opened(folder, made):
+    """What goes on with the last backup of a folder, in a new process."""
+    begin_again()
+    saved = SavedTraining(folder)
+    saved.read(SingleProcess(), made, 0)
+    saved.attach(made)
+    return saved
+
+
+def commit(saved, made, epoch):
+    made.set_weights([np.full(w.shape, epoch) for w in made.get_weights()])
+    saved.epoch = epoch
+    saved.commit()
+
+
+WRITES = (
+    (checkpoint, "write"),
+    (checkpoint, "merge"),
+    (CallFolder, "_write"),
+    (CallFolder, "_sync"),
+    (CallFolder, "_remove"),
+)
+
+
+def failing_at(patch, number, error):
+    """Let a write fail, by its number, before or after it had its effect."""
+    done = itertools.count()
+
+    def fails(original, *arguments):
+        if next(done) == number:
+            raise error
+        original(*arguments)
+        if next(done) == number:
+            raise error
+
+    for owner, name in WRITES:
+        original = getattr(owner, name)
+        patch.setattr(*(owner, name), lambda *its, of=original: fails(of, *its))
+
+
+def test_a_kill_at_any_moment_leaves_the_last_complete_one(
+    tmp_path, monkeypatch
+):
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        made = same_everywhere(0)
+        saved = opened(folder, made)
+        commit(saved, made, 1)
+        try:
+            with monkeypatch.context() as patch:
+                failing_at(patch, number, Killed)
+                commit(saved, made, 2)
+        except Killed:
+            is_killed = True
+        else:
+            is_killed = False
+        again = same_everywhere(0)
+        saved = opened(folder, again)
+        assert saved.epoch in ((1, 2) if is_killed else (2,))
+        for weight in again.get_weights():
+            assert (weight == saved.epoch).all()
+        commit(saved, again, 3)
+        # Nothing is left of what came before.
+        names = {
+            p.name.partition(".")[0] for p in (folder / "backup").iterdir()
+        }
+        assert len(names) == 2
+        if not is_killed:
+            break
+    assert number > 10
+
+
+def test_a_full_disk_leaves_the_last_complete_one(tmp_path, monkeypatch):
+    made = same_everywhere(0)
+    saved = opened(tmp_path, made)
+    commit(saved, made, 1)
+    full = tf.errors.ResourceExhaustedError(None, None, "No space left")
+    for number in (0, 3, 6):
+        with monkeypatch.context() as patch:
+            failing_at(patch, number, full)
+            words = r"rank 0 could not write .*No space.*complete: make room"
+            with pytest.raises(kt.TowerError, match=words):
+                commit(saved, made, 2)
+        kt.load_backup(made, tmp_path)
+        assert all((weight == 1).all() for weight in made.get_weights())
+    commit(saved, made, 3)
+    kt.load_backup(made, tmp_path)
+    assert all((weight == 3).all() for weight in made.get_weights())
+
+
+def test_steps_go_on_while_a_backup_is_written(tmp_path, monkeypatch):
+    """It has the values of its batch; the next one waits for it.
+
+    ``look`` is called behind the backup.
+    """
+    may_write, seen = threading.Event(), []
+    write = checkpoint.write
+
+    def write_later(*arguments):
+        assert may_write.wait(60)
+        write(*arguments)
+
+    def look(batch, logs=None):
+        if batch == 1:
+            seen.append(made.get_weights())
+        if batch == 2:
+            assert not (tmp_path / "backup" / "checkpoint").exists()
+            may_write.set()
+        if batch == 3:
+            # The first one is complete, and the next one may be written.
+            plain = model()
+            kt.load_backup(plain, tmp_path)
+            seen.append(plain.get_weights())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    made = model()
+    undisturbed = train(kt.Backup(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(checkpoint, "write", write_later)
+        looks = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        last = kt.Backup(tmp_path, every=2, asynchronous=True)
+        train(looks, last, made=made)
+    assert_all_close(seen[1], seen[0], 0)
+    begin_again()
+    assert_equal(train(last), undisturbed)
+
+
+def test_what_ends_the_writing_of_a_backup_ends_fit(tmp_path, monkeypatch):
+    full = tf.errors.ResourceExhaustedError(None, None, "No space left")
+    failing_at(monkeypatch, 0, full)
+    words = "rank 0 could not write .*No space left.*complete: make room"
+    with pytest.raises(kt.TowerError, match=words):
+        train(kt.Backup(tmp_path, every=2, asynchronous=True))
+
+
+def test_any_folder_that_tensorflow_reaches(tmp_path):
+    folder = f"ram://{tmp_path}"
+    undisturbed = train(kt.Backup(tmp_path))
+    interrupted(kt.Backup(folder), 1, 1, kill(signal.SIGTERM))
+    assert_equal(train(kt.Backup(folder)), undisturbed)
+    assert not tf.io.gfile.exists(f"{folder}/backup/checkpoint")
+
+
+def test_a_plain_model_gets_the_weights_of_a_backup(tmp_path):
+    """TensorFlow reads them, too; others are refused, and nothing changes."""
+    trained, _ = train(kt.Backup(tmp_path, delete=False))
+    plain = keras.models.clone_model(model())
+    for folder in tmp_path, tmp_path / "backup":
+        plain.set_weights([np.zeros(w.shape) for w in plain.get_weights()])
+        kt.load_backup(plain, folder)
+        assert_all_close(plain.get_weights(), trained.get_weights(), 0)
+    reader = tf.train.load_checkpoint(str(tmp_path / "backup"))
+    names = sorted(reader.get_variable_to_shape_map())
+    assert re.fullmatch(r"weights/005/.*dense/bias", names[-1])
+    names = [name for name in names if name.startswith("weights/")]
+    kept = [reader.get_tensor(name) for name in names]
+    assert_all_close(kept, trained.get_weights(), 0)
+    other = model(units=2)
+    before = other.get_weights()
+    with pytest.raises(
+        kt.TowerError, match=r"kernel \[3, 1\].*kernel \[3, 2\]"
+    ):
+        kt.load_backup(other, tmp_path)
+    assert_all_close(other.get_weights(), before, 0)
+    for folder in tmp_path / "none", tmp_path.parent:
+        with pytest.raises(kt.TowerError, match="no complete backup in"):
+            kt.load_backup(plain, folder)
+    shutil.copytree(tmp_path / "backup", tmp_path / "backup-1")
+    with pytest.raises(kt.TowerError, match=r"2 calls of fit: give one of"):
+        kt.load_backup(plain, tmp_path)
+
+
+def damage_marker(folder):
+    (folder / "checkpoint").write_bytes(b"PK nonsense")
+
+
+def damage_notes(folder):
+    (path,) = folder.glob("*.json")
+    path.write_text("{}")
+
+
+def damage_index(folder):
+    (path,) = folder.glob("*.index")
+    path.write_bytes(path.read_bytes()[:9])
+
+
+def damage_values(folder):
+    (path,) = folder.glob("*.data-*")
+    path.write_bytes(path.read_bytes()[:-99] + bytes(99))
+
+
+def lose_values(folder):
+    (path,) = folder.glob("*.data-*")
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_marker, damage_notes, damage_index, damage_values, lose_values],
+)
+def test_a_damaged_backup_is_refused(damage, tmp_path):
+    interrupted(kt.Backup(tmp_path), 0, 1, kill(signal.SIGTERM))
+    damage(tmp_path / "backup")
+    with pytest.raises(kt.TowerError, match=r"damaged.*delete it") as found:
+        train(kt.Backup(tmp_path))
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda one: [one], "delete it"),
         (lambda one: [kt.EveryRank(one)], "without EveryRank"),
         (lambda one: [kt.ChiefOnly(one)], "without ChiefOnly"),
         (lambda one: [one, one], "Backup and Backup"),
         (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
     ],
 )
-@pytest.mark.parametrize(
-    "found", [b"PK nonsense", b"", without_position(), huge()]
-)
-def test_what_is_refused(given, words, found, tmp_path):
-    (tmp_path / "backup.npz").write_bytes(found)
+def test_what_is_refused(given, words, tmp_path):
     one = kt.Backup(tmp_path)
     with pytest.raises(kt.TowerError, match=words), kt.TowerStrategy(2):
         model().fit(X, Y, verbose=0, callbacks=given(one))

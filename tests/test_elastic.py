@@ -126,7 +126,7 @@ def test_a_fit_that_has_ended_is_not_trained_on(starts_again, caplog):
 
 def test_a_damaged_commit_is_refused(starts_again, tmp_path):
     script(seen=[])
-    (commit,) = tmp_path.rglob("backup.npz")
+    (commit,) = tmp_path.rglob("ckpt-*.json")
     commit.write_bytes(commit.read_bytes()[:99])
     starts_again()
     with pytest.raises(kt.TowerError, match="or damaged"):

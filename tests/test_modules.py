@@ -83,6 +83,7 @@ SHOWN_BY = {
     "strategies/test_model_parallel.py": """
         partition/mesh partition/rules/columns strategies/device_mesh
     """,
+    "test_backup.py": "backup_folder saved_training",
     "test_explanation.py": "fit/step/program_text",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",

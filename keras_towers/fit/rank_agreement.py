@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -321,7 +321,7 @@ def broadcast(
     transport: Transport,
     variables: Sequence[Any],
     root: int = 0,
-    given: Sequence[Any] | None = None,
+    given: Callable[[int], tf.Tensor] | None = None,
 ) -> None:
     """Give all ranks one rank's values of variables, few at a time.
 
@@ -330,7 +330,8 @@ def broadcast(
         variables: N variables of TensorFlow; unless values are given, the root
             has the whole of each.
         root: the rank whose values they get.
-        given: on the root, N values; None: those of its variables.
+        given: on the root, returns the value of a variable, by its number;
+            None: the variable has it.
     """
     known = [i for i, v in enumerate(variables) if v.dtype != tf.string]
     specs = [tf.TensorSpec(variables[i].shape, tf.int8) for i in known]
@@ -348,7 +349,7 @@ def broadcast(
         elif given is None:
             values = [variable.read_value() for variable in own]
         else:
-            values = [tf.cast(given[i], variables[i].dtype) for i in indices]
+            values = [tf.cast(given(i), variables[i].dtype) for i in indices]
         values = transport.broadcast(values, next_key("broadcast"), root)
         if transport.rank == root and given is None:
             continue

@@ -92,6 +92,5 @@ def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
     """Find a module of a package."""
     if package is None or package.submodule_search_locations is None:
         return None
-    # By its full name, a package without __init__.py would need its parent to be
-    # imported.
+    # By its full name, a package without __init__.py needs an imported parent.
     return PathFinder.find_spec(name, [*package.submodule_search_locations])

@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,15 +49,6 @@ class SavedStates:
 
     layout: StateLayout
     values: list[list[np.ndarray]]
-
-    @classmethod
-    def of(
-        cls, layout: StateLayout, ranks: int, values: Iterator[np.ndarray]
-    ) -> SavedStates:
-        """Take the values of so many ranks from those of a file."""
-        number = sum(len(leaves) for states in layout for leaves in states)
-        rows = [[*itertools.islice(values, number)] for _ in range(ranks)]
-        return cls(layout, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,13 +206,10 @@ class RankSum:
         for rank in range(self._transport.size):
             sent = self._transport.broadcast(own, next_key("hook"), rank)
             if own and self._transport.rank == 0:
-                values.append([_numpy(value) for value in sent])
+                values.append([value.numpy() for value in sent])
         layout = [
             [
-                [
-                    (list(v.shape), _saved_as(v.dtype), is_own)
-                    for v, is_own in of
-                ]
+                [(list(v.shape), v.dtype.name, is_own) for v, is_own in of]
                 for of in states
             ]
             for states in leaves
@@ -268,15 +256,8 @@ def _shares(
 ) -> list[np.ndarray]:
     """Return each new rank's share of the values of other ranks."""
     return [
-        (np.sum(values, 0) / size).astype(values[0].dtype) if own else values[0]
+        (np.sum(values, 0, "float64") / size).astype(values[0].dtype)
+        if own
+        else values[0]
         for own, *values in zip(is_own, *rows, strict=True)
     ]
-
-
-def _saved_as(dtype: tf.DType) -> str:
-    # NumPy's files do not support bfloat16.
-    return "float32" if dtype == tf.bfloat16 else dtype.name
-
-
-def _numpy(value: tf.Tensor) -> np.ndarray:
-    return tf.cast(value, _saved_as(value.dtype)).numpy()

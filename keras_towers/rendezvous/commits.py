@@ -1,6 +1,6 @@
 """What the launcher of a job that starts again knows of its backups.
 
-A backup is a file of rank 0. Its launcher names the folder of those of
+Rank 0 completes each backup. Its launcher names the folder of those of
 ``kt.elastic``, and remembers the last one of a job: a rank that does not find
 it has to say so, and not to train from the beginning.
 """
@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import itertools
 import os
+import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,28 +35,29 @@ def report_resumes(resumes: bool) -> None:
     _put(store.RESUMES, resumes)
 
 
-def report_last(path: Path, position: Sequence[int]) -> None:
+def report_last(path: str, position: Sequence[int]) -> None:
     """Report the last backup; an empty position if it is not needed again."""
-    _put(store.COMMITTED, [str(path), *position] if position else None)
+    _put(store.COMMITTED, [path, *position] if position else None)
 
 
-def check_last(path: Path, position: Sequence[int]) -> None:
+def check_last(path: str, position: Sequence[int]) -> None:
     """Refuse to go on from an earlier position than that of the last backup.
 
     Args:
-        path: the file of the backup.
+        path: where the backup is.
         position: the position that was found there, or the beginning.
     """
     server, last = store.store_of_job(), None
     if server is not None:
         with contextlib.suppress(OSError):
             last = server.get(store.COMMITTED)
-    if last and last[0] == str(path) and [*position] < last[1:]:
+    if last and last[0] == path and [*position] < last[1:]:
         raise TowerError(
-            f"the last backup of this job is not in {path.parent} of host "
-            f"{os.uname().nodename}: every host that may have rank 0 needs "
-            "the same folder. `keras-towers run --commits` names that of "
-            "kt.elastic, kt.Backup(folder) its own."
+            "the last backup of this job is not in "
+            f"{posixpath.dirname(path)} of host {os.uname().nodename}: "
+            "every host that may have rank 0 needs the same folder. "
+            "`keras-towers run --commits` names that of kt.elastic, "
+            "kt.Backup(folder) its own."
         )
 
 

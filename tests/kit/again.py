@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from keras_towers import backup, elastic, settings
+from keras_towers import elastic, saved_training, settings
 
 
 def begin_again():
     """Count calls of ``fit`` with a backup as a process that is new."""
-    backup._calls.clear()
+    saved_training._calls.clear()
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ import os, pathlib, signal, sys
 from keras_towers.rendezvous import commits
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 folder = pathlib.Path(sys.argv[1]) if sys.argv[1:] else commits.folder()
-commits.report_last(folder / "backup.npz", [0, 1])
+commits.report_last(str(folder / "backup"), [0, 1])
 print("ready", flush=True)
 signal.pause()
 """

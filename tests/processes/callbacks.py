@@ -515,7 +515,7 @@ def a_signal_to_one_rank_ends_all_behind_the_same_batch():
         train(s.eager(), signals)
     assert s.gather(ended.value.code) == [75, 75]
     begin_again()
-    kept = FOLDER / "signalled" / "backup.npz"
+    kept = FOLDER / "signalled" / "backup"
     assert s.gather(kept.exists())[0]
     s.assert_as_one_process(
         s.eager(),

@@ -18,6 +18,8 @@
   Variables on devices: moved, mirrored on towers, and put back.
 ``without_memory``
   Variables without memory, of models whose steps never run.
+``checkpoint``
+  Variables in a checkpoint of TensorFlow, of which each rank writes its parts.
 ``joint_access``
   Reads and writes of variables of which each rank has rows, between steps.
 """

@@ -170,7 +170,7 @@ class ShardedVariable(compat.UninitializedVariable):
                 self._validate_shape = False
             columns = len(mesh[0]) if layout.columns is not None else 1
             self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
-            for tower, column, begin, size in self._parts(number, columns):
+            for tower, column, begin, size in self.parts(number, columns):
                 with tf.device(compat.HOST):
                     own = part(begin, size)
                 with tf.device(mesh[tower][column]):
@@ -185,7 +185,7 @@ class ShardedVariable(compat.UninitializedVariable):
         """The handles of the shards, for each tower and its columns."""
         return [[shard.handle for shard in row] for row in self.shards]
 
-    def _parts(
+    def parts(
         self, towers: int, columns: int
     ) -> Iterator[tuple[int, int, list[int], list[int]]]:
         """Yield each tower and column, and where its part begins and ends.
@@ -236,7 +236,7 @@ class ShardedVariable(compat.UninitializedVariable):
     def divide(self, whole: tf.Tensor) -> None:
         """Give the shards in this process their parts of a whole."""
         number = len(self.shards), len(self.shards[0])
-        for tower, column, begin, size in self._parts(*number):
+        for tower, column, begin, size in self.parts(*number):
             with tf.device(compat.HOST):
                 own = part_of(whole, begin, size)
             shard = self.shards[tower][column]

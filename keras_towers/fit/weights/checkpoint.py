@@ -1,0 +1,179 @@
+"""Variables in a checkpoint of TensorFlow, of which each rank writes its parts.
+
+A part says where in the whole it lies. Ranks write their parts into files of
+their own, which one rank joins. Whoever reads takes any other part, or wholes:
+rows that two ranks have written may be read by three, or by one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
+from keras_towers.rendezvous import rank_checks
+
+WHOLE: str = ""
+"""Where a part lies that is the whole."""
+
+
+_WEIGHTS = "weights"
+
+
+class Part(NamedTuple):
+    """A part of a tensor in a checkpoint.
+
+    Attributes:
+        name: that of the tensor.
+        where: where it lies in the whole, as TensorFlow writes it: the shape,
+            and for each axis the first index and the length.
+        read: returns its value, on the host.
+    """
+
+    name: str
+    where: str
+    read: Callable[[], Any]
+
+
+def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return all variables of a model but metrics, by their names in files.
+
+    A name has the place in the model's own order, since paths are not unique,
+    and the path: ``weights/003/dense/kernel``. It is the same on all ranks.
+    """
+    state = model_state.collect(model)
+    kinds: Mapping[str, Sequence[keras.Variable]] = {
+        "seeds": state.seeds,
+        _WEIGHTS: state.weights,
+        "optimizer": state.optimizer_variables,
+    }
+    return {
+        f"{kind}/{n:03d}/{rank_checks.without_numbers(v.path)}": v
+        for kind, variables in kinds.items()
+        for n, v in enumerate(variables)
+    }
+
+
+def is_weight(name: str) -> bool:
+    """Whether a name in a file is that of a weight of the model."""
+    return name.startswith(f"{_WEIGHTS}/")
+
+
+def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
+    """Return the parts of a variable that a rank writes.
+
+    What all ranks have rank 0 writes alone.
+    """
+    value = _current(variable)
+    if rank > 0 and not is_over_ranks(value):
+        return []
+    if not isinstance(value, ShardedVariable):
+        return [Part(name, WHOLE, value.read_value)]
+    return [
+        Part(name, _where(value.shape, begin, size), shard.read_value)
+        for tower, shard, begin, size in _shards(value)
+        # Without towers to divide it, each has a copy.
+        if value.layout.towers is not None or tower == 0
+    ]
+
+
+def read_now(parts: Sequence[Part], copies: bool) -> list[Part]:
+    """Return parts with the values that they have now, on the host.
+
+    Args:
+        parts: the parts.
+        copies: whether to copy what is on the host, so that steps may go on;
+            else a value is that of its variable.
+    """
+    read = []
+    for part in parts:
+        with tf.device(compat.HOST):
+            value = tf.identity(part.read())
+            if copies:
+                value = tf.raw_ops.DeepCopy(x=value)
+        read.append(part._replace(read=functools.partial(tf.identity, value)))
+    return read
+
+
+def write(prefix: str, parts: Sequence[Part]) -> None:
+    """Write parts into files of a prefix."""
+    with tf.device(compat.HOST):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[part.name for part in parts],
+            shape_and_slices=[part.where for part in parts],
+            tensors=[part.read() for part in parts],
+        )
+
+
+def merge(prefixes: Sequence[str], into: str) -> None:
+    """Join the files of several ranks into one checkpoint; they are moved."""
+    with tf.device(compat.HOST):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes,
+            destination_prefix=into,
+            delete_old_dirs=False,
+        )
+
+
+def read(prefix: str, name: str, dtype: Any, where: str = WHOLE) -> tf.Tensor:
+    """Read a tensor, or a part of it."""
+    with tf.device(compat.HOST):
+        (value,) = tf.raw_ops.RestoreV2(
+            prefix=prefix,
+            tensor_names=[name],
+            shape_and_slices=[where],
+            dtypes=[tf.as_dtype(dtype)],
+        )
+    return value
+
+
+def read_shards(prefix: str, name: str, variable: keras.Variable) -> None:
+    """Read what this rank has of a variable in shards, shard by shard."""
+    value = _current(variable)
+    for _, shard, begin, size in _shards(value):
+        where = _where(value.shape, begin, size)
+        part = read(prefix, name, value.dtype, where)
+        with tf.device(shard.device):
+            shard.assign(part, read_value=False)
+
+
+def read_into(prefix: str, name: str, variable: keras.Variable) -> None:
+    """Read a variable whole, or what this rank has of one in shards."""
+    value = _current(variable)
+    if isinstance(value, ShardedVariable):
+        read_shards(prefix, name, variable)
+    else:
+        variable.assign(read(prefix, name, value.dtype))
+
+
+def _current(variable: keras.Variable) -> Any:
+    """Return the value, an ordinary one again if its block has ended."""
+    value = variable._value
+    if isinstance(value, ShardedVariable):
+        ordinary = value.become_ordinary()
+        return value if ordinary is None else ordinary
+    return value
+
+
+def _shards(
+    value: ShardedVariable,
+) -> Iterator[tuple[int, tf.Variable, list[int], list[int]]]:
+    """Yield the shards here: the tower, and where each begins and its size."""
+    number = len(value.shards), len(value.shards[0])
+    for tower, column, begin, size in value.parts(*number):
+        yield tower, value.shards[tower][column], begin, size
+
+
+def _where(
+    shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
+) -> str:
+    slices = itertools.starmap("{},{}".format, zip(begin, size, strict=True))
+    return f"{' '.join(map(str, shape))} {':'.join(slices)}"

@@ -1,0 +1,658 @@
+"""What training goes on with: its position, and the state of its model.
+
+Each rank writes the rows of variables that it alone has, and rank 0 the rest.
+Each reads what it needs: the rows of its own towers, however many ranks there
+were when they were written.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import dataclasses
+import functools
+import itertools
+import logging
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import backup_folder
+from keras_towers.backup_folder import CallFolder
+from keras_towers.errors import TowerError, shorten
+from keras_towers.fit import contract, model_settings, rank_agreement
+from keras_towers.fit.calls import tower_call
+from keras_towers.fit.weights import checkpoint
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.checkpoint import Part
+from keras_towers.fit.weights.model_state import trained_by
+from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.reduction import RankSum, SavedStates
+from keras_towers.rendezvous import commits, rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.transport import SingleProcess, Transport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_POSITION = (
+    *("epoch", "batch", "seed", "random_state", "epochs", "history"),
+    "begun",
+)
+_METRICS = "metrics"
+# How many differences an error shows.
+_SHOWN_SETTINGS = 3
+
+
+@dataclasses.dataclass
+class _Calls:
+    """The calls of ``fit`` in this process with backups in a folder.
+
+    Attributes:
+        begun: how many have begun.
+        failed: backups of those that have failed since the last one began.
+    """
+
+    begun: int = 0
+    failed: list[CallFolder] = dataclasses.field(default_factory=list)
+
+
+_calls: collections.defaultdict[str, _Calls] = collections.defaultdict(_Calls)
+
+
+def transport_to_ranks() -> Transport | None:
+    """Return the transport to other ranks; None if there are none."""
+    strategy = contract.active_strategy()
+    if strategy is None:
+        return None
+    transport = strategy._config.transport
+    return transport if transport.size > 1 else None
+
+
+def _rank_sum() -> RankSum | None:
+    """What sums gradients over the ranks, if there are several."""
+    strategy = contract.active_strategy()
+    return None if strategy is None else strategy._update.rank_sum
+
+
+def _divides_over_ranks() -> bool:
+    """Whether each rank will have rows of variables, which it has to write."""
+    strategy = contract.active_strategy()
+    return strategy is not None and strategy._update.divides_over_ranks
+
+
+@dataclasses.dataclass
+class _Found:
+    """What a backup has, until the model has it.
+
+    Attributes:
+        name: that of its checkpoint.
+        variables: their names there, in the order of the model.
+        shapes: of each, the shape and dtype.
+        trained: for each optimizer, the numbers of the weights that it updates.
+    """
+
+    name: str
+    variables: list[str]
+    shapes: list[str]
+    trained: list[list[int]]
+
+
+@dataclasses.dataclass
+class _Begun:
+    """A backup that is not complete.
+
+    Attributes:
+        name: that of its checkpoint.
+        written: the name of this rank's files, once they are written.
+        transport: to the ranks that write parts; None: rank 0 writes all.
+        notes: of rank 0.
+        position: the position of ``fit``: an epoch and a batch.
+    """
+
+    name: str
+    written: Future[str]
+    transport: Transport | None
+    notes: dict[str, Any]
+    position: list[int]
+
+
+class SavedTraining:
+    """Position of ``fit`` and state of a model, in a folder.
+
+    Args:
+        folder: the folder, of which each call has its own; None: nothing is
+            kept.
+        notes: returns bytes to keep with each backup.
+
+    Attributes:
+        epoch: the epoch of the last backup, from 0.
+        batch: the number of global batches of this epoch before it.
+        begun: how many calls of ``fit`` with this folder had begun then.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    seed: int
+    random_state: Sequence[Any]
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    begun: int
+    metrics: list[np.ndarray]
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        notes: Callable[[], bytes] = bytes,
+    ):
+        self.is_kept: bool = folder is not None
+        self.folder: str = backup_folder.resolve(folder) if folder else ""
+        self._call = CallFolder(self.folder)
+        self._notes = notes
+        self._rank, self._number = 0, 0
+        self._writes = False
+        # Whether the backup is this call's, and not what it may yet refuse.
+        self._has_backup = False
+        self._model: Any = None
+        self._settings: dict[str, Any] = {}
+        self._found: _Found | None = None
+        self._begun: _Begun | None = None
+        self._hook_states = SavedStates([], [])
+
+    @property
+    def _position(self) -> dict[str, Any]:
+        """The position, without weights and metrics."""
+        return {name: getattr(self, name) for name in _POSITION}
+
+    def _move_to(
+        self,
+        epoch: int,
+        batch: int,
+        seed: int,
+        random_state: Sequence[Any],
+        epochs: list[int],
+        history: dict[str, list[Any]],
+        begun: int,
+    ) -> None:
+        self.epoch, self.batch = epoch, batch
+        self.seed, self.random_state = seed, random_state
+        self.epochs, self.history = epochs, history
+        self.begun = begun
+
+    def read(self, peers: Peers, model: keras.Model, first: int) -> None:
+        """Read the backup on rank 0; without it, begin with the first epoch.
+
+        Args:
+            peers: all ranks.
+            model: the model that is trained.
+            first: the first epoch.
+
+        Raises:
+            TowerError: the backup is damaged, or another model's; or a rank
+                that has to write its part does not see the folder of rank 0.
+        """
+        # Call k of a script is always call k, however calls before it ended.
+        calls = _calls[self.folder]
+        number, failed = calls.begun, calls.failed
+        calls.begun, calls.failed, self._has_backup = number + 1, [], False
+        self._rank, self._number = peers.rank, 0
+        self._writes = self.is_kept and peers.rank == 0
+        self._call = CallFolder.of(self.folder, number)
+        seed, state = secrets.randbits(31), random.getstate()
+        self._move_to(first, 0, seed, state, [], {}, calls.begun)
+        self.metrics, self._hook_states = [], SavedStates([], [])
+        self._found, refusal = None, ""
+        if self._writes:
+            self._settings = {
+                **model_settings.describe(model),
+                "ranks": peers.size,
+            }
+            try:
+                refusal = self._open(failed)
+                commits.check_last(self._call.path, [self.epoch, self.batch])
+            except TowerError as error:
+                refusal = str(error)
+        if peers.size > 1:
+            found = self._found and dataclasses.astuple(self._found)
+            states, at = self._hook_states, (self._position, self._number)
+            values = refusal, at, found, self.metrics, states.layout
+            of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
+            refusal, (position, self._number), found, metrics, layout = (
+                of_rank_0
+            )
+            self._move_to(**position)
+            self._found, self.metrics = found and _Found(*found), metrics
+            self._hook_states = SavedStates(layout, states.values)
+        if refusal:
+            raise TowerError(refusal)
+        if self.is_kept and peers.size > 1 and _divides_over_ranks():
+            self._check_that_all_see_it(peers)
+        # Calls in callbacks of earlier epochs are not made again.
+        calls.begun = self.begun
+
+    def _check_that_all_see_it(self, peers: Peers) -> None:
+        blind = backup_folder.find_blind_ranks(
+            self.folder,
+            peers.rank,
+            lambda value: rank_checks.gather(
+                peers, value, "looks for the folder of the backup"
+            ),
+        )
+        if blind:
+            raise TowerError(
+                f"rank {', '.join(map(str, blind))} does not see the folder "
+                f"{self.folder} of rank 0, where each rank has to write its "
+                "rows of variables in shards: give Backup, or --commits for "
+                "kt.elastic, a folder that all ranks share."
+            )
+
+    def _open(self, failed: Sequence[CallFolder]) -> str:
+        """Read a backup on rank 0; return why it is another model's."""
+        backup_folder.make_writable(self.folder)
+        for call in failed:
+            _set_aside(call)
+        self._call.refuse_earlier_version()
+        name = self._call.find() if self._call.exists() else ""
+        # A process that was killed while it wrote has left it.
+        self._call.delete_rest(name, later=True)
+        if not name:
+            return ""
+        self._number = backup_folder.number_of(name)
+        facts = self._call.read_notes(name)
+        with self._call.refusing_damage():
+            self._move_to(**facts["position"])
+            variables, trained = facts["variables"], facts["trained"]
+            self._found = _Found(name, variables, facts["shapes"], trained)
+            self.metrics = [
+                self._read(f"{_METRICS}/{n:03d}", dtype).numpy()
+                for n, dtype in enumerate(facts["metrics"])
+            ]
+            layout = facts["hook"]
+            dtypes = [d for _, d, _ in _leaves(layout)]
+            self._hook_states = SavedStates(
+                layout,
+                [
+                    [
+                        self._read(_of_hook(rank, n), dtype).numpy()
+                        for n, dtype in enumerate(dtypes)
+                    ]
+                    for rank in range(facts["ranks"])
+                ],
+            )
+            settings = facts["settings"]
+        return self._compare(settings)
+
+    def _read(self, name: str, dtype: Any) -> tf.Tensor:
+        assert self._found is not None
+        prefix = self._call.prefix(self._found.name)
+        return checkpoint.read(prefix, name, dtype)
+
+    def _compare(self, saved: dict[str, Any]) -> str:
+        """Return why the backup is not that of this model; empty if it is."""
+        own = self._settings
+        differing = model_settings.differing(saved, own)
+        if not self.batch:
+            for name in model_settings.METRICS:
+                differing.pop(name, None)
+        shown = [
+            f"{name} ({was} in the backup, {now} now)"
+            for name, (was, now) in differing.items()
+        ]
+        if not shown:
+            return ""
+        listed = "; ".join(shown[:_SHOWN_SETTINGS])
+        if saved["ranks"] != own["ranks"] and all(
+            map(model_settings.is_rate, differing)
+        ):
+            logger.warning(
+                "the number of ranks has changed, and so has %s: training goes "
+                "on with what is in the backup",
+                listed,
+            )
+            return ""
+        return (
+            f"{self._call.path} is the backup of another model, or of one that "
+            f"was compiled differently: {listed}. Make and compile the model "
+            "as it was then, give Backup another folder, or delete it to train "
+            "from the beginning."
+        )
+
+    def read_notes(self) -> bytes | None:
+        """Return the notes of the folder's last backup, if there is one."""
+        calls = backup_folder.calls_in(self.folder) if self.is_kept else []
+        if not calls:
+            return None
+        last = max(calls, key=CallFolder.written_ns)
+        facts = last.read_notes(last.find())
+        with last.refusing_damage():
+            return base64.b64decode(facts["notes"], validate=True)
+
+    def attach(self, model: keras.Model) -> None:
+        """Restore a model from the backup, and write its state from now on."""
+        self._model = model
+        if self._found is not None:
+            self._restore(self._found)
+            self._found = None
+        if self._writes:
+            commits.report_resumes(True)
+
+    def _restore(self, found: _Found) -> None:
+        call = tower_call.current()
+        if call is not None:
+            call.prepare()
+        self._build_optimizers(found.trained)
+        self._restore_variables(found)
+        self._restore_hook()
+
+    def _build_optimizers(self, trained_by_each: list[list[int]]) -> None:
+        """Make the slots of optimizers that a step of the model would build."""
+        strategy, weights = contract.active_strategy(), self._weights
+        # What has other optimizers or weights is refused later.
+        pairs = zip(self._optimizers, trained_by_each, strict=False)
+        for optimizer, numbers in pairs:
+            trained = [weights[n] for n in numbers if n < len(weights)]
+            if strategy is not None and trained and not optimizer.built:
+                strategy._update.make_ready(optimizer, trained)
+
+    def _restore_variables(self, found: _Found) -> None:
+        """Give each rank its rows, and all ranks what rank 0 has."""
+        model = self._model
+        variables = [*checkpoint.named_variables(model).values()]
+        saved = [*found.shapes, *_shapes(self.metrics)]
+        metrics = state_lib.collect(model).metrics if self.batch else []
+        if saved != _shapes([*variables, *metrics]):
+            raise TowerError(
+                f"{self._call.path} is the backup of another model, or of one "
+                f"that was compiled differently from {model.name!r}: use "
+                "another folder, or delete it."
+            )
+        prefix = self._call.prefix(found.name)
+        common, failure = [], ""
+        for variable, name in zip(variables, found.variables, strict=True):
+            if not is_over_ranks(variable):
+                common.append((variable._value, name))
+                continue
+            try:
+                with self._call.refusing_damage():
+                    checkpoint.read_shards(prefix, name, variable)
+            except TowerError as error:
+                failure = failure or str(error)
+        transport = transport_to_ranks() or SingleProcess()
+        if len(common) < len(variables):
+            _raise_together(transport, failure, "reads its part of the backup")
+
+        def read(number: int) -> tf.Tensor:
+            value, name = common[number]
+            with self._call.refusing_damage():
+                return self._read(name, value.dtype)
+
+        values = [value for value, _ in common]
+        rank_agreement.broadcast(transport, values, given=read)
+        self._has_backup = True
+
+    def _restore_hook(self) -> None:
+        """Give each rank its state of the communication hook. Collective."""
+        saved, rank_sum = self._hook_states, _rank_sum()
+        self._hook_states = SavedStates([], [])
+        if rank_sum is not None:
+            rank_sum.restore(self._optimizers, saved)
+        elif saved.values:
+            logger.warning(
+                "%s has the state of a communication hook, which is dropped: "
+                "there are no other ranks to exchange gradients with",
+                self._call.path,
+            )
+
+    @property
+    def _optimizers(self) -> list[keras.optimizers.Optimizer]:
+        return state_lib.collect(self._model).optimizers
+
+    @property
+    def _weights(self) -> list[keras.Variable]:
+        return state_lib.collect(self._model).weights
+
+    def _find_trained(self) -> list[list[int]]:
+        """Return the numbers of the weights that each optimizer updates."""
+        numbers = {id(w): n for n, w in enumerate(self._weights)}
+        return [
+            [numbers[id(w)] for w in trained_by(o) if id(w) in numbers]
+            for o in self._optimizers
+        ]
+
+    def commit(self, asynchronous: bool = False) -> None:
+        """Write a backup: each rank what it alone has, rank 0 the rest.
+
+        Collective.
+
+        Args:
+            asynchronous: whether to return once this rank's values are copied;
+                ``finish`` then completes the backup.
+
+        Raises:
+            TowerError: a rank could not write this one or the one before it.
+                The last complete one is still there.
+        """
+        if not self.is_kept:
+            return
+        self.finish()
+        hook, rank_sum = SavedStates([], []), _rank_sum()
+        if rank_sum is not None:
+            hook = rank_sum.save(self._optimizers)
+        variables = checkpoint.named_variables(self._model)
+        # Equal on all ranks, as is what they have in shards.
+        self._number += 1
+        name = backup_folder.name_of(self._number)
+        parts = [
+            part
+            for own, variable in variables.items()
+            for part in checkpoint.parts_here(own, variable, self._rank)
+        ]
+        notes: dict[str, Any] = {}
+        if self._writes:
+            parts += self._parts_of_rank_0(hook)
+            notes = self._describe(variables, hook)
+        transport = transport_to_ranks()
+        if not any(map(is_over_ranks, variables.values())):
+            transport = None
+        parts = checkpoint.read_now(parts, copies=asynchronous)
+        pool = ThreadPoolExecutor(1, "keras-towers-backup")
+        written = pool.submit(self._write_part, name, parts)
+        pool.shutdown(wait=False)
+        position = [self.epoch, self.batch]
+        self._begun = _Begun(name, written, transport, notes, position)
+        if not asynchronous:
+            self.finish()
+
+    def _write_part(self, name: str, parts: Sequence[Part]) -> str:
+        return self._call.write_part(name, self._rank, parts) if parts else ""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a backup has begun that is not complete."""
+        return self._begun is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank is still writing its part of a backup."""
+        return self._begun is not None and not self._begun.written.done()
+
+    def finish(self) -> None:
+        """Complete the backup that has begun, if there is one. Collective.
+
+        Raises:
+            TowerError: a rank could not write. The backup before is complete.
+        """
+        begun = self._begun
+        if begun is None:
+            return
+        written, failure = "", ""
+        try:
+            written = begun.written.result()
+        except Exception as error:
+            failure = self._failure(error)
+        self._begun = None
+        ranks = begun.transport or SingleProcess()
+        all_written = _raise_together(
+            ranks, failure, "has written its part of the backup", written
+        )
+        if not self._writes:
+            return
+        try:
+            self._call.complete(begun.name, all_written, begun.notes)
+        except (tf.errors.OpError, OSError) as error:
+            raise TowerError(self._failure(error)) from error
+        self._has_backup = True
+        commits.report_last(self._call.path, begun.position)
+
+    def _failure(self, error: Exception) -> str:
+        return (
+            f"rank {self._rank} could not write to {self._call.path} "
+            f"({shorten(error)}). The backup before is complete: make room, "
+            "and start the script again."
+        )
+
+    def _parts_of_rank_0(self, hook: SavedStates) -> list[Part]:
+        """Return the metrics, and the states of the hook of all ranks."""
+        tensors = {f"{_METRICS}/{n:03d}": v for n, v in enumerate(self.metrics)}
+        for rank, values in enumerate(hook.values):
+            for n, value in enumerate(values):
+                tensors[_of_hook(rank, n)] = value
+        return [
+            Part(name, checkpoint.WHOLE, functools.partial(tf.constant, value))
+            for name, value in tensors.items()
+        ]
+
+    def _describe(
+        self, variables: dict[str, keras.Variable], hook: SavedStates
+    ) -> dict[str, Any]:
+        """Return what goes with the tensors of a backup."""
+        self.begun = _calls[self.folder].begun
+        position = {
+            **self._position,
+            "history": {name: [*its] for name, its in self.history.items()},
+        }
+        return {
+            "settings": self._settings,
+            "position": position,
+            "variables": [*variables],
+            "shapes": _shapes([*variables.values()]),
+            "trained": self._find_trained(),
+            "metrics": [str(value.dtype) for value in self.metrics],
+            "ranks": len(hook.values),
+            "hook": hook.layout,
+            "notes": base64.b64encode(self._notes()).decode(),
+        }
+
+    def end(self, delete: bool) -> None:
+        """End a call of ``fit``, with or without its backup."""
+        self.close()
+        if delete and self._writes:
+            commits.report_last(self._call.path, [])
+            self._call.delete()
+            self._has_backup = False
+
+    def fail(self) -> None:
+        """Note that ``fit`` has failed, in case the script survives that."""
+        if self._has_backup:
+            _calls[self.folder].failed.append(self._call)
+
+    def close(self) -> None:
+        """Write no more, as ``fit`` has ended or failed."""
+        if self._begun is not None:
+            # Without the other ranks it cannot become complete.
+            wait([self._begun.written])
+            self._begun = None
+        if self._writes:
+            commits.report_resumes(False)
+
+
+def load_weights(model: keras.Model, call: CallFolder) -> None:
+    """Give a model the weights of a call's backup, one at a time."""
+    name = call.find()
+    facts = call.read_notes(name)
+    with call.refusing_damage():
+        saved = dict(zip(facts["variables"], facts["shapes"], strict=True))
+    saved = {n: shape for n, shape in saved.items() if checkpoint.is_weight(n)}
+    weights = state_lib.collect(model).weights
+    own = [
+        (_last_name(w.path), shape)
+        for w, shape in zip(weights, _shapes(weights), strict=True)
+    ]
+    wanted = [(_last_name(n), shape) for n, shape in saved.items()]
+    for given, found in itertools.zip_longest(wanted, own):
+        if given != found:
+            raise TowerError(
+                f"{call.path} is the backup of a model with other weights than "
+                f"{model.name!r}: where it has {_described(given)}, the model "
+                f"has {_described(found)}. Make the model as it was trained, "
+                "and build it."
+            )
+    prefix = call.prefix(name)
+    for variable, of_file in zip(weights, saved, strict=True):
+        with call.refusing_damage():
+            checkpoint.read_into(prefix, of_file, variable)
+
+
+def _last_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _described(weight: tuple[str, str] | None) -> str:
+    return "none" if weight is None else " ".join(weight)
+
+
+def _raise_together(
+    ranks: Any, failure: str, where: str, value: str = ""
+) -> list[str]:
+    """Raise the failure of any rank on all. Collective.
+
+    Args:
+        ranks: all ranks.
+        failure: that of this rank; empty: there is none.
+        where: what this rank does, to follow "rank 0" in a message.
+        value: any other text of this rank.
+
+    Returns:
+        The texts of all ranks that are not empty.
+    """
+    answers = [(failure, value)]
+    if ranks.size > 1:
+        answers = rank_checks.gather(ranks, (failure, value), where)
+    failures = [of_rank for of_rank, _ in answers if of_rank]
+    if failures:
+        raise TowerError(failures[0])
+    return [of_rank for _, of_rank in answers if of_rank]
+
+
+def _set_aside(call: CallFolder) -> None:
+    """Keep a backup that nothing goes on from, as its call has failed.
+
+    Started again, the script repeats the call from its beginning, and so fails
+    or ends as it would have without a backup.
+    """
+    logger.warning(
+        "an earlier call of fit has failed; its backup is kept as %s",
+        call.set_aside(),
+    )
+    commits.report_last(call.path, [])
+
+
+def _of_hook(rank: int, number: int) -> str:
+    """Name a tensor of the state of a communication hook."""
+    return f"hook/{rank:03d}/{number:03d}"
+
+
+def _leaves(layout: Any) -> Iterator[Any]:
+    """Yield the tensors of the layout of a hook's states."""
+    for states in layout:
+        yield from itertools.chain(*states)
+
+
+def _shapes(variables: Sequence[Any]) -> list[str]:
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]
