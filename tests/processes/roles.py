@@ -122,8 +122,8 @@ def checkpoints_of_orbax_are_written_by_one_and_others_by_their_rank():
 
 
 @check
-def checkpoints_of_orbax_have_whole_weights_or_are_refused():
-    """With weights in shards: whole between epochs, in parts within one."""
+def checkpoints_of_orbax_have_whole_weights():
+    """With weights in shards, at the end of an epoch and within one."""
     if not HAS_ORBAX:
         return
 
@@ -134,22 +134,17 @@ def checkpoints_of_orbax_have_whole_weights_or_are_refused():
         mine = s.model(optimizer="adam")
         s.fit(mine, batch_size=25, callbacks=[saves])
 
-    with orbax(), s.Strategy(weights="sharded"):
-        train("in-shards", "epoch")
-    if s.RANK == 0:
-        with orbax():
-            train("not-in-shards", "epoch")
-        found, wanted = (
-            _read(FOLDER / folder / "0")
-            for folder in ("in-shards", "not-in-shards")
-        )
-        assert_all_close(found, wanted, 1e-5)
-    with (
-        s.refused("cannot be read", "Save then (for Keras's callbacks: save_f"),
-        orbax(),
-        s.Strategy(weights="sharded"),
-    ):
-        train("within", 1)
+    for frequency, step in ("epoch", "0"), (1, "2"):
+        in_shards, whole = f"in-shards-{frequency}", f"whole-{frequency}"
+        with orbax(), s.Strategy(weights="sharded"):
+            train(in_shards, frequency)
+        if s.RANK == 0:
+            with orbax():
+                train(whole, frequency)
+            found, wanted = (
+                _read(FOLDER / folder / step) for folder in (in_shards, whole)
+            )
+            assert_all_close(found, wanted, 1e-5)
 
 
 def _read(checkpoint):

@@ -56,8 +56,6 @@ _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 _SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
 # The batch methods of these classes stop no loop and write no weights.
 _HARMLESS = (keras.callbacks.Callback, *CHIEF_ONLY)
-# These may read weights at the end of a batch.
-_SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 # Ranks with their own data predict different numbers of batches.
 _AFTER_PREDICT = {"on_predict_batch.*": "on_predict_end"}
 
@@ -403,10 +401,9 @@ def _acts(callback: Any, event: str, reads: bool = False) -> bool:
         reads: whether other ranks have to take part in reading weights, too.
     """
     names = {event, event.replace("train_batch", "batch")}
-    saves = reads and isinstance(callback, _SAVING)
-    is_harmless = "batch" in event and not (
-        saves and callback.save_freq != "epoch"
-    )
+    # Those of Keras that save weights say how often.
+    saves = getattr(callback, "save_freq", "epoch") != "epoch"
+    is_harmless = "batch" in event and not (reads and saves)
     classes = _HARMLESS if is_harmless else _HARMLESS[:1]
     harmless = {vars(cls).get(name) for cls in classes for name in names}
     methods = [
