@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import sys
 import threading
-import weakref
 
 import keras
 import numpy as np
@@ -212,7 +211,6 @@ def what_other_ranks_have_dropped_can_be_read():
     mine, reference = compiled(), alone({"epochs": 1})
     with sharded():
         train(mine, epochs=1)
-    shards_here = [weakref.ref(v._value) for v in mine.optimizer._momentums]
     if s.RANK > 0:
         del mine
     keras.backend.clear_session()
@@ -222,13 +220,6 @@ def what_other_ranks_have_dropped_can_be_read():
             found = mine.optimizer._momentums[0].numpy()
             wanted = reference.optimizer._momentums[0].numpy()
             assert_all_close([found], [wanted], 1e-5)
-            del mine
-    gc.collect()
-    # Ranks tell one another what none of them needs.
-    with sharded():
-        train(compiled(), epochs=1)
-    gc.collect()
-    assert not any(value() for value in shards_here)
 
 
 @check

@@ -1,6 +1,7 @@
 """Ranks, here threads, read and write what each has rows of."""
 
 import functools
+import weakref
 
 import numpy as np
 import pytest
@@ -167,3 +168,22 @@ def test_lone_reads_where_ranks_do_not_meet_are_refused():
         return rank.held().shape
 
     assert of_ranks(work) == [(2, 3), (2, 3)]
+
+
+def test_what_ranks_keep_for_one_another_is_freed():
+    class InShards:
+        place = "1.0"
+
+    known, owner = KnownVariables(), InShards()
+    variable = InShards()
+    known.register(variable)
+    known.keep(variable, weakref.ref(owner))
+    gone = weakref.ref(variable)
+    del variable
+    assert known.find("1.0") is gone()
+    assert known.unused() == []
+    del owner
+    assert known.unused() == ["1.0"]
+    known.forget(["1.0"])
+    assert known.find("1.0") is None
+    assert gone() is None
