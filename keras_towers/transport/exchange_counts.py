@@ -32,8 +32,8 @@ def counted(
     begun, ended = _counts(name)
     with tf.control_dependencies(tensors), tf.device(compat.HOST):
         number = begun.assign_add(1)
-    with tf.control_dependencies([number]):
-        results = collective(tensors)
+    # Not after the count: what is computed first is sent first.
+    results = collective(tensors)
     with tf.control_dependencies(results), tf.device(compat.HOST):
         # Not one more: a step that was cancelled may have ended none.
         ended.assign(number, read_value=False)
