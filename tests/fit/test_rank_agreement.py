@@ -28,4 +28,4 @@ def test_a_rank_that_has_ended_is_named_over_any_transport():
     config = kt.TowerStrategy(2)._config
     config = dataclasses.replace(config, job=Left(), transport=Left())
     with pytest.raises(kt.TowerError, match="rank 1 has ended, and does not c"):
-        _meet(config, {}, "fit")
+        _meet(config, {}, "fit", "is at the beginning of fit")
