@@ -91,10 +91,10 @@ class Backup(ResumesFit):
             access; with shards over ranks, every rank.
         every: batches between two backups; None: one at every epoch's end.
         delete: whether to delete the backup when ``fit`` has ended.
-        asynchronous: whether steps go on while a backup is written. Each rank
-            then copies what it writes into the memory of its host: once, since
-            the next backup waits for the one before, as do a signal and the end
-            of ``fit``. An error of writing is raised after a later batch.
+        asynchronous: whether steps go on while a backup is written. Until then
+            the host has a copy of what its rank writes: one, since the next
+            backup waits for the one before, as do a signal and the end of
+            ``fit``. An error of writing is raised after a later batch.
 
     Raises:
         TowerError: an argument is not allowed; ``fit`` runs outside of a

@@ -431,8 +431,8 @@ class SavedTraining:
         Collective.
 
         Args:
-            asynchronous: whether to return once this rank's values are copied;
-                ``finish`` then completes the backup.
+            asynchronous: whether to return before it is written; ``finish``
+                then completes it.
 
         Raises:
             TowerError: a rank could not write this one or the one before it.
@@ -460,7 +460,7 @@ class SavedTraining:
         transport = transport_to_ranks()
         if not any(map(is_over_ranks, variables.values())):
             transport = None
-        parts = checkpoint.read_now(parts, copies=asynchronous)
+        parts = checkpoint.read_now(parts)
         pool = ThreadPoolExecutor(1, "keras-towers-backup")
         written = pool.submit(self._write_part, name, parts)
         pool.shutdown(wait=False)

@@ -59,10 +59,18 @@ def kill(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-def train(last, *callbacks, made=None, towers=2, data=(X, Y, 5), **options):
+def train(
+    last,
+    *callbacks,
+    made=None,
+    towers=2,
+    data=(X, Y, 5),
+    weights=None,
+    **options,
+):
     made = made or model()
     # A backup has the mean of all towers' statistics all the same.
-    with kt.TowerStrategy(towers, sync_every_epoch=False):
+    with kt.TowerStrategy(towers, sync_every_epoch=False, weights=weights):
         history = made.fit(
             *data, epochs=3, verbose=0, callbacks=[*callbacks, last], **options
         )
@@ -597,11 +605,13 @@ def test_a_full_disk_leaves_the_last_complete_one(tmp_path, monkeypatch):
     assert all((weight == 3).all() for weight in made.get_weights())
 
 
-def test_steps_go_on_while_a_backup_is_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"weights": "sharded"}])
+def test_steps_go_on_while_a_backup_is_written(tmp_path, monkeypatch, options):
     """It has the values of its batch; the next one waits for it.
 
     ``look`` is called behind the backup.
     """
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
     may_write, seen = threading.Event(), []
     write = checkpoint.write
 
@@ -623,15 +633,15 @@ def test_steps_go_on_while_a_backup_is_written(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     made = model()
-    undisturbed = train(kt.Backup(tmp_path))
+    undisturbed = train(kt.Backup(tmp_path), **options)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(checkpoint, "write", write_later)
         looks = keras.callbacks.LambdaCallback(on_train_batch_end=look)
         last = kt.Backup(tmp_path, every=2, asynchronous=True)
-        train(looks, last, made=made)
+        train(looks, last, made=made, **options)
     assert_all_close(seen[1], seen[0], 0)
     begin_again()
-    assert_equal(train(last), undisturbed)
+    assert_equal(train(last, **options), undisturbed)
 
 
 def test_what_ends_the_writing_of_a_backup_ends_fit(tmp_path, monkeypatch):

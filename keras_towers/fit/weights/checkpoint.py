@@ -84,20 +84,15 @@ def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
     ]
 
 
-def read_now(parts: Sequence[Part], copies: bool) -> list[Part]:
+def read_now(parts: Sequence[Part]) -> list[Part]:
     """Return parts with the values that they have now, on the host.
 
-    Args:
-        parts: the parts.
-        copies: whether to copy what is on the host, so that steps may go on;
-            else a value is that of its variable.
+    What is on the host already is copied once a step writes the variable.
     """
     read = []
     for part in parts:
         with tf.device(compat.HOST):
             value = tf.identity(part.read())
-            if copies:
-                value = tf.raw_ops.DeepCopy(x=value)
         read.append(part._replace(read=functools.partial(tf.identity, value)))
     return read
 
