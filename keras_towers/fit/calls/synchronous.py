@@ -64,6 +64,11 @@ class TowerCalls(Calls):
         """Whether all calls run as plain Keras does, without towers."""
         return not self._config.divides
 
+    @property
+    def _reads_together(self) -> bool:
+        """Whether a rank that reads a variable between calls needs all."""
+        return self.adoption.update.divides_over_ranks
+
     def _start(self, keras_call: KerasCall, start: FitStart | None) -> Any:
         kind, model = keras_call.kind, keras_call.model
         outer = tower_call.current()
@@ -94,10 +99,10 @@ class TowerCalls(Calls):
                 observer = callback_roles.only_one(ObservesFit, keras_call)
                 again = self.adoption.is_compiled_again(model, kind)
                 rank_agreement.check_call(config, keras_call, observer, again)
-            elif prepared and outer is None and ranks.shards.size > 1:
+            elif prepared and outer is None and self._reads_together:
                 # Another rank may be about to read variables instead.
                 where = f"is at the beginning of {kind}"
-                rank_checks.gather(ranks.shards, None, where)
+                rank_checks.gather(ranks.job, None, where)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
