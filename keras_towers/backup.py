@@ -115,6 +115,9 @@ class Backup(ResumesFit):
         delete: bool = True,
         asynchronous: bool = False,
     ):
+        check_arguments(
+            Backup, folder=folder, delete=delete, asynchronous=asynchronous
+        )
         self._resume_by(SavedTraining(folder), every, delete, asynchronous)
 
     def _resume_by(
