@@ -62,7 +62,7 @@ class Peers(Protocol):
         ...
 
 
-def gather(peers: Peers, value: Any, where: str) -> list[Any]:
+def gather(peers: Peers, value: Any, where: str, kind: str = "") -> list[Any]:
     """Gather values from all ranks, which must be at the same point.
 
     Without the check, ranks at different points could meet in the same gather,
@@ -72,13 +72,14 @@ def gather(peers: Peers, value: Any, where: str) -> list[Any]:
         peers: the connected ranks.
         value: this rank's value, plain data.
         where: what this rank does, to follow "rank 0" in a message.
+        kind: what all ranks have to do; empty: the same as this one.
     """
     with activity.doing(where):
-        gathered = peers.gather_objects((where, value))
-    if any(point != where for point, _ in gathered):
-        points = {f"rank {r}": point for r, (point, _) in enumerate(gathered)}
+        gathered = peers.gather_objects((kind or where, where, value))
+    if any(point != (kind or where) for point, _, _ in gathered):
+        points = {f"rank {r}": at for r, (_, at, _) in enumerate(gathered)}
         raise TowerError(different_things(points))
-    return [value for _, value in gathered]
+    return [value for _, _, value in gathered]
 
 
 def different_things(points: Mapping[str, str]) -> str:

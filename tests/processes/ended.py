@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.rendezvous import watch
@@ -25,8 +27,12 @@ def a_call_is_refused_when_the_other_ranks_have_ended():
         ended = "1 has ended, and does not call {}, but rank 0 does."
         with strategy:
             # Its ranks have compared an earlier call.
-            with s.refused(ended.format("train_on_batch")):
+            with pytest.raises(kt.TowerError) as caught:
                 mine.train_on_batch(s.X, s.Y)
+            # With shards in an earlier check it serves others at its end.
+            serves = "rank 1 is at the end of the script"
+            words = ended.format("train_on_batch"), serves
+            assert any(word in str(caught.value) for word in words)
             advice = "behind the `with` block of"
             with s.refused(ended.format("evaluate"), advice):
                 mine.evaluate(s.X, s.Y, verbose=0)

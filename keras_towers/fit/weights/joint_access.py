@@ -220,7 +220,7 @@ class JointAccess:
                     f"{missed.why}"
                 )
             ranks = (gather or _gather_watched)(
-                self._transport, told, "reads or writes variables"
+                self._transport, told, doing, "reads or writes variables"
             )
         except watch.RanksEnded as error:
             ended = str(error)
