@@ -308,8 +308,9 @@ def _plan(
         noted = stack.enter_context(_noting_gradients(strategy._update))
         calls: Any = strategy._calls
         # Other ranks, which do not exist, have the same values.
-        methods = "synchronize", "agree_on_values"
-        agreed = dict.fromkeys(methods, lambda *_: None)
+        agreed: dict[str, Any] = {
+            name: lambda *_: None for name in ("synchronize", "agree_on_values")
+        }
         with patches.shadowed(calls.adoption, agreed):
             traced, program = calls.plan(model, batch, size)
         step = _PlannedStep(

@@ -111,7 +111,8 @@ class _Saves:
             bound = inspect.signature(original).bind(*args, **kwargs)
             where = bound.arguments["filepath"]
         except (TypeError, KeyError):
-            where = None  # Keras reports the wrong arguments.
+            # Keras reports the wrong arguments.
+            return original(*args, **kwargs)
         # In a nested call of these functions, the outer call decides.
         known = isinstance(where, str | os.PathLike)
         if _on_every_rank.get() or not known:
