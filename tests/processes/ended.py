@@ -32,7 +32,8 @@ def a_call_is_refused_when_the_other_ranks_have_ended():
             # With shards in an earlier check it serves others at its end.
             serves = "rank 1 is at the end of the script"
             words = ended.format("train_on_batch"), serves
-            assert any(word in str(caught.value) for word in words)
+            said = str(caught.value)
+            assert any(word in said for word in words), said
             advice = "behind the `with` block of"
             with s.refused(ended.format("evaluate"), advice):
                 mine.evaluate(s.X, s.Y, verbose=0)

@@ -212,7 +212,9 @@ class JointAccess:
         """
         told = doing, access and tuple(access), failure
         try:
-            missed = failed_calls.calls.connect_if_broken(self._transport)
+            missed = None
+            if not self._is_at_exit:
+                missed = failed_calls.calls.connect_if_broken(self._transport)
             if missed is not None:
                 raise NoValueError(
                     f"a call has failed on rank {missed.rank}, which rank "
@@ -225,6 +227,9 @@ class JointAccess:
         except watch.RanksEnded as error:
             ended = str(error)
         except tf.errors.OpError:
+            if self._is_at_exit:
+                # The others may be waiting for the end of this rank.
+                raise
             ended = self._transport.ended_ranks() or "another rank has ended"
         else:
             different = {
@@ -330,8 +335,8 @@ def _serve_at_exit(access: JointAccess) -> None:
     # Python sets it before it ends with an error.
     if getattr(sys, "last_value", None) is None:
         access._is_at_exit = True
-        # Another rank may have ended with one.
-        with contextlib.suppress(TowerError):
+        # Another rank may have ended with one, or the engine be shut down.
+        with contextlib.suppress(Exception):
             access.serve(
                 "is at the end of the script", gather=rank_checks.gather
             )
