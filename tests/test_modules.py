@@ -52,7 +52,7 @@ SHOWN_BY = {
     """,
     "partition/rules": """
         partition/conversions partition/division partition/effects
-        partition/infinities partition/list_conversions partition/registry
+        partition/infinities partition/moments partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
         partition/rules/reductions partition/rules/rounds
@@ -60,7 +60,8 @@ SHOWN_BY = {
     """,
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
-        partition/partitioner partition/program partition/undivided
+        partition/layout_pass partition/nodes partition/program
+        partition/undivided partition/units
     """,
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states

@@ -6,6 +6,14 @@ current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
 the six methods of a model, the one that resolves its ``jit_compile="auto"``,
 the one that gives a variable its first value, the function by which Keras
 stores a distribution, and the filter of tracebacks.
+Two of ``_PATCHES`` see all that Python makes meanwhile, as they cannot be bound
+to what a strategy has taken over. ``from_func_graph``: an attribute of a
+function can only be given when it is made, before anyone can know whether a
+step will call it, and TensorFlow makes many itself, as for branches, loops and
+gradients. ``__getattribute__`` of optimizers: a step may use one that no model
+holds, which nothing sees before its first use, and whose class may override the
+methods without calling those of Keras. Where no strategy of ours is in force,
+the methods of an optimizer do what the originals do.
 ``calls/saving.py`` lists the functions that write a model, which are wrapped
 where several ranks save at one path. ``compat.py`` exempts this package from
 AutoGraph for good. ``tf.random.shuffle`` and the ``random`` module of Keras's

@@ -18,16 +18,10 @@ from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import Program, Tensor
 
 # Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = {
-    "ExpandDims",
-    "Identity",
-    "IdentityN",
-    "PreventGradient",
-    "ReadVariableOp",
-    "Reshape",
-    "Squeeze",
-    "StopGradient",
-}
+_SAME_MEMORY = """
+    ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape Squeeze
+    StopGradient
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Lifetimes:
         specs = zip(tensors, assumed.inputs_of(tensors), strict=True)
         self._bytes = {tensor: _bytes(spec) for tensor, spec in specs}
         for operation in program.operations:
-            if operation.type in _SAME_MEMORY:
+            if operation.type in _SAME_MEMORY.split():
                 # Some have further inputs, such as a shape.
                 pairs = zip(operation.inputs, operation.outputs, strict=False)
                 for source, copy in pairs:

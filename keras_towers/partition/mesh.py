@@ -29,7 +29,7 @@ from keras_towers.partition.layouts import (
     MeshLayout,
     Sharded,
 )
-from keras_towers.partition.partitioner import UpdateInfo
+from keras_towers.partition.nodes import UpdateInfo
 from keras_towers.partition.program import (
     ColumnInput,
     Operation,
@@ -210,7 +210,7 @@ class _ColumnGraph:
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations stand for those of the step."""
-    once: list[Any] = []
+    once: dict[Any, str] = {}
     for operation in program.operations:
         first = column.operations.get(operation.name)
         operation.name = "" if first is None else first.name
@@ -218,8 +218,9 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
             operation.suffix = first.suffix
         if operation.source is not None:
             operation.source = column.sources.get(operation.source.name)
-    for operation in program.computed_once:
-        once.append(column.sources.get(operation.name))
+    for operation, reason in program.computed_once.items():
+        if operation.name in column.sources:
+            once[column.sources[operation.name]] = reason
     exchanges = [
         dataclasses.replace(e, gradient=column.sources[e.gradient].name)
         if e.gradient
@@ -229,5 +230,5 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     return dataclasses.replace(
         program,
         exchanges=exchanges,
-        computed_once=[o for o in once if o is not None],
+        computed_once=once,
     )

@@ -278,7 +278,8 @@ class Program:
         updates: its updates, in order.
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
-        computed_once: traced operations that take rows, but are not divided.
+        computed_once: traced operations that take rows, but are not divided,
+            and why.
         values: the values of the traced tensors, by their names.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, which is slow for batches larger than expected.
@@ -290,7 +291,7 @@ class Program:
     updates: Sequence[Update]
     results: Sequence[Tensor]
     graphs: Sequence[Any]
-    computed_once: Sequence[Any]
+    computed_once: Mapping[Any, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
 
