@@ -107,7 +107,8 @@ def run(
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
-    Under srun, mpirun or torchrun it runs the script as one of their processes.
+    Under srun, mpirun or torchrun, or with TF_CONFIG, it runs the script as one
+    of the processes that were started.
 
     Args:
         script: The script that each rank runs.
@@ -164,7 +165,9 @@ def run(
         )
     elastic = bool(min_np or max_np or host_discovery_script)
     engine = _choose_engine(strategy, ps, workers, servers, processes)
-    servers = ps or servers or (1 if engine.servers else None)
+    servers = (
+        ps or servers or (1 if engine.servers and not engine.serves else None)
+    )
     elsewhere = _given(
         {
             "-H": hosts,
@@ -337,11 +340,6 @@ def _choose_engine(
             f"the strategy {strategy} has no use for parameter servers: leave "
             "out --ps"
         )
-    if engine.serves and not ps:
-        raise TowerError(
-            f"the strategy {strategy} needs parameter servers: --ps 1 "
-            f"--workers {workers or processes or 'N'}"
-        )
     if processes and (ps or workers):
         raise TowerError(
             "give --workers for the processes that train, instead of -np"
@@ -375,6 +373,11 @@ def _make_plan(
             )
         if joined:
             return joined
+    if engine.serves and not servers:
+        raise TowerError(
+            "this strategy needs parameter servers: --ps 1 "
+            f"--workers {ranks or 'N'}"
+        )
     if engine.roles and ranks != 1:
         _refuse_other_launcher("a cluster")
     if hosts is None and not engine.serves:
@@ -391,14 +394,12 @@ def _make_plan(
 
 def _plan_to_join(engine: Engine, ranks: int | None) -> LaunchPlan | None:
     """Return the plan of another launcher's job that this process joins."""
-    member = _rank_to_join(ranks)
-    if member is None:
-        return None
     task = None if ranks else tf_config.from_environment()
     if task:
         connects = known_engines.SERVED if task.ps else known_engines.RUNTIME
         return LaunchPlan(connects, task.size, joined=task)
-    if engine.roles:
+    member = None if engine.roles else _rank_to_join(ranks)
+    if member is None:
         return None
     return LaunchPlan(engine, member.size or 0, joined=member)
 
