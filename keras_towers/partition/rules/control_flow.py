@@ -255,11 +255,11 @@ def try_with_partial_sums(
     scope = node.scope
     before = scope.computed_once.copy()
     while True:
-        parts = [value for value in inputs if value.is_partial]
         try:
             return lay_out(inputs)
         except NotDivided:
             scope.restore_computed_once(before)
+            parts = [value for value in inputs if value.is_partial]
             if not parts:
                 raise
         for value in parts:
