@@ -8,6 +8,10 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
+#: Memory of each device on which towers compute, such as 24GiB, with which the
+#: first step is compared: `--device-memory`. Default: that of GPUs; 0: it is
+#: not compared.
+ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
 #: Seed of all processes of a job; `keras-towers run` sets it. Default: no seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.

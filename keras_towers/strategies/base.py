@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -153,6 +154,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         calls: TowerCalls | None = None,
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
+        self._follows_options = update is calls is None
         if update is None and self._mesh is not None:
             update = UpdateOnMesh(
                 self._config,
@@ -165,6 +167,23 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             update = modes.create_update(self._config, self._mode)
         self._update = update
         self._calls = calls or TowerCalls(update)
+
+    @property
+    def follows_options(self) -> bool:
+        """Whether options say where variables are, and who updates them."""
+        return self._follows_options
+
+    def planned(self, transport: Transport, **options: Any) -> BaseStrategy:
+        """Return a strategy on such devices, to plan with; it never runs."""
+        config = self._config
+        own = config.options if self.follows_options else StrategyOptions()
+        planned = BaseStrategy(
+            config.devices if self._mesh is None else self._mesh,
+            dataclasses.replace(own, **options),
+            transport=transport,
+        )
+        planned._compose()
+        return planned
 
     @property
     def mode(self) -> str:

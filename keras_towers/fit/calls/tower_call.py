@@ -379,6 +379,37 @@ class TowerCall:
             self.build_error = model_building.build(
                 self.model, batch, self.kind
             )
+        # A call that is alone has what ranks have placed together.
+        if not self.is_alone and not self.adoption.is_prepared(
+            self.model, self.kind
+        ):
+            self._check_memory(batch)
+        new = self.place_variables()
+        if new or self.kind == "fit" or not self._is_inner:
+            self.adoption.synchronize(
+                self.model,
+                self.places.ranks.job,
+                self.keras_call.trains,
+                self.build_error,
+            )
+        self._mark_prepared()
+        self._prepared = True
+
+    def _check_memory(self, batch: Any) -> None:
+        """Refuse a model whose variables do not fit, before they are placed."""
+        if self.build_error is not None:
+            # The first step builds it.
+            return
+        self._step.memory.check_variables(
+            self.model,
+            self.kind,
+            self.places.ranks.job,
+            batch,
+            self.examples.get(self.kind),
+        )
+
+    def place_variables(self) -> bool:
+        """Place the model's variables on the towers; return if any were new."""
         self.adoption.agree_on_wholes(
             self.model,
             self.places.ranks.job,
@@ -391,15 +422,7 @@ class TowerCall:
             self._step.update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
-        if new or self.kind == "fit" or not self._is_inner:
-            self.adoption.synchronize(
-                self.model,
-                self.places.ranks.job,
-                self.keras_call.trains,
-                self.build_error,
-            )
-        self._mark_prepared()
-        self._prepared = True
+        return new
 
     def _mark_prepared(self) -> None:
         self.adoption.mark_prepared(self.model, self.kind)
