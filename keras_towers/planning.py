@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -261,8 +262,8 @@ def _plan(
             model, batch = _model_and_batch(
                 build(), None if open_size else size
             )
-        strategy = choice.strategy(setting)
-        stack.enter_context(planning(model, strategy))
+        make = functools.partial(choice.strategy, setting)
+        strategy = stack.enter_context(planning(model, make))
         step = lay_out_planned(strategy, model, batch, size)
         numbers = _like_first(step, setting)
         return [_plan_on(step, choice, setting, n) for n in numbers]

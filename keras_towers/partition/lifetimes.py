@@ -1,21 +1,29 @@
 """How many bytes a tower has at a time while it runs a program.
 
-An estimate: operations run in the order of the trace, each result has memory of
-its own until its last use, and an operation needs no other memory. TensorFlow
-runs operations in another order and in parallel, reuses the memory of inputs,
-and its kernels need workspaces; XLA also computes several operations as one.
+An estimate: operations run in the order of the trace, each result has memory
+until its last use, elementwise ones that of an input that ends there, and an
+operation needs no other memory. TensorFlow runs operations in another order and
+in parallel, and its kernels need workspaces; XLA also computes several
+operations as one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import Program, Tensor
+from keras_towers.partition.rules.elementwise import ELEMENTWISE
 
 # Their results are their inputs, or the memory of a variable.
 _SAME_MEMORY = {
@@ -37,6 +45,7 @@ class _Event:
     used: Sequence[Tensor]
     made: Sequence[Tensor] = ()
     extra: int = 0
+    is_elementwise: bool = False
 
 
 class Lifetimes:
@@ -103,9 +112,9 @@ class Lifetimes:
         last: dict[Tensor, int] = {}
         for index, event in enumerate(events):
             for tensor in (*event.made, *event.used):
-                last[self._root.get(tensor, tensor)] = index
+                last[self._rooted(tensor)] = index
         for tensor in self._program.results:
-            last[self._root.get(tensor, tensor)] = len(events)
+            last[self._rooted(tensor)] = len(events)
         ends: dict[int, int] = {}
         for tensor, index in last.items():
             ends[index] = ends.get(index, 0) + self._bytes_of_parts(tensor)
@@ -114,9 +123,26 @@ class Lifetimes:
         for index, event in enumerate(events):
             own = [t for t in event.made if t not in self._root]
             now += sum(map(self._bytes_of_parts, own))
-            most = max(most, now + event.extra)
+            ending = {t for t in event.used if last[self._rooted(t)] == index}
+            most = max(most, now + event.extra - self._reused(event, ending))
             now -= ends.get(index, 0)
         return most
+
+    def _rooted(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that has the memory of another one."""
+        return self._root.get(tensor, tensor)
+
+    def _reused(self, event: _Event, ending: Collection[Tensor]) -> int:
+        """Return the bytes of inputs that become the memory of a result."""
+        if not event.is_elementwise:
+            return 0
+        (result, *_), sizes = event.made, self._bytes
+        size = sizes.get(result, 0)
+        is_like = any(
+            sizes.get(self._rooted(t), 0) == size and t.dtype == result.dtype
+            for t in ending
+        )
+        return size if is_like else 0
 
     def _bytes_of_parts(self, tensor: Tensor) -> int:
         """Return what a tower has of a tensor: for all micro-batches, or one."""
@@ -133,7 +159,12 @@ class Lifetimes:
                 self._bytes.get(t, 0) for t in outputs if t in self._summed
             )
             for operation in sorted(operations, key=lambda o: o.phase):
-                yield _Event(operation.inputs, operation.outputs, before)
+                yield _Event(
+                    operation.inputs,
+                    operation.outputs,
+                    before,
+                    operation.type in ELEMENTWISE,
+                )
             for exchange in program.exchanges:
                 if exchange.given.level == level:
                     yield _Event(exchange.used, [exchange.result])

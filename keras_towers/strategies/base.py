@@ -30,6 +30,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.options import Batches, StrategyOptions, check_names
 from keras_towers.fit.step import step_reports
+from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
@@ -419,7 +420,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         variables = self._update.variables
-        ends_well = error[0] is None
+        # All ranks have refused a model at the same place.
+        ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
         if self._update.divides_over_ranks:
             # A script may end in the block, and other ranks still read.
             is_exit = isinstance(error[1], SystemExit)

@@ -12,7 +12,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
-from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
+from keras_towers.fit.calls import (
+    callback_effects,
+    callback_roles,
+    model_building,
+    tower_call,
+)
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import Calls, TowerCall
@@ -81,6 +86,8 @@ class TowerCalls(Calls):
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
+            if model_building.layers_are_built(model):
+                self.step.memory.check_variables(model, kind, self._config.job)
             return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
@@ -183,7 +190,7 @@ class TowerCalls(Calls):
         self, model: keras.Model, kind: str
     ) -> Iterator[TowerCall]:
         keras_call = KerasCall(kind, getattr(type(model), kind), model, {})
-        with self._config.strategy.scope():
+        with self._config.strategy.scope(), tower_call.outside():
             self.adoption.claim(model)
             call = self.make_call(keras_call, False, None)
             with call.installed():

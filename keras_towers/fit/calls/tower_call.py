@@ -48,6 +48,11 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
+def outside() -> contextlib.AbstractContextManager[None]:
+    """Return a block in which this thread runs no call."""
+    return _calls.holding(None)
+
+
 class StrategyProxy:
     """A strategy proxy that Keras uses while a call runs.
 

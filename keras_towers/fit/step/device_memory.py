@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import weakref
@@ -42,8 +43,10 @@ logger = logging.getLogger("keras_towers")
 
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
-# How many times more devices are planned, at most.
-_MOST_DEVICES = 1024
+# How many times as many devices are planned; of those whose memory has room
+# for the variables, so many.
+_TIMES = 2, 4, 8, 32, 128, 512
+_MOST_TRIES = 2
 
 
 class DoesNotFit(TowerError):
@@ -261,11 +264,9 @@ class _Planner:
     def _planning(
         self, options: Mapping[str, Any], ranks: int
     ) -> Iterator[Any]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(silence())
-            own: Any = self.config.strategy
-            strategy = own.planned(PlannedRanks(ranks), **options)
-            stack.enter_context(planning(self.model, strategy, builds=False))
+        own: Any = self.config.strategy
+        make = functools.partial(own.planned, PlannedRanks(ranks), **options)
+        with silence(), planning(self.model, make, builds=False) as strategy:
             yield strategy
 
     def option_within(self, size: int, needs: Needs) -> tuple[str, Needs]:
@@ -278,6 +279,7 @@ class _Planner:
         Raises:
             TowerError: none is known.
         """
+        tries = 0
         for options, times in self._choices():
             held = self.variables_of(options, times) if options else needs
             if held.held > size:
@@ -288,10 +290,14 @@ class _Planner:
             rows = -(-self.examples // cells)
             larger = [2**k for k in range(1, rows.bit_length())]
             # It is known already what it needs as it is.
+            tries += times > 1
             for parts in ([1], larger) if options else (larger,):
-                for number, found in self.needs_of(options, times, parts):
-                    if found.total is not None and found.total <= size:
-                        return self._name(options, times, number), found
+                found = self.needs_of(options, times, parts) if parts else ()
+                for number, needed in found:
+                    if needed.total is not None and needed.total <= size:
+                        return self._name(options, times, number), needed
+            if tries == _MOST_TRIES:
+                break
         raise TowerError("no option is known with which it fits")
 
     def _choices(self) -> Iterator[tuple[Mapping[str, Any], int]]:
@@ -305,8 +311,9 @@ class _Planner:
             if self.kind in TRAINING and own.updates != "sharded":
                 yield {"updates": "sharded"}, 1
             yield in_shards, 1
-        for exponent in range(1, _MOST_DEVICES.bit_length()):
-            yield {} if own.layouts is not None else in_shards, 2**exponent
+        if own.layouts is None:
+            for times in _TIMES:
+                yield in_shards, times
 
     @property
     def _follows(self) -> bool:

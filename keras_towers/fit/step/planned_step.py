@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -42,6 +42,7 @@ from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
 from keras_towers.transport import SingleProcess
 
+_S = TypeVar("_S", bound=KerasStrategy)
 _SEEDS = "global_seed_generator"
 
 
@@ -206,19 +207,18 @@ def _held(
 
 @contextlib.contextmanager
 def planning(
-    model: keras.Model, strategy: KerasStrategy, builds: bool = True
-) -> Iterator[None]:
+    model: keras.Model, make: Callable[[], _S], builds: bool = True
+) -> Iterator[_S]:
     """Let a strategy place a model in this block, in a graph without memory.
 
     The model is left as it was, with its values and its own strategy.
 
     Args:
         model: the model.
-        strategy: a strategy that never runs, and that no one else uses.
+        make: makes the strategy, which never runs.
         builds: whether slots of its optimizer are built. Otherwise those of
             another one like it are.
     """
-    calls: Any = strategy._calls
     own, settings = getattr(model, "optimizer", None), None
     if not builds and own is not None and not own.built:
         with tf.init_scope():
@@ -236,6 +236,8 @@ def planning(
         if settings is not None:
             like = {"optimizer": type(own).from_config(settings)}
             stack.enter_context(patches.shadowed(model, like))
+        strategy = make()
+        calls: Any = strategy._calls
         # Other ranks, which do not exist, have the same values.
         agreed: dict[str, Any] = {
             name: lambda *_: None for name in ("synchronize", "agree_on_values")
@@ -243,7 +245,7 @@ def planning(
         stack.enter_context(patches.shadowed(calls.adoption, agreed))
         unlimited = {"check_variables": lambda *_: None}
         stack.enter_context(patches.shadowed(calls.step.memory, unlimited))
-        yield
+        yield strategy
 
 
 def lay_out_planned(
