@@ -145,7 +145,7 @@ class Lifetimes:
         return size if is_like else 0
 
     def _bytes_of_parts(self, tensor: Tensor) -> int:
-        """Return what a tower has of a tensor: for all micro-batches, or one."""
+        """Return what a tower has of a tensor, for one or all of its parts."""
         number = self._parts if tensor in self._held and tensor.of_batch else 1
         return number * self._bytes.get(tensor, 0)
 

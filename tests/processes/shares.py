@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import pathlib
 import shutil
 import sys
@@ -505,3 +506,34 @@ def what_cannot_be_shared_is_refused():
         # From here on slots are where they are needed.
         mine.train_on_batch(s.X[:8], s.Y[:8])
         s.own_step(strategy, mine)((s.X[:8], s.Y[:8]))
+
+
+@contextlib.contextmanager
+def memory_of_rank_1(text):
+    """A limit that one rank alone is given."""
+    if s.RANK == 1:
+        os.environ[settings.ENV_DEVICE_MEMORY] = text
+    try:
+        yield
+    finally:
+        os.environ.pop(settings.ENV_DEVICE_MEMORY, None)
+
+
+@check
+def what_does_not_fit_on_one_rank_is_refused_on_all():
+    """Before its variables are placed, and before its step runs."""
+    mine, other = compiled(), compiled()
+    before = mine.get_weights()
+    for weights, text in ((None, "600B"), ("sharded", "500B")):
+        with memory_of_rank_1(text):
+            with pytest.raises(kt.TowerError) as caught:
+                with s.Strategy(towers=1, weights=weights):
+                    train(mine)
+            said = str(caught.value)
+            assert f"/device:CPU:0 of rank 1 has {text[:3]} bytes" in said
+            assert ("while a step runs" in said) == (weights is not None)
+        assert_all_close(mine.get_weights(), before)
+    for model in (mine, other):
+        with s.Strategy(towers=1):
+            train(model)
+    assert_all_close(mine.get_weights(), other.get_weights())

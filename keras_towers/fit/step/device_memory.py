@@ -23,7 +23,6 @@ from keras_towers._notices import first_time, silence
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, TowerConfig
-from keras_towers.fit.data.batches import Batch
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,
     Needs,
@@ -182,7 +181,7 @@ class MemoryCheck:
 
 
 def _known_examples(spec: Any, examples: int | None) -> int | None:
-    """Return the number of examples, if all other sizes of a batch are known."""
+    """Return the number of examples, if all other sizes are known."""
     leaves = [s for s in tf.nest.flatten(spec) if s is not None]
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return None
@@ -218,9 +217,7 @@ class _Planner:
         """The number of ranks that share a batch."""
         return self.config.places(self.kind).ranks.batch.size
 
-    def variables_of(
-        self, options: Mapping[str, Any], times: int = 1
-    ) -> Needs:
+    def variables_of(self, options: Mapping[str, Any], times: int = 1) -> Needs:
         """Return what devices hold, with options.
 
         Args:
@@ -246,9 +243,11 @@ class _Planner:
         ranks, examples = times * self.ranks, self.examples
         assert examples is not None, "a batch of unknown size"
         batch = tf.nest.map_structure(
-            lambda s: tf.TensorSpec([examples, *s.shape[1:]], s.dtype)
-            if s.shape.rank
-            else s,
+            lambda s: (
+                tf.TensorSpec([examples, *s.shape[1:]], s.dtype)
+                if s.shape.rank
+                else s
+            ),
             self.batch,
         )
         options = {**options, "micro_batches": parts[0]}

@@ -73,7 +73,7 @@ _LINEAR: dict[str, Linear] = {
 
 
 ELEMENTWISE: frozenset[str] = frozenset(
-    (*_LINEAR, *"AddN RealDiv Div DivNoNan Cast BiasAdd BiasAddV1".split())
+    (*_LINEAR, "AddN", "BiasAdd", "BiasAddV1", "DivNoNan", "RealDiv")
 )
 """The operations of which an entry of the result needs one of each input."""
 
