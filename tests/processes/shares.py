@@ -525,13 +525,13 @@ def what_does_not_fit_on_one_rank_is_refused_on_all():
     mine, other = compiled(), compiled()
     before = mine.get_weights()
     for weights, text in ((None, "600B"), ("sharded", "500B")):
-        with memory_of_rank_1(text):
-            with pytest.raises(kt.TowerError) as caught:
-                with s.Strategy(towers=1, weights=weights):
-                    train(mine)
-            said = str(caught.value)
-            assert f"/device:CPU:0 of rank 1 has {text[:3]} bytes" in said
-            assert ("while a step runs" in said) == (weights is not None)
+        strategy = s.Strategy(towers=1, weights=weights)
+        refuses = pytest.raises(kt.TowerError)
+        with memory_of_rank_1(text), refuses as caught, strategy:
+            train(mine)
+        said = str(caught.value)
+        assert f"/device:CPU:0 of rank 1 has {text[:3]} bytes" in said
+        assert ("while a step runs" in said) == (weights is not None)
         assert_all_close(mine.get_weights(), before)
     for model in (mine, other):
         with s.Strategy(towers=1):

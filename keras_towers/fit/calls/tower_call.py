@@ -385,10 +385,15 @@ class TowerCall:
                 self.model, batch, self.kind
             )
         # A call that is alone has what ranks have placed together.
-        if not self.is_alone and not self.adoption.is_prepared(
-            self.model, self.kind
-        ):
-            self._check_memory(batch)
+        if not self.is_alone and self.build_error is None:
+            self._step.memory.check_variables(
+                self.model,
+                self.kind,
+                self.places.ranks.job,
+                self.adoption.is_prepared(self.model, self.kind),
+                batch,
+                self.examples.get(self.kind),
+            )
         new = self.place_variables()
         if new or self.kind == "fit" or not self._is_inner:
             self.adoption.synchronize(
@@ -399,19 +404,6 @@ class TowerCall:
             )
         self._mark_prepared()
         self._prepared = True
-
-    def _check_memory(self, batch: Any) -> None:
-        """Refuse a model whose variables do not fit, before they are placed."""
-        if self.build_error is not None:
-            # The first step builds it.
-            return
-        self._step.memory.check_variables(
-            self.model,
-            self.kind,
-            self.places.ranks.job,
-            batch,
-            self.examples.get(self.kind),
-        )
 
     def place_variables(self) -> bool:
         """Place the model's variables on the towers; return if any were new."""

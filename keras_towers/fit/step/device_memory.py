@@ -22,7 +22,8 @@ from keras_towers._bytes import format_bytes
 from keras_towers._notices import first_time, silence
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING, KerasStrategy, TowerConfig
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,
     Needs,
@@ -108,6 +109,7 @@ class MemoryCheck:
         model: keras.Model,
         kind: str,
         peers: Peers,
+        is_placed: bool = False,
         batch: Any = None,
         examples: int | None = None,
     ) -> None:
@@ -117,20 +119,23 @@ class MemoryCheck:
             model: the model, before its variables are placed.
             kind: the method of Keras that needs it.
             peers: the ranks that call it.
-            batch: the specs of its batches; None: unknown.
+            is_placed: whether they have been placed for it before.
+            batch: the specs of a batch, or one; None: unknown.
             examples: the number of examples of a batch; None: unknown.
 
         Raises:
             DoesNotFit: they do not fit, on all ranks.
         """
-        config = self._config
+        config, own = self._config, self._config.strategy
+        assert isinstance(own, KerasStrategy), own
+        # Workers of parameter servers may come while others train.
+        peers = peers if own.follows_options else ALONE
         self._limit = limit = Limit.of(config, peers)
-        if limit is None:
+        if limit is None or is_placed or not own.follows_options:
             return
+        batch = None if batch is None else tf.nest.map_structure(_spec, batch)
+        examples = _known_examples(batch, examples)
         planner = _Planner(config, model, kind, batch, examples)
-        own: Any = config.strategy
-        if not own.follows_options:
-            return
         needs = planner.variables_of({})
         self._held[model] = needs
         if needs.held > limit.size * (1 + _MARGIN):
@@ -178,6 +183,13 @@ class MemoryCheck:
             _warn(planner, needs, limit)
         else:
             raise DoesNotFit(_describe(planner, needs, limit))
+
+
+def _spec(leaf: Any) -> Any:
+    """Return the spec of a part of a batch: an array, a tensor or a spec."""
+    if leaf is None or isinstance(leaf, tf.TypeSpec):
+        return leaf
+    return tf.TensorSpec(leaf.shape, leaf.dtype)
 
 
 def _known_examples(spec: Any, examples: int | None) -> int | None:

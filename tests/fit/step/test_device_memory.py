@@ -92,6 +92,7 @@ def test_a_step_is_refused_before_it_runs(limit):
         fit(model, 4096)
 
 
+@pytest.mark.alternate
 @pytest.mark.parametrize("options", [{"micro_batches": "auto"}, {}])
 def test_what_may_run_all_the_same_is_not_refused(limit, options, caplog):
     limit("2MB")
@@ -115,6 +116,7 @@ def test_within_a_tenth_it_is_a_warning(limit, caplog):
         fit(wide())
 
 
+@pytest.mark.alternate
 @pytest.mark.parametrize(
     "towers, options", [(1, {}), (2, {"weights": "sharded"})]
 )
@@ -125,12 +127,14 @@ def test_it_says_how_many_devices_it_takes(limit, towers, options):
     assert f'It fits with weights="sharded" on {number} devices: ' in said
 
 
+@pytest.mark.alternate
 def test_another_strategy_is_named_where_it_has_no_such_option(limit):
     limit("6MB")
     said = refused(wide(), kt.ParameterServerTowerStrategy(4))
     assert 'It fits with TowerStrategy(weights="sharded"): ' in said
 
 
+@pytest.mark.alternate
 def test_nothing_may_fit(limit):
     limit("100KB")
     said = refused(wide(), kt.TowerStrategy(2))
