@@ -64,7 +64,7 @@ class Lifetimes:
     def __init__(
         self, program: Program, towers: int, rows: int, parts: int = 1
     ):
-        self._program, self._is_alone = program, towers == 1
+        self._program, self._is_alone = program, towers == parts
         self._parts = parts
         # Of what each micro-batch has its own until all of them are done.
         self._held = held_tensors(program)
