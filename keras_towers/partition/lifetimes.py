@@ -155,9 +155,8 @@ class Lifetimes:
             operations = program.of_level(level)
             outputs = [t for o in operations for t in o.outputs]
             # What earlier micro-batches have added up.
-            before = self._parts > 1 and sum(
-                self._bytes.get(t, 0) for t in outputs if t in self._summed
-            )
+            summed = [t for t in outputs if t in self._summed]
+            before = self.bytes_of(summed) if self._parts > 1 else 0
             for operation in sorted(operations, key=lambda o: o.phase):
                 yield _Event(
                     operation.inputs,

@@ -219,7 +219,8 @@ def planning(
         builds: whether slots of its optimizer are built. Otherwise those of
             another one like it are.
     """
-    own, settings = getattr(model, "optimizer", None), None
+    own: Any = getattr(model, "optimizer", None)
+    settings = None
     if not builds and own is not None and not own.built:
         with tf.init_scope():
             settings = own.get_config()
