@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ from keras_towers.fit.step.planned_step import (
 )
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.program import Program
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -43,6 +45,8 @@ logger = logging.getLogger("keras_towers")
 
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
+# What takes this part of the memory is not looked at more closely.
+_ROOM = 16
 # How many times as many devices are planned; of those whose memory has room
 # for the variables, so many.
 _TIMES = 2, 4, 8, 32, 128, 512
@@ -136,6 +140,9 @@ class MemoryCheck:
         batch = None if batch is None else tf.nest.map_structure(_spec, batch)
         examples = _known_examples(batch, examples)
         planner = _Planner(config, model, kind, batch, examples)
+        if _ROOM * sum(map(byte_size, model.variables)) <= limit.size:
+            # Planning takes time, and there is room for any optimizer.
+            return
         needs = planner.variables_of({})
         self._held[model] = needs
         if needs.held > limit.size * (1 + _MARGIN):
@@ -167,6 +174,9 @@ class MemoryCheck:
         if examples is None:
             return
         places, ranks = settings.places, settings.places.ranks.batch.size
+        cells = ranks * config.num_towers * places.parts
+        if _ROOM * _all_bytes(program, -(-examples // cells)) <= limit.size:
+            return
         step = LaidOutStep(config, model, traced, program, ())
         lifetimes = step.lifetimes(examples, ranks, places.parts)
         needs = step.needs(lifetimes, examples, ranks)
@@ -183,6 +193,16 @@ class MemoryCheck:
             _warn(planner, needs, limit)
         else:
             raise DoesNotFit(_describe(planner, needs, limit))
+
+
+def _all_bytes(program: Program, rows: int) -> int:
+    """Return about how many bytes all results of a program have together."""
+    tensors = [t for o in program.operations for t in o.outputs]
+    return sum(
+        math.prod([size or rows for size in t.shape]) * t.dtype.size
+        for t in tensors
+        if t.shape.rank is not None
+    )
 
 
 def _spec(leaf: Any) -> Any:
