@@ -242,7 +242,7 @@ def _save_once() -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     if member.size is None or member.size == 1:
         return contextlib.nullcontext()
-    return saving.on_rank_0_only(member.rank, member.size, job_store)
+    return saving.on_rank_0_only(member.rank, job_store)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

@@ -1,0 +1,208 @@
+"""Checks of a worker: what Keras saves is written once, by rank 0."""
+
+import contextlib
+import pathlib
+import sys
+import threading
+
+import keras
+import pytest
+
+import keras_towers as kt
+from keras_towers.fit.calls import saving
+from keras_towers.rendezvous.store import store_of_job
+from tests.kit.compare import assert_all_close
+from tests.kit.ranks import check, rare_check
+from tests.processes import small as s
+
+FOLDER = pathlib.Path(sys.argv[1])
+REFUSED = "with kt.save_on_every_rank():"
+
+
+class Noted(keras.layers.Dense):
+    """Notes that this rank writes its weights."""
+
+    written = 0
+
+    def save_own_variables(self, store):
+        Noted.written += 1
+        super().save_own_variables(store)
+
+
+def written_here(act):
+    """How often this rank writes a model in ``act``."""
+    before = Noted.written
+    act()
+    return Noted.written - before
+
+
+def compiled(make=s.eager):
+    # Large enough for its weights to be in shards.
+    return make(Noted(8192), Noted(3), optimizer="adam")
+
+
+def script():
+    """A script that was written for one process runs in this block."""
+    store = store_of_job()
+    assert store is not None
+    return saving.on_rank_0_only(s.RANK, store)
+
+
+@contextlib.contextmanager
+def shards():
+    with s.Strategy(weights="sharded"):
+        yield
+
+
+@contextlib.contextmanager
+def whole():
+    with script(), s.Strategy():
+        yield
+
+
+def load(path):
+    return keras.models.load_model(path, custom_objects={"Noted": Noted})
+
+
+def assert_saved(path, weights):
+    """All ranks see a file with these weights."""
+    s.gather("saved")
+    assert_all_close(load(path).get_weights(), weights, 0)
+
+
+@check
+def what_ranks_save_is_written_by_rank_0():
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        name = f"{block.__name__}-{{}}.keras"
+        paths = [str(FOLDER / name.format(i)) for i in range(6)]
+        mine, weights, counts = compiled(make), [], []
+
+        def save(path, ranks, counts=counts):
+            def act(it):
+                if s.RANK in ranks:
+                    counts.append(written_here(lambda: it.save(path)))
+
+            return act
+
+        def look(it, weights=weights):
+            weights.append(it.get_weights())
+
+        callbacks = [
+            s.Does(on_train_batch_end=save(paths[0], [0])),
+            s.Does(on_epoch_end=save(paths[1], [0, 1])),
+            s.Does(on_epoch_end=look),
+        ]
+
+        with block():
+            s.fit(mine, batch_size=25, epochs=2, callbacks=callbacks)
+            save(paths[2], [0])(mine)
+            save(paths[3], [0, 1])(mine)
+        with contextlib.ExitStack() as stack:
+            if block is whole:
+                stack.enter_context(script())
+            save(paths[4], [0, 1])(mine)
+        with block():  # At its end the others serve rank 0.
+            save(paths[5], [0])(mine)
+        # Two layers in each of so many files; the other rank has written none.
+        wanted = [2] * 10 if s.RANK == 0 else [0] * 4
+        assert counts == wanted, (block, counts)
+        is_parts = any(map(saving.access_of, [mine]))
+        assert is_parts == (block is shards)
+        assert_all_close(mine.get_weights(), weights[-1], 0)
+        for path in paths[1:]:
+            assert_saved(path, weights[-1])
+        load(paths[0])
+
+
+@check
+def what_ranks_other_than_rank_0_save_is_refused():
+    path, own = FOLDER / "of-1.keras", FOLDER / f"own-{s.RANK}.keras"
+    acts = (
+        lambda it: it.save(path) if s.RANK else None,
+        lambda it: it.save(own),
+        # Ranks do not have the same losses in mind.
+        lambda it: it.save_weights(FOLDER / f"{s.RANK}.weights.h5"),
+    )
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        for act in acts:
+            mine = compiled(make)
+            with s.refused("rank 1 saves", "in a callback", REFUSED), block():
+                s.fit(mine, callbacks=[s.Does(on_train_batch_end=act)])
+        with kt.save_on_every_rank(), block():
+            s.fit(mine, callbacks=[s.Does(on_epoch_end=acts[1])])
+            mine.evaluate(s.X, s.Y, callbacks=[s.Does(on_test_end=acts[1])])
+        load(own)
+    assert not path.exists()
+
+
+@check
+def ranks_that_save_other_paths_do_not_wait_for_ever():
+    words = "rank 1 waits for rank 0 to save", REFUSED
+    with s.refused(*words), script(), s.Strategy():
+        mine = compiled()
+        if s.RANK:
+            mine.save(FOLDER / "never.keras")
+        else:
+            s.fit(mine)
+    with s.refused(*words), shards():
+        mine = compiled(s.model)
+        s.fit(mine)
+        mine.save(FOLDER / f"after-{s.RANK}.keras")
+    # They go on together.
+    s.assert_as_one_process(s.eager())
+
+
+@check
+def a_save_that_fails_fails_on_all_ranks_and_training_goes_on():
+    (FOLDER / "no-folder").write_text("a file")
+    path = FOLDER / "no-folder" / "model.weights.h5"
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        seen = []
+
+        def save(it, seen=seen):
+            with pytest.raises((OSError, kt.TowerError)) as error:
+                it.save_weights(path)
+            seen.append(str(error.value))
+
+        mine, alone = compiled(make), compiled(s.eager)
+        with block():
+            s.fit(mine, callbacks=[s.Does(on_train_batch_end=save)])
+            save(mine)
+            s.fit(mine)
+        if s.RANK == 0:
+            s.fit(alone)
+            s.fit(alone)
+        else:
+            assert all(f"rank 0 could not save {path}" in t for t in seen)
+        assert len(seen) == 3
+        s.assert_same_model(mine, alone)
+        # What nobody catches ends the call of all.
+        error = NotADirectoryError if s.RANK == 0 else kt.TowerError
+        with pytest.raises((error, OSError), match="no-folder"), block():
+            checkpoint = keras.callbacks.ModelCheckpoint(
+                path, save_weights_only=True
+            )
+            s.fit(compiled(make), callbacks=[checkpoint])
+
+
+@rare_check
+def threads_of_a_script_save_once():
+    path, errors = FOLDER / "in-thread.keras", []
+    mine = compiled()
+
+    def save():
+        try:
+            mine.save(path)
+        except BaseException as error:
+            errors.append(error)
+
+    def in_thread(_):
+        thread = threading.Thread(target=save)
+        thread.start()
+        thread.join()
+
+    with whole():
+        s.fit(mine, callbacks=[s.Does(on_epoch_end=in_thread)])
+    assert not errors
+    assert written_here(lambda: in_thread(None)) == 2  # In no script.
+    assert_saved(path, mine.get_weights())
