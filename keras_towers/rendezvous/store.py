@@ -136,10 +136,10 @@ class Progress:
         """Whether the two ranks wait for each other in different exchanges.
 
         Both have begun as many exchanges, so that each has begun one which the
-        other has not. Graphs alone may begin exchanges in another order. Or
-        one waits for the other to save, which no rank counts.
+        other has not. Graphs alone may begin exchanges in another order. What
+        a rank waits for at a save is no exchange, and has no place among them.
         """
-        saves = activity.SAVE in (*self.exchanges, *other.exchanges)
+        saves = activity.SAVE in other.exchanges
         return (
             (saves or self.position == other.position)
             and bool(self.exchanges and other.exchanges)

@@ -1,12 +1,11 @@
 """Saving each file once, by rank 0, although every rank runs the whole script.
 
-So it is in a script written for one process, under ``keras-towers run
---strategy NAME``, and wherever each rank has its part of the weights. Rank 0
-writes what it saves, with others or alone. The other ranks wait until it has
-written the same path, and give it their parts meanwhile. How they wait depends
-on where they are: in a callback, in which all ranks meet; with weights in
-parts, where they serve rank 0's reads; or else by the job's store, which tells
-rank 0, which may be alone, of nobody.
+Ranks that write one file at a time would spoil it. Rank 0 writes what it saves,
+with others or alone. The other ranks wait until it has written the same path,
+and give it their parts of the weights meanwhile. How they wait depends on where
+they are: in a callback, in which all ranks meet; with weights in parts, where
+they serve rank 0's reads; or else by the job's store, for which rank 0, which
+may be alone, waits for nobody.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.rendezvous.store import Store, wait_for
+from keras_towers.rendezvous.store import Store, store_of_job, wait_for
 from keras_towers.system import absolute
 
 # All functions of Keras that write a model, as owner and name.
@@ -74,17 +73,16 @@ class _Ranks(Protocol):
         ...
 
 
-# Those of a script that is written for one process.
-_job: _Ranks | None = None
+# Those of this process's job, if it has a store.
+_job: _RanksOfStore | None = None
 
 
 @contextlib.contextmanager
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    For scripts that run with ``keras-towers run --strategy``, and for weights
-    in shards over ranks: otherwise only rank 0 writes what Keras saves, and the
-    other ranks wait for it. Elsewhere every rank writes anyway.
+    Otherwise only rank 0 of a job writes what Keras saves, and the other ranks
+    wait until it has written the same path.
 
     Example:
         >>> with kt.save_on_every_rank():
@@ -94,15 +92,16 @@ def save_on_every_rank() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def on_rank_0_only(rank: int, store: Store) -> Iterator[None]:
-    """Let only rank 0 write the files that Keras saves in this block."""
+def let_rank_0_write(rank: int) -> None:
+    """Let only rank 0 of a job write what Keras saves, from now on.
+
+    Args:
+        rank: the rank of this process.
+    """
     global _job
-    _job, before = _RanksOfStore(rank, store), _job
-    try:
-        yield
-    finally:
-        _job = before
+    store = store_of_job()
+    if store is not None and (_job is None or _job.rank != rank):
+        _job = _RanksOfStore(rank, store)
 
 
 def _save(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
