@@ -143,14 +143,16 @@ def ranks_that_save_other_paths_do_not_wait_for_ever():
 
 @check
 def a_save_that_fails_fails_on_all_ranks_and_training_goes_on():
-    (FOLDER / "no-folder").write_text("a file")
-    path = FOLDER / "no-folder" / "model.weights.h5"
+    path = FOLDER / "full.keras"
+    if s.RANK == 0:
+        path.symlink_to("/dev/full")
+    s.gather("made")
     for block, make in ((whole, s.eager), (shards, s.model)):
         seen = []
 
         def save(it, seen=seen):
             with pytest.raises((OSError, kt.TowerError)) as error:
-                it.save_weights(path)
+                it.save(path)
             seen.append(str(error.value))
 
         mine, alone = compiled(make), compiled(s.eager)
@@ -162,16 +164,67 @@ def a_save_that_fails_fails_on_all_ranks_and_training_goes_on():
             s.fit(alone)
             s.fit(alone)
         else:
-            assert all(f"rank 0 could not save {path}" in t for t in seen)
+            why = f"rank 0 could not save {path}: OSError: [Errno 28] No space"
+            assert all(why in text for text in seen), seen
         assert len(seen) == 3
         s.assert_same_model(mine, alone)
         # What nobody catches ends the call of all.
-        error = NotADirectoryError if s.RANK == 0 else kt.TowerError
-        with pytest.raises((error, OSError), match="no-folder"), block():
-            checkpoint = keras.callbacks.ModelCheckpoint(
-                path, save_weights_only=True
-            )
+        error = OSError if s.RANK == 0 else kt.TowerError
+        with pytest.raises(error, match="No space left"), block():
+            checkpoint = keras.callbacks.ModelCheckpoint(path)
             s.fit(compiled(make), callbacks=[checkpoint])
+
+
+@check
+def between_averages_of_the_ranks_nothing_is_saved():
+    path = FOLDER / "averaged.keras"
+    for callback in (
+        s.Does(on_train_batch_end=lambda it: s.RANK or it.save(path)),
+        keras.callbacks.ModelCheckpoint(path, save_freq=1),
+    ):
+        words = "ranks have the same weights only", "kt.Backup(every="
+        words = *words, 'save_freq="epoch"'
+        with s.refused(*words), s.Strategy(sync_every=8):
+            s.fit(s.model(), batch_size=10, callbacks=[callback])
+    mine = s.model()
+    with s.Strategy(sync_every=8):
+        checkpoint = keras.callbacks.ModelCheckpoint(path)
+        s.fit(mine, batch_size=10, callbacks=[checkpoint])
+    assert_saved(path, mine.get_weights())
+    mine.save(path)
+    assert_saved(path, mine.get_weights())
+
+
+@rare_check
+def files_of_keras_callbacks_within_an_epoch_are_those_of_one_process():
+    def train(it, folder):
+        it.compile("adam", "mse", steps_per_execution=2)
+        backup = keras.callbacks.BackupAndRestore(
+            folder / "backup", save_freq=3, delete_checkpoint=False
+        )
+        weights = str(folder / "{epoch}-{batch}.weights.h5")
+        checkpoint = keras.callbacks.ModelCheckpoint(
+            weights, save_freq=3, save_weights_only=True
+        )
+        s.fit(it, batch_size=8, epochs=2, callbacks=[backup, checkpoint])
+
+    for block in (whole, shards):
+        there, here = (FOLDER / f"{block.__name__}-{i}" for i in "12")
+        mine, alone = compiled(s.model), compiled(s.model)
+        with block():
+            train(mine, there)
+        s.gather("trained")
+        if s.RANK == 0:
+            train(alone, here)
+            names = sorted(p.name for p in here.glob("*.weights.h5"))
+            found = sorted(p.name for p in there.glob("*.weights.h5"))
+            assert found == names and len(names) > 2
+            one, other = compiled(s.model), compiled(s.model)
+            for name in names:
+                one.load_weights(there / name)
+                other.load_weights(here / name)
+                assert_all_close(one.get_weights(), other.get_weights(), 1e-5)
+        s.gather("compared")
 
 
 @rare_check

@@ -23,6 +23,7 @@ import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches, thread_state
@@ -113,7 +114,10 @@ def _save(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Keras reports the wrong arguments.
         return original(*args, **kwargs)
     first = next(iter(bound.arguments.values()))
-    joint = access_of(first) if isinstance(first, keras.Model) else None
+    joint = None
+    if isinstance(first, keras.Model):
+        _refuse_apart(first)
+        joint = access_of(first)
     ranks: _Ranks | None = joint or _job
     # In a nested call of these functions, the outer call decides. Objects that
     # are no paths are local to each rank.
@@ -146,6 +150,17 @@ def _save(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if failure:
             raise TowerError(f"rank 0 could not save {path}: {failure}")
         return None
+
+
+def _refuse_apart(model: keras.Model) -> None:
+    strategy = contract.tower_strategy_of(model)
+    if strategy is not None and strategy._adoption.are_apart(model):
+        raise TowerError(
+            f"model {model.name!r} cannot be saved here: with sync_every, "
+            "ranks have the same weights only at the end of an epoch, and of "
+            'the block. Save it there, as by save_freq="epoch", or give fit a '
+            "kt.Backup(every=...)."
+        )
 
 
 PATCHES: tuple[patches.Patch, ...] = tuple((*w, _save) for w in _WRITERS)
