@@ -102,21 +102,28 @@ def what_ranks_save_is_written_by_rank_0():
 @check
 def what_ranks_other_than_rank_0_save_is_refused():
     path, own = FOLDER / "of-1.keras", FOLDER / f"own-{s.RANK}.keras"
-    acts = (
-        lambda it: it.save(path) if s.RANK else None,
-        lambda it: it.save(own),
-        # Ranks do not have the same losses in mind.
-        lambda it: it.save_weights(FOLDER / f"{s.RANK}.weights.h5"),
-    )
-    for block, make in ((whole, s.eager), (shards, s.model)):
+
+    def of_rank_1(it):
+        if s.RANK:
+            it.save(path)
+
+    def of_each_rank(it):
+        it.save(own)
+
+    for block, make, *acts in (
+        (whole, s.eager, of_rank_1, of_each_rank),
+        (shards, s.model, of_each_rank),
+    ):
         for act in acts:
             mine = compiled(make)
             with s.refused("rank 1 saves", "in a callback", REFUSED), block():
                 s.fit(mine, callbacks=[s.Does(on_train_batch_end=act)])
         mine = compiled(make)
         with kt.save_on_every_rank(), block():
-            s.fit(mine, callbacks=[s.Does(on_epoch_end=acts[1])])
-            mine.evaluate(s.X, s.Y, callbacks=[s.Does(on_test_end=acts[1])])
+            s.fit(mine, callbacks=[s.Does(on_epoch_end=of_each_rank)])
+            mine.evaluate(
+                s.X, s.Y, callbacks=[s.Does(on_test_end=of_each_rank)]
+            )
         load(own)
     assert not path.exists()
 
