@@ -159,10 +159,6 @@ TRACEBACK_S = 0.3
 SAME_FAILURE_S = 60.0
 #: For a file that rank 0 has made to appear on another rank.
 SEES_FILE_S = 5.0
-#: For other ranks to arrive at a save that rank 0 writes for all ranks.
-SAVE_WAIT_S = 10.0
-#: For rank 0 to begin a save, until another rank writes the file itself.
-SAVE_OWN_S = 1.0
 #: Largest number of slots of a host: more are taken for a mistake.
 MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.

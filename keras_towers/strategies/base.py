@@ -20,7 +20,7 @@ from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
-from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
@@ -380,6 +380,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             )
         if isinstance(self._config.job, SingleProcess):
             _warn_if_in_job(type(self).__name__)
+        if self._config.transport.size > 1:
+            saving.let_rank_0_write(self._config.transport.rank)
         with keras_patches.installed(), super().scope():
             yield self
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.weights import checkpoint, shards
+from keras_towers.fit.weights.joint_access import access_of
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
@@ -238,10 +239,15 @@ def a_model_in_shards_is_compiled_again_and_exported():
     mine, reference = compiled(), compiled(run_eagerly=True)
     with sharded(updates=None, weights="sharded"):
         act(mine)
+    after = f"{path}-after"
+    mine.export(after, verbose=False)
+    # It is still in parts.
+    assert access_of(mine) is not None
     predicted = mine(s.X)
     if s.RANK == 0:
-        saved = tf.saved_model.load(path)
-        assert_all_close([saved.serve(s.X)], [predicted], 1e-5)
+        for each in (path, after):
+            saved = tf.saved_model.load(each)
+            assert_all_close([saved.serve(s.X)], [predicted], 1e-5)
         act(reference)
     assert_same_state(mine, reference)
 

@@ -317,6 +317,11 @@ class Adoption:
         in_rounds = self.update.local_sgd is not None
         return in_rounds and not state_lib.runs_eagerly(model)
 
+    def are_apart(self, model: keras.Model) -> bool:
+        """Whether ranks have trained a model on their own since an average."""
+        is_apart = self.stages.of(model) is ModelStage.APART
+        return is_apart and self.ranks_diverge(model)
+
     def end_rounds(self) -> None:
         """Give every rank equal weights. Collective."""
         self.update.end_rounds()
