@@ -190,8 +190,9 @@ class GlobalStep:
         settings: StepSettings,
     ) -> Any:
         """Add what towers compute and exchange, and the optimizers' updates."""
-        config, places = self.config, settings.places
+        config = self.config
         has_copies = bool(layout.on_towers) and self.update.variables.mirrors
+        places = devices_for(config, settings.places, has_copies)
         inputs = divided.inputs_of(
             layout.program,
             traced.captures,
@@ -202,7 +203,7 @@ class GlobalStep:
         towers = TowerProgram(
             layout.program,
             call_mode(config, settings),
-            devices_for(config, places, has_copies),
+            places,
             self.order,
             self.update.sum_traced,
         )
