@@ -42,19 +42,21 @@ class Scope(Mapping[Tensor, Any]):
         self.tower, self.column, self.part = place
         self.device = device
 
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self._arrays
-
     def __getitem__(self, tensor: Tensor) -> Any:
         array = self._arrays[tensor]
         towers, columns, parts = array.shape
         all_towers, all_columns, _ = self.lengths
-        assert towers in (1, all_towers) and columns in (1, all_columns)
-        return array[
-            self.tower if towers > 1 else 0,
-            self.column if columns > 1 else 0,
-            self.part if parts > 1 else 0,
-        ]
+        value = None
+        # What is computed once cannot use what differs between towers.
+        if towers <= all_towers and columns <= all_columns:
+            value = array[
+                self.tower if towers > 1 else 0,
+                self.column if columns > 1 else 0,
+                self.part if parts > 1 else 0,
+            ]
+        if value is None:
+            raise KeyError(tensor)
+        return value
 
     def __setitem__(self, tensor: Tensor, value: Any) -> None:
         if tensor not in self._arrays:
