@@ -21,7 +21,7 @@ from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
-from keras_towers.fit.step.program_inputs import add_captures
+from keras_towers.fit.step.program_inputs import add_variables
 from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, trace, with_components
@@ -64,7 +64,7 @@ def run_compiled(
     tensors = [leaf for leaf in leaves if leaf is not None]
     places = Places(Ranks(), [[active.device]])
     inputs = _inputs_of(program.inputs, tensors, places)
-    add_captures(inputs, program.inputs, traced.captures, {})
+    add_variables(inputs, program.inputs, traced.captures, {})
 
     def update(change: Update, _: Any, grads: list[Any]) -> None:
         call: ApplyCall = traced.updates[change.name]
@@ -110,14 +110,14 @@ def apply_compiled(
     captures = [outside for outside, _ in graph.captures]
     on_towers = {
         index: TowerHandles(MIRRORED, [[h] for h in copies[id(tensor)]])
-        for index, tensor in enumerate(captures)
+        for index, tensor in enumerate(captures, len(specs))
         if id(tensor) in copies
     }
     of_grads = MIRRORED if len(devices) > 1 else REPLICATED
     layouts = [of_grads for _ in specs]
     layouts += [
         MIRRORED if index in on_towers else REPLICATED
-        for index, _ in enumerate(captures)
+        for index, _ in enumerate(captures, len(specs))
     ]
     program = partition_graph(graph, layouts, [], options=_COMPILED)
     places = Places(Ranks(), [[device] for device in devices])
@@ -126,7 +126,7 @@ def apply_compiled(
         if index < len(specs):
             for scope in inputs.scopes(towers=True):
                 scope[tensor] = tensors_of_towers[scope.tower][index]
-    add_captures(inputs, program.inputs, captures, on_towers)
+    add_variables(inputs, program.inputs, captures, on_towers)
     ready = TowerProgram(program, "xla", places, order)
     ready.add_to_graph(inputs, _refuse)
 
@@ -147,7 +147,6 @@ def _inputs_of(
         for scope in placed.scopes(towers=True):
             scope[inputs.start] = tf.constant(0, tf.int64)
             scope[inputs.is_first] = tf.constant(scope.tower == 0)
-            scope[inputs.is_first_part] = tf.constant(True)
     for tensor, value in zip(inputs.of_graph, tensors, strict=False):
         placed.shared[tensor] = value
     return placed

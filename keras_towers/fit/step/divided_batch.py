@@ -15,11 +15,7 @@ from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
-from keras_towers.fit.step.program_inputs import (
-    add_captures,
-    add_columns,
-    add_shares,
-)
+from keras_towers.fit.step.program_inputs import add_variables
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.layouts import (
@@ -136,30 +132,14 @@ class DividedBatch:
             local_step: the step, if it also needs inputs of the batch of all
                 processes.
         """
-        inputs, first = program.inputs, len(self.layouts)
-        placed = PlacedTensors(places)
-        self._add_batch(placed, inputs, places.ranks, local_step)
-        add_captures(placed, inputs, captures, on_towers)
-        add_shares(placed, inputs, places)
-        handles = {first + index: own for index, own in on_towers.items()}
-        add_columns(placed, inputs, handles, places)
-        return placed
-
-    def _add_batch(
-        self,
-        placed: PlacedTensors,
-        inputs: Inputs,
-        ranks: Ranks,
-        local_step: LocalStep | None,
-    ) -> None:
-        """Add the tensors of the batch, their sizes, and where parts begin."""
+        inputs, ranks, first = program.inputs, places.ranks, len(self.layouts)
         pieces = [data_lib.tensors_in(piece) for piece in self.batch.pieces]
-        shared = placed.shared
+        placed = PlacedTensors(places)
         parts = placed.scopes(towers=True, parts=True)
         for index, layout in enumerate(self.layouts):
             tensor = inputs.of_graph[index]
             if layout == REPLICATED:
-                shared[tensor] = pieces[0][index]
+                placed.shared[tensor] = pieces[0][index]
                 continue
             for scope, piece in zip(parts, pieces, strict=True):
                 scope[tensor] = piece[index]
@@ -167,17 +147,20 @@ class DividedBatch:
         with tf.device(compat.HOST):
             for name, tensor in inputs.sizes.items():
                 index, axis = map(int, name.split("."))
-                shared[tensor] = _same_size([p[index] for p in pieces], axis)
+                size = _same_size([p[index] for p in pieces], axis)
+                placed.shared[tensor] = size
             is_first = ranks.step.rank == 0
             self._add_positions(placed, inputs, self.batch, is_first)
             if inputs.has_rows is not None:
-                shared[inputs.has_rows] = shared[inputs.total] > 0
+                has_rows = placed.shared[inputs.total] > 0
+                placed.shared[inputs.has_rows] = has_rows
             if local_step is not None:
-                inputs, is_first = (
-                    local_step.joint_inputs,
-                    ranks.batch.rank == 0,
-                )
-                self._add_positions(placed, inputs, self.whole, is_first)
+                is_first = ranks.batch.rank == 0
+                joint = local_step.joint_inputs
+                self._add_positions(placed, joint, self.whole, is_first)
+        handles = {first + index: own for index, own in on_towers.items()}
+        add_variables(placed, inputs, captures, handles)
+        return placed
 
     def _add_positions(
         self,

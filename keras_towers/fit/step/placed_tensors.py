@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ Place: TypeAlias = tuple[int, ...]
 """A tower, a column and a micro-batch."""
 
 
-class Scope(Mapping[Tensor, Any]):
+class Scope(MutableMapping[Tensor, Any]):
     """The tensors at a place, as what is computed there takes and returns them.
 
     Args:
@@ -63,16 +62,14 @@ class Scope(Mapping[Tensor, Any]):
             self._arrays[tensor] = np.empty(self.lengths, object)
         self._arrays[tensor][self.place] = value
 
+    def __delitem__(self, tensor: Tensor) -> None:
+        del self._arrays[tensor]
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._arrays)
 
     def __len__(self) -> int:
         return len(self._arrays)
-
-    def put(self, tensors: Sequence[Tensor], values: Sequence[Any]) -> None:
-        """Put the values of N tensors at this place."""
-        for tensor, value in zip(tensors, values, strict=True):
-            self[tensor] = value
 
 
 class PlacedTensors:
@@ -85,11 +82,12 @@ class PlacedTensors:
         places: where the step computes.
 
     Attributes:
+        places: where the step computes.
         shared: the tensors that all share.
     """
 
     def __init__(self, places: Places):
-        self._places = places
+        self.places = places
         self._arrays: dict[Tensor, Any] = {}
         # Over the micro-batches of each tower.
         self._sums: dict[Tensor, Any] = {}
@@ -99,7 +97,7 @@ class PlacedTensors:
         self, towers: bool = False, columns: bool = False, parts: bool = False
     ) -> Sequence[int]:
         """Return the lengths of the axes along which something may differ."""
-        places = self._places
+        places = self.places
         return (
             places.towers if towers else 1,
             places.columns if columns else 1,
@@ -109,7 +107,7 @@ class PlacedTensors:
     def scope(self, lengths: Sequence[int], place: Place) -> Scope:
         """Return the tensors at a place, as of ``Scope``."""
         tower, column, _ = place
-        device = self._places.mesh[tower][column]
+        device = self.places.mesh[tower][column]
         return Scope(self._arrays, lengths, place, device)
 
     def scopes(
@@ -117,8 +115,7 @@ class PlacedTensors:
     ) -> list[Scope]:
         """Return the tensors at each place where something may differ."""
         lengths = self.lengths(towers, columns, parts)
-        places = itertools.product(*map(range, lengths))
-        return [self.scope(lengths, place) for place in places]
+        return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
 
     def array(self, tensor: Tensor) -> Any:
         """Return the values of a tensor."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.places import Places
 from keras_towers.fit.step.exchanges import (
     Members,
     SumGradients,
@@ -28,95 +27,81 @@ from keras_towers.partition.program import Exchange
 _TOWERS, _COLUMNS, _PARTS = range(3)
 
 
-class TowerExchanges:
-    """Adds exchanges of a program to the current graph.
+def add_exchanges(
+    exchanges: Sequence[Exchange],
+    tensors: PlacedTensors,
+    order: StepOrder,
+    sum_gradients: SumGradients | None,
+) -> list[Any]:
+    """Exchange the tensors of a level, and add the results to them.
 
     Args:
-        places: where it computes, and with whom.
+        exchanges: the exchanges.
+        tensors: the tensors of the step.
         order: orders the exchanges between processes.
         sum_gradients: sums gradients over processes.
+
+    Returns:
+        The results.
     """
+    with tf.device(tensors.shared.device):
+        groups = [m for e in exchanges for m in _members(e, tensors)]
+    results = exchange_tensors(
+        groups, tensors.places.ranks.step, order.exchange, sum_gradients
+    )
+    for group, result in zip(groups, results, strict=True):
+        exchange = group.exchange
+        values = result if exchange.is_own else [result]
+        whole = [exchange.result] * len(values)
+        for scope, value in zip(
+            group.takers, with_shapes(whole, values), strict=True
+        ):
+            scope[exchange.result] = value
+    return results
 
-    def __init__(
-        self,
-        places: Places,
-        order: StepOrder,
-        sum_gradients: SumGradients | None,
-    ):
-        self._mesh, self._transport = places.mesh, places.ranks.step
-        self._order, self._sum_gradients = order, sum_gradients
 
-    def add_to_graph(
-        self, exchanges: Sequence[Exchange], tensors: PlacedTensors
-    ) -> list[Any]:
-        """Exchange the tensors of a level, and add the results to them.
+def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
+    """Yield who exchanges a tensor: those that differ along its axes."""
+    given, along = _given(exchange, tensors), _axes_of(exchange)
+    of_mesh = tensors.lengths(towers=True, columns=True)
+    of_all = tensors.lengths(towers=True, columns=True, parts=True)
+    lengths = list(given.shape)
+    for axis in along:
+        lengths[axis] = of_all[axis] if exchange.is_own else 1
+    if not exchange.result.of_batch:
+        lengths[_PARTS] = 1
+    others = [1 if a in along else n for a, n in enumerate(given.shape)]
+    for place in np.ndindex(*others):
+        devices = [
+            tensors.places.mesh[tower][column]
+            for tower, column, _ in _line(of_mesh, place, along)
+        ]
+        values = [given[k] for k in _line(given.shape, place, along)]
+        takers = [
+            tensors.scope(lengths, taker)
+            for taker in _line(lengths, place, along)
+        ]
+        rows: list[Any] = [
+            [value_of(t, taker) for t in exchange.rows or ()]
+            for taker in takers
+        ]
+        if exchange.kind == "scatter" and _COLUMNS in along:
+            count = exchange.result.shape[exchange.axis]
+            rows = [(taker.column * count, count) for taker in takers]
+        yield Members(exchange, devices, values, rows, takers)
 
-        Args:
-            exchanges: the exchanges.
-            tensors: the tensors of the step.
 
-        Returns:
-            The results.
-        """
-        groups: list[Members] = []
-        with tf.device(self._mesh[0][0]):
-            for exchange in exchanges:
-                groups += self._members(exchange, tensors)
-        results = exchange_tensors(
-            groups, self._transport, self._order.exchange, self._sum_gradients
-        )
-        for group, result in zip(groups, results, strict=True):
-            exchange = group.exchange
-            values = result if exchange.is_own else [result]
-            for scope, value in zip(group.takers, values, strict=True):
-                (scope[exchange.result],) = with_shapes(
-                    [exchange.result], [value]
-                )
-        return results
-
-    def _members(
-        self, exchange: Exchange, tensors: PlacedTensors
-    ) -> Iterator[Members]:
-        """Yield who exchanges a tensor: those that differ along its axes."""
-        given, along = self._given(exchange, tensors), _axes_of(exchange)
-        of_mesh = tensors.lengths(towers=True, columns=True)
-        of_all = tensors.lengths(towers=True, columns=True, parts=True)
-        lengths = list(given.shape)
-        for axis in along:
-            lengths[axis] = of_all[axis] if exchange.is_own else 1
-        if not exchange.result.of_batch:
-            lengths[_PARTS] = 1
-        others = [1 if a in along else n for a, n in enumerate(given.shape)]
-        for place in itertools.product(*map(range, others)):
-            devices = [
-                self._mesh[tower][column]
-                for tower, column, _ in _line(of_mesh, place, along)
-            ]
-            values = [given[k] for k in _line(given.shape, place, along)]
-            takers = [
-                tensors.scope(lengths, taker)
-                for taker in _line(lengths, place, along)
-            ]
-            rows: list[Any] = [
-                [value_of(t, taker) for t in exchange.rows or ()]
-                for taker in takers
-            ]
-            if exchange.kind == "scatter" and _COLUMNS in along:
-                count = exchange.result.shape[exchange.axis]
-                rows = [(taker.column * count, count) for taker in takers]
-            yield Members(exchange, devices, values, rows, takers)
-
-    def _given(self, exchange: Exchange, tensors: PlacedTensors) -> Any:
-        """Return the values that are exchanged, by their places."""
-        tensor = exchange.given
-        source = tensor.operation
-        if source is not None and source.at_root and self._transport.rank != 0:
-            # Only the first process has it.
-            return np.empty((1, 1, 0), object)
-        is_sum = exchange.kind in ("sum", "scatter")
-        if is_sum and "columns" not in exchange.over:
-            return tensors.sum(tensor)
-        return tensors.array(tensor)
+def _given(exchange: Exchange, tensors: PlacedTensors) -> Any:
+    """Return the values that are exchanged, by their places."""
+    tensor = exchange.given
+    source, rank = tensor.operation, tensors.places.ranks.step.rank
+    if source is not None and source.at_root and rank != 0:
+        # Only the first process has it.
+        return np.empty((1, 1, 0), object)
+    is_sum = exchange.kind in ("sum", "scatter")
+    if is_sum and "columns" not in exchange.over:
+        return tensors.sum(tensor)
+    return tensors.array(tensor)
 
 
 def _axes_of(exchange: Exchange) -> Sequence[int]:

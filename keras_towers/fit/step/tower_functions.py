@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -77,9 +83,20 @@ class FunctionCall:
     gate: Sequence[Any] = ()
     lists: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Add a call to the current graph; return what it returns."""
-        return self._called(inputs)
+    def __call__(
+        self, known: Mapping[Tensor, Any], after: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Add a call to the current graph; return what it returns.
+
+        Args:
+            known: what it takes.
+            after: what has to be computed before.
+        """
+        with tf.control_dependencies([*self.gate, *after]):
+            taken = [value_of(t, known) for t in self.body.inputs]
+            if after:
+                taken = [_after_dependencies(value) for value in taken]
+            return with_shapes(self.body.outputs, self._called(taken))
 
     @functools.cached_property
     def _called(self) -> GraphFunction | StackedLists:
@@ -201,7 +218,7 @@ class TowerFunctions:
             return self._compiled(body)
         # The functions of stages are called in a function that is not compiled.
         graph = graph_of_inputs(
-            body.inputs, functools.partial(self._add_stages, stages, body)
+            body.inputs, functools.partial(self._add_body, stages, body)
         )
         return FunctionCall(body, GraphFunction(graph, "called"))
 
@@ -221,34 +238,46 @@ class TowerFunctions:
         }
         return FunctionCall(body, function, gate, lists)
 
-    def _add_stages(
+    def _add_body(
         self, stages: Sequence[Stage], body: Function, known: dict[Tensor, Any]
     ) -> list[Any]:
-        """Add stages to the current graph; return what the body returns.
+        """Add a body in stages to the current graph; return what it returns."""
+        users = [o for o in self._program.operations if o.is_repeated]
+        users += body.operations
+
+        def used(operations: Sequence[Operation]) -> list[Tensor]:
+            own = {id(o) for o in operations}
+            inputs = {t for o in users if id(o) not in own for t in o.inputs}
+            inputs.update(body.outputs)
+            return [t for o in operations for t in o.outputs if t in inputs]
+
+        self.add_stages(stages, known, used)
+        return emit([], known, body.outputs)
+
+    def add_stages(
+        self,
+        stages: Sequence[Stage],
+        known: MutableMapping[Tensor, Any],
+        used: Callable[[Sequence[Operation]], list[Tensor]],
+        **options: Any,
+    ) -> None:
+        """Add stages to the current graph.
 
         Args:
             stages: the stages.
-            body: their operations.
-            known: the inputs.
+            known: what they use; gets what they compute.
+            used: returns what others use of what some operations compute.
+            **options: of ``emit``, for what is not compiled.
         """
-        users = [o for o in self._program.operations if o.is_repeated]
-        users += body.operations
         for stage in stages:
-            for operations in (stage.compiled, stage.single):
-                own = {id(o) for o in operations}
-                used = {t for o in users if id(o) not in own for t in o.inputs}
-                used.update(body.outputs)
-                outputs = [
-                    t for o in operations for t in o.outputs if t in used
-                ]
-                if operations is stage.compiled:
-                    values = self.add_compiled(operations, known, outputs)
-                else:
-                    values = self.add_single(operations, known, outputs)
-                known.update(zip(outputs, values, strict=True))
-        return emit([], known, body.outputs)
+            outputs = used(stage.compiled)
+            values = self._add_compiled(stage.compiled, known, outputs)
+            known.update(zip(outputs, values, strict=True))
+            outputs = used(stage.single)
+            values = self._add_single(stage.single, known, outputs, **options)
+            known.update(zip(outputs, values, strict=True))
 
-    def add_compiled(
+    def _add_compiled(
         self,
         operations: Sequence[Operation],
         known: Mapping[Tensor, Any],
@@ -262,12 +291,10 @@ class TowerFunctions:
             wanted: the tensors to return.
         """
         if not needs_call(operations):
-            return self.add_single(operations, known, wanted)
-        call = self._compiled(self._closure(operations, wanted))
-        values = call([value_of(t, known) for t in call.body.inputs])
-        return with_shapes(wanted, values)
+            return self._add_single(operations, known, wanted)
+        return self._compiled(self._closure(operations, wanted))(known)
 
-    def add_single(
+    def _add_single(
         self,
         operations: Sequence[Operation],
         known: Mapping[Tensor, Any],
@@ -358,6 +385,14 @@ class TowerFunctions:
                 if not same_device(device, scope.device):
                     return False
         return True
+
+
+def _after_dependencies(tensor: Any) -> Any:
+    """Return a tensor after the control dependencies of this block."""
+    # TensorFlow would not recognize a copy of a handle as a constant.
+    if tensor.dtype in (tf.resource, tf.variant):
+        return tensor
+    return tf.identity(tensor)
 
 
 def section_of(operation: Operation, micro_batches: int = 1) -> Section:

@@ -15,9 +15,8 @@ from keras_towers.fit.step.pace import Pace
 from keras_towers.fit.step.placed_tensors import (
     PlacedTensors,
     Scope,
-    with_shapes,
 )
-from keras_towers.fit.step.tower_exchanges import TowerExchanges
+from keras_towers.fit.step.tower_exchanges import add_exchanges
 from keras_towers.fit.step.tower_functions import (
     FunctionCall,
     Section,
@@ -61,7 +60,7 @@ class TowerProgram:
         sum_gradients: SumGradients | None = None,
     ):
         self._program = program
-        self._transport, self._order = places.ranks.step, order
+        self._order, self._sum_gradients = order, sum_gradients
         # Where towers compute what all of their columns share.
         self._devices: list[str] = [row[0] for row in places.mesh]
         self.xla = Stages(program, self._devices[0])
@@ -73,10 +72,8 @@ class TowerProgram:
                 section = section_of(operation, places.parts)
                 self._operations[section].append(operation)
         # What is computed once, or once for each column.
-        self._once: dict[Section, Sequence[Stage]] = {
-            section: self.xla.of(here)
-            if mode == "xla"
-            else [Stage(single=here)]
+        self._once: dict[Section, list[Stage]] = {
+            section: self.xla.of(here) if mode == "xla" else [Stage([], here)]
             for section, here in self._operations.items()
             if section.phase == Phase.ONCE
         }
@@ -89,7 +86,6 @@ class TowerProgram:
             order,
             places.parts,
         )
-        self._exchanges = TowerExchanges(places, order, sum_gradients)
         self._summed = _summed(program)
 
     def add_to_graph(
@@ -117,7 +113,9 @@ class TowerProgram:
             exchanges = [e for e in program.exchanges if e.given.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
-                    exchanged = self._exchanges.add_to_graph(exchanges, tensors)
+                    exchanged = add_exchanges(
+                        exchanges, tensors, self._order, self._sum_gradients
+                    )
                 pace.note_exchanged(exchanged)
             pace.end_level()
             for change in program.updates:
@@ -159,28 +157,22 @@ class TowerProgram:
         checks: list[Any],
     ) -> None:
         """Add what is computed once in a level, or once for each column."""
-        is_root = self._transport.rank == 0
         section = Section(level, Phase.ONCE, on_columns)
-        functions, stages = self.functions, self._once.get(section, ())
+        stages = self._once.get(section, ())
+        if tensors.places.ranks.step.rank != 0:
+            stages = [
+                Stage(s.compiled, [o for o in s.single if not o.at_root])
+                for s in stages
+            ]
         for scope in tensors.scopes(columns=on_columns):
-            for stage in stages:
-                # Some operations are of the first process only.
-                single = [o for o in stage.single if is_root or not o.at_root]
-                with tf.device(scope.device):
-                    outputs = functions.used(stage.compiled)
-                    values = functions.add_compiled(
-                        stage.compiled, scope, outputs
-                    )
-                    scope.put(outputs, values)
-                    outputs = functions.used(single)
-                    values = functions.add_single(
-                        single,
-                        scope,
-                        outputs,
-                        after=self._order.gate,
-                        checks=checks,
-                    )
-                    scope.put(outputs, values)
+            with tf.device(scope.device):
+                self.functions.add_stages(
+                    stages,
+                    scope,
+                    self.functions.used,
+                    after=self._order.gate,
+                    checks=checks,
+                )
 
     def _compute_on_towers(
         self, level: int, on_columns: bool, tensors: PlacedTensors
@@ -224,7 +216,7 @@ class TowerProgram:
         for scope in towers:
             with tf.device(scope.device):
                 values = emit(operations, scope, outputs, graphs, gate)
-            scope.put(outputs, values)
+            scope.update(zip(outputs, values, strict=True))
 
     def _call(
         self,
@@ -242,32 +234,20 @@ class TowerProgram:
         computed: list[Any] = []
         if call is None:
             return computed
-        inputs, outputs = call.body.inputs, call.body.outputs
+        outputs = call.body.outputs
         before: list[Any] = []
         for scope in scopes:
-            if scope.part == 0:
-                before = []
             # One micro-batch frees its memory before the next one begins.
-            after = [*call.gate, *before]
-            with tf.device(scope.device), tf.control_dependencies(after):
-                taken = [value_of(t, scope) for t in inputs]
-                if before:
-                    taken = [_after_dependencies(value) for value in taken]
-                scope.put(outputs, with_shapes(outputs, call(taken)))
+            after = before if scope.part > 0 else []
+            with tf.device(scope.device):
+                values = call(scope, after)
+                scope.update(zip(outputs, values, strict=True))
                 before = [
                     tensors.add(t, scope) if t in self._summed else scope[t]
                     for t in outputs
                 ]
             computed += before
         return computed
-
-
-def _after_dependencies(tensor: Any) -> Any:
-    """Return a tensor after the control dependencies of this block."""
-    # TensorFlow would not recognize a copy of a handle as a constant.
-    if tensor.dtype in (tf.resource, tf.variant):
-        return tensor
-    return tf.identity(tensor)
 
 
 def _summed(program: Program) -> set[Tensor]:
