@@ -148,8 +148,10 @@ class PlacedTensors:
         return np.add.reduce(self.array(tensor), axis=2, keepdims=True)
 
 
-def with_shapes(tensors: Sequence[Tensor], values: Sequence[Any]) -> list[Any]:
-    """Return the values of N tensors, with the shapes of these.
+def with_shapes(
+    tensors: Sequence[Tensor], values: Sequence[Any]
+) -> dict[Tensor, Any]:
+    """Return values by their tensors, with the shapes of these.
 
     TensorFlow does not infer all shapes that the layout knows.
 
@@ -167,4 +169,4 @@ def with_shapes(tensors: Sequence[Tensor], values: Sequence[Any]) -> list[Any]:
                 "Without a strategy, the model trains on one device."
             )
         value.set_shape(tensor.shape)
-    return [*values]
+    return dict(zip(tensors, values, strict=True))

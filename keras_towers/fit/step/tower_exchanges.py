@@ -52,11 +52,8 @@ def add_exchanges(
     for group, result in zip(groups, results, strict=True):
         exchange = group.exchange
         values = result if exchange.is_own else [result]
-        whole = [exchange.result] * len(values)
-        for scope, value in zip(
-            group.takers, with_shapes(whole, values), strict=True
-        ):
-            scope[exchange.result] = value
+        for scope, value in zip(group.takers, values, strict=True):
+            scope.update(with_shapes([exchange.result], [value]))
     return results
 
 

@@ -83,20 +83,20 @@ class FunctionCall:
     gate: Sequence[Any] = ()
     lists: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
 
-    def __call__(
-        self, known: Mapping[Tensor, Any], after: Sequence[Any] = ()
-    ) -> list[Any]:
-        """Add a call to the current graph; return what it returns.
+    def add_to_graph(
+        self, known: MutableMapping[Tensor, Any], after: Sequence[Any] = ()
+    ) -> None:
+        """Add a call to the current graph.
 
         Args:
-            known: what it takes.
+            known: what it takes; gets what it returns.
             after: what has to be computed before.
         """
         with tf.control_dependencies([*self.gate, *after]):
             taken = [value_of(t, known) for t in self.body.inputs]
             if after:
                 taken = [_after_dependencies(value) for value in taken]
-            return with_shapes(self.body.outputs, self._called(taken))
+            known.update(with_shapes(self.body.outputs, self._called(taken)))
 
     @functools.cached_property
     def _called(self) -> GraphFunction | StackedLists:
@@ -270,43 +270,27 @@ class TowerFunctions:
             **options: of ``emit``, for what is not compiled.
         """
         for stage in stages:
-            outputs = used(stage.compiled)
-            values = self._add_compiled(stage.compiled, known, outputs)
-            known.update(zip(outputs, values, strict=True))
-            outputs = used(stage.single)
-            values = self._add_single(stage.single, known, outputs, **options)
-            known.update(zip(outputs, values, strict=True))
-
-    def _add_compiled(
-        self,
-        operations: Sequence[Operation],
-        known: Mapping[Tensor, Any],
-        wanted: Sequence[Tensor],
-    ) -> list[Any]:
-        """Add what XLA compiles to the current graph; return what is wanted.
-
-        Args:
-            operations: the operations, in order.
-            known: what they use.
-            wanted: the tensors to return.
-        """
-        if not needs_call(operations):
-            return self._add_single(operations, known, wanted)
-        return self._compiled(self._closure(operations, wanted))(known)
+            if needs_call(stage.compiled):
+                body = self._closure(stage.compiled, used(stage.compiled))
+                self._compiled(body).add_to_graph(known)
+            else:
+                self._add_single(stage.compiled, known, used)
+            self._add_single(stage.single, known, used, **options)
 
     def _add_single(
         self,
         operations: Sequence[Operation],
-        known: Mapping[Tensor, Any],
-        wanted: Sequence[Tensor],
+        known: MutableMapping[Tensor, Any],
+        used: Callable[[Sequence[Operation]], list[Tensor]],
         **options: Any,
-    ) -> list[Any]:
-        """Add operations to the current graph without XLA, as ``emit`` does."""
+    ) -> None:
+        """Add operations to the current graph without XLA."""
+        outputs, graphs = used(operations), self._program.graphs
         kernels = self._xla.kernels if self._mode == "xla" else None
-        graphs = self._program.graphs
-        return emit(
-            operations, known, wanted, graphs, kernels=kernels, **options
+        values = emit(
+            operations, known, outputs, graphs, kernels=kernels, **options
         )
+        known.update(zip(outputs, values, strict=True))
 
     def with_variables(
         self,

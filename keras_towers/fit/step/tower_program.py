@@ -234,17 +234,15 @@ class TowerProgram:
         computed: list[Any] = []
         if call is None:
             return computed
-        outputs = call.body.outputs
         before: list[Any] = []
         for scope in scopes:
             # One micro-batch frees its memory before the next one begins.
             after = before if scope.part > 0 else []
             with tf.device(scope.device):
-                values = call(scope, after)
-                scope.update(zip(outputs, values, strict=True))
+                call.add_to_graph(scope, after)
                 before = [
                     tensors.add(t, scope) if t in self._summed else scope[t]
-                    for t in outputs
+                    for t in call.body.outputs
                 ]
             computed += before
         return computed
