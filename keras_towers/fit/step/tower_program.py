@@ -25,6 +25,7 @@ from keras_towers.fit.step.tower_functions import (
 )
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import emit, value_of
+from keras_towers.partition.lifetimes import summed_tensors
 from keras_towers.partition.program import (
     Operation,
     Phase,
@@ -86,7 +87,7 @@ class TowerProgram:
             order,
             places.parts,
         )
-        self._summed = _summed(program)
+        self._summed = summed_tensors(program)
 
     def add_to_graph(
         self,
@@ -246,13 +247,3 @@ class TowerProgram:
                 ]
             computed += before
         return computed
-
-
-def _summed(program: Program) -> set[Tensor]:
-    """The towers' tensors that are summed over all towers."""
-    kinds = ("sum", "scatter")
-    exchanges = [e for e in program.exchanges if "towers" in e.over]
-    tensors = [e.given for e in exchanges if e.kind in kinds]
-    for update in program.updates:
-        tensors += [t for t in update.given if t not in update.rows]
-    return {tensor for tensor in tensors if tensor.on_towers}
