@@ -8,7 +8,7 @@ import functools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -248,6 +248,38 @@ def done_by_all(tensors: Sequence[Any]) -> list[Any]:
 
 def _end_data() -> tf.Tensor:
     return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+
+
+class OperationText(NamedTuple):
+    """Describes an operation of a step.
+
+    Attributes:
+        result: its type, and the dtype and shape of what it returns.
+        attributes: further settings, by their names.
+        line: the line of code that has added it.
+    """
+
+    result: str
+    attributes: dict[str, str]
+    line: str
+
+
+class Operations(Protocol):
+    """The operations of a step.
+
+    Attributes:
+        checksum: 32 bits of the step.
+        checksums: of each operation, in their order.
+    """
+
+    checksum: int
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+    def describe(self, number: int) -> OperationText:
+        """Describe an operation, by its number in this order."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
