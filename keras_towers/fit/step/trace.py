@@ -147,11 +147,6 @@ class Trace:
             self.output, leaves, expand_composites=True
         )
 
-    def describe_gradients(self) -> list[str]:
-        """Describe the gradients of the updates, in their order."""
-        calls = self.updates.values()
-        return [text for call in calls for text in call.describe_gradients()]
-
     def update_infos(self) -> dict[str, UpdateInfo]:
         """Return facts about each update, by the name of its marker."""
         infos = {}

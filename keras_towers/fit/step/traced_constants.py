@@ -34,25 +34,29 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
         traced: the step.
         operations: its operations.
     """
-    digest, sums, descriptions = 0, np.zeros(3), []
-    # Sums, because the order of operations may differ between processes. What
-    # takes a constant says where it belongs.
+    digest, sums, found = 0, np.zeros(3), []
+    # Sums, because the order of operations may differ between processes.
     for inside, value in _constants_in(traced):
         if value.dtype.kind == "V":
             value = value.astype("float32")  # NumPy has no bfloat16.
         if value.dtype.kind not in "biufc":
             continue
-        takers = operations.consumers[id(inside)] or [0]
+        place = operations.places[id(inside)] % 2**64
         exact = f"{value.dtype} {value.shape}".encode()
         if value.dtype.kind in "biu":
             exact += value.tobytes()
         else:
-            weights = [1 + taker / 2**64 for taker in takers]
-            sums += sum(weights) * _fingerprint(value)
-        digest += sum(zlib.crc32(exact, taker % 2**32) for taker in takers)
-        descriptions.append(f"{_show(value)} of {line_of(inside.op)}")
+            sums += (1 + place / 2**64) * _fingerprint(value)
+        digest += zlib.crc32(place.to_bytes(8, "little") + exact)
+        found.append((_show(value), inside.op))
+
+    def describe() -> list[str]:
+        return [
+            f"{shown} of {line_of(operation)}" for shown, operation in found
+        ]
+
     first, second, third = np.rint(sums / _TOLERANCE).astype(int).tolist()
-    return Constants(digest % 2**32, (first, second, third), descriptions)
+    return Constants(digest % 2**32, (first, second, third), describe)
 
 
 def _constants_in(traced: Trace) -> Iterator[tuple[Any, np.ndarray]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -32,6 +32,10 @@ _IGNORED = frozenset(
 )
 
 
+# Tells the inputs of an operation apart.
+_PLACES = 0x9E3779B97F4A7C15
+
+
 class TracedOperations:
     """The operations on which results and variables of a step depend.
 
@@ -41,8 +45,8 @@ class TracedOperations:
 
     Attributes:
         checksum: 32 bits, equal on all ranks that have traced the same step.
-        consumers: of constants and captured tensors, by their ids: the
-            checksums of the operations that take them.
+        places: of constants and captured tensors, by their ids: a number that
+            tells where the step uses them.
     """
 
     def __init__(self, traced: Trace, model: keras.Model):
@@ -51,9 +55,12 @@ class TracedOperations:
         # before they are called.
         self._listed: list[tuple[int, Any]] = []
         self._content: dict[int, bytes] = {}
-        self.consumers: collections.defaultdict[int, list[int]] = (
-            collections.defaultdict(list)
-        )
+        self.places: collections.Counter[int] = collections.Counter()
+        self._captured = {
+            id(inside)
+            for inside, _ in traced.needed_captures
+            if inside.dtype.is_numpy_compatible
+        }
         self._notes = _describe_updates(traced, model)
         self._add(traced.graph, _name_inputs(traced, model), traced.results)
         total = sum(checksum for checksum, _ in self._listed)
@@ -65,21 +72,14 @@ class TracedOperations:
         """Those of its operations, in their order."""
         return [checksum for checksum, _ in self._listed]
 
-    def describe(self, number: int) -> OperationText:
-        """Describe an operation, by its number in this order."""
-        _, operation = self._listed[number]
-        outputs = [
-            f"{t.dtype.name} {t.shape}"
-            for t in operation.outputs
-            if t.dtype not in (tf.resource, tf.variant)
-        ]
-        attributes = {
-            name: str(operation.get_attr(name))
-            for name, value in _attributes(operation)
-            if value.WhichOneof("value") not in ("func", "type", "tensor")
-        }
-        head = " ".join((operation.type, *outputs[:1]))
-        return OperationText(head, attributes, line_of(operation))
+    def first_beside(self, others: Iterable[int]) -> OperationText | None:
+        """Return the first operation whose checksum others do not have."""
+        counts = collections.Counter(others)
+        for checksum, operation in self._listed:
+            if not counts[checksum]:
+                return _describe(operation)
+            counts[checksum] -= 1
+        return None
 
     def _add(
         self, graph: Any, inputs: dict[int, bytes], results: list[Any]
@@ -92,29 +92,36 @@ class TracedOperations:
             results: what it returns.
         """
         values, needed = dict(inputs), self._needed[graph]
-        constants = set(inputs)
+        # Of what is computed of constants alone: these, with their places.
+        constants = {t: {t: 0} for t in inputs if t in self._captured}
         for operation in graph.get_operations():
             if operation.name not in needed:
                 continue
             outputs = operation.outputs
             if operation.type == "Placeholder" and id(outputs[0]) in inputs:
                 continue
-            operands = operation.inputs
+            operands = [id(tensor) for tensor in operation.inputs]
             found = self._checksum(operation, operands, values)
             number = _number(found)
             self._listed.append((number, operation))
             for index, tensor in enumerate(outputs):
                 values[id(tensor)] = found + bytes([index % 256])
+            used: collections.Counter[int] = collections.Counter()
+            for index, tensor in enumerate(operands, 1):
+                for constant, place in constants.get(tensor, {}).items():
+                    used[constant] += _PLACES * place + index
             if operation.type == "Const":
-                constants.add(id(outputs[0]))
-            for tensor in operands:
-                if id(tensor) in constants:
-                    self.consumers[id(tensor)].append(number)
+                constants[id(outputs[0])] = {id(outputs[0]): 0}
+            elif operands and all(tensor in constants for tensor in operands):
+                constants |= {id(tensor): used for tensor in outputs}
+            else:
+                for constant, place in used.items():
+                    self.places[constant] += number + _PLACES * place
         returned = [values.get(id(tensor), b"") for tensor in results]
         self._content[id(graph)] = _digest(*returned)
 
     def _checksum(
-        self, operation: Any, operands: Any, values: dict[int, bytes]
+        self, operation: Any, operands: list[int], values: dict[int, bytes]
     ) -> bytes:
         """Return the checksum of an operation, given those of its inputs."""
         graph, type_ = operation.graph, operation.type
@@ -135,7 +142,7 @@ class TracedOperations:
             else:
                 parts.append(value.SerializeToString(deterministic=True))
         # What a call passes on to nothing but a summary has none.
-        parts += [values.get(id(tensor), b"") for tensor in operands]
+        parts += [values.get(tensor, b"") for tensor in operands]
         return _digest(*filter(None, parts))
 
     def _of_function(self, graph: Any, name: str) -> bytes:
@@ -149,6 +156,21 @@ class TracedOperations:
             inputs = {id(t): b"input %d" % k for k, t in enumerate(used)}
             self._add(called, inputs, called.outputs)
         return self._content[id(called)]
+
+
+def _describe(operation: Any) -> OperationText:
+    outputs = [
+        f"{tensor.dtype.name} {tensor.shape}"
+        for tensor in operation.outputs
+        if tensor.dtype not in (tf.resource, tf.variant)
+    ]
+    attributes = {
+        name: str(operation.get_attr(name))
+        for name, value in _attributes(operation)
+        if value.WhichOneof("value") not in ("func", "type", "tensor")
+    }
+    result = " ".join((operation.type, *outputs[:1]))
+    return OperationText(result, attributes, line_of(operation))
 
 
 def _attributes(operation: Any) -> Iterator[tuple[str, Any]]:
