@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -307,8 +306,8 @@ class Operations(Protocol):
     @property
     def checksums(self) -> list[int]: ...
 
-    def first_beside(self, others: Iterable[int]) -> OperationText | None:
-        """Return the first operation whose checksum others do not have."""
+    def first_beside(self, others: Sequence[int]) -> OperationText | None:
+        """Return the first operation that others, by checksums, do not have."""
         ...
 
 
@@ -512,11 +511,11 @@ class StepAgreement:
         operations = odd[-1].operations if odd else None
         checksums = operations.checksums if operations else []
         listed = rank_checks.gather(self._transport, checksums, where)
-        counts: list[Counter[int]] = list(map(Counter, listed))
-        shared = functools.reduce(operator.and_, counts)
-        if any(of_rank != shared for of_rank in counts):
-            first = operations and operations.first_beside(shared.elements())
-            texts = rank_checks.gather(self._transport, first, where)
+        if any(of_rank != listed[0] for of_rank in listed):
+            other = next(of for of in listed if of != checksums)
+            first = operations and operations.first_beside(other)
+            own = first and tuple(first)
+            texts = rank_checks.gather(self._transport, own, where)
             return TowerError(rank_checks.describe_operations(texts))
         exchanged = [
             pair

@@ -1,8 +1,8 @@
 """The operations of a traced step, by which ranks tell whether it is the same.
 
 Each operation has a checksum of its type and attributes, of what it calls, and
-of the checksums of its inputs. Names, devices, and the order in which Python
-has added operations do not count. Nor do values of constants, which
+of the checksums of its inputs. Names and devices do not count, nor what is only
+printed or written to a summary, nor values of constants, which
 ``traced_constants.py`` compares.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -63,23 +63,32 @@ class TracedOperations:
         }
         self._notes = _describe_updates(traced, model)
         self._add(traced.graph, _name_inputs(traced, model), traced.results)
-        total = sum(checksum for checksum, _ in self._listed)
         results = self._content[id(traced.graph)]
-        self.checksum: int = (total + _number(results)) % 2**32
+        # Ranks exchange what operations return in the order of these.
+        total = _digest(repr(self.checksums).encode(), results)
+        self.checksum: int = _number(total) % 2**32
 
     @property
     def checksums(self) -> list[int]:
         """Those of its operations, in their order."""
         return [checksum for checksum, _ in self._listed]
 
-    def first_beside(self, others: Iterable[int]) -> OperationText | None:
-        """Return the first operation whose checksum others do not have."""
+    def first_beside(self, others: Sequence[int]) -> OperationText | None:
+        """Return the first operation that others do not have.
+
+        Args:
+            others: the checksums of the operations of another step.
+
+        Returns:
+            It, or the first one in another order; None: there is none.
+        """
         counts = collections.Counter(others)
         for checksum, operation in self._listed:
             if not counts[checksum]:
                 return _describe(operation)
             counts[checksum] -= 1
-        return None
+        pairs = zip(self._listed, others, strict=False)
+        return next((_describe(o) for (c, o), d in pairs if c != d), None)
 
     def _add(
         self, graph: Any, inputs: dict[int, bytes], results: list[Any]
