@@ -302,6 +302,8 @@ class SavedTraining:
             known = both[0].keys() & both[1].keys()
             both = [{name: of[name] for name in known} for of in both]
         differing = rank_checks.differing_settings(both)
+        if not self.batch:
+            differing.pop("metrics", None)
         shown = [
             f"{name} ({was} in the backup, {now} now)"
             for name, (was, now) in differing.items()
