@@ -79,7 +79,9 @@ def is_rate(name: str) -> bool:
 def _options_of(configured: Any) -> dict[str, Any]:
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # Not every object has one.
-        config = configured.get_config()
+        config = dict(configured.get_config())
+    # Not all of Keras's losses have these in their configuration.
+    config |= getattr(configured, "_fn_kwargs", {})
     return {
         name: value
         for name, value in config.items()
