@@ -47,7 +47,8 @@ SHOWN_BY = {
     "launching/test_supervision.py": "launching/outcome",
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process
-        parameter_servers/server_variables parameter_servers/training_session
+        parameter_servers/server_tasks parameter_servers/server_variables
+        parameter_servers/training_session
         parameter_servers/worker_fit
     """,
     "partition/rules": """
@@ -85,6 +86,7 @@ SHOWN_BY = {
     """,
     "test_backup.py": "backup_folder saved_training",
     "test_explanation.py": "fit/step/program_text",
+    "test_planning.py": "fit/step/planned_step",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",
 }

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from keras_towers import settings
+from keras_towers import known_engines, settings
+from keras_towers.known_engines import Engine
 from keras_towers.launching.elastic_hosts import THIS_MACHINE, ElasticOptions
 from keras_towers.launching.outcome import (
     Connected,
@@ -52,9 +53,8 @@ class Job:
     """The options of a job; 0 seconds means never.
 
     Attributes:
-        connects_tasks: whether the ranks are tasks of TensorFlow's runtime.
-        servers: how many servers of the engine to start; None for an engine
-            without servers.
+        engine: what connects the processes.
+        servers: how many servers of the engine to start; None: none.
         no_strategy: whether the processes are not meant to be connected.
         elastic: how their number may change; None: it is fixed.
         restarts: how often to start all processes again if one is lost, or if
@@ -64,6 +64,7 @@ class Job:
             the working folder.
         standby: whether a second process of each rank, which has imported
             TensorFlow, stands by for that.
+        device_memory: the memory of each device, as text; None: that of GPUs.
         runs: what each process runs: a script, or a function, which no option
             puts into a strategy.
     """
@@ -78,13 +79,14 @@ class Job:
     output: Path | None = None
     grace_s: int = settings.SCRIPT_GRACE_S
     launcher: str = "keras-towers run"
-    connects_tasks: bool = False
+    engine: Engine = known_engines.HOROVOD
     servers: int | None = None
     no_strategy: bool = False
     elastic: ElasticOptions | None = None
     restarts: int | None = 0
     commits: Path | None = None
     standby: bool = False
+    device_memory: str | None = None
     runs: Literal["script", "function"] = "script"
 
     def how_to_connect(self, strategy: str, kind: str) -> str:
@@ -96,7 +98,10 @@ class Job:
     def environment(self) -> dict[str, str]:
         """Variables for every process, whichever engine connects them."""
         return rank_environment.process_environment(
-            self.stall_warning_s, self.stall_shutdown_s, self.seed
+            self.stall_warning_s,
+            self.stall_shutdown_s,
+            self.seed,
+            self.device_memory,
         )
 
 
