@@ -57,4 +57,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   Whether a model fits into the memory of its devices, before its first step.
 ``planned_step``
   What a step needs on each device; steps that are planned, and never run.
+``traced_operations``
+  The operations of a traced step, by which ranks tell whether it is the same.
 """
