@@ -379,13 +379,13 @@ class TowerCall:
             self.build_error = model_building.build(
                 self.model, batch, self.kind
             )
-        self.adoption.agree_on_wholes(
+        placed = self.adoption.agree_on_wholes(
             self.model,
             self.places.ranks.job,
             self.keras_call.trains,
             self.build_error,
         )
-        new = self.adoption.bind(self.model)
+        new = self.adoption.bind(self.model, placed)
         uses_optimizer = model_building.uses_optimizer(self.model, self.kind)
         if uses_optimizer and self.build_error is None:
             self._step.update.make_ready(
