@@ -15,6 +15,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.weights import checkpoint, shards
+from keras_towers.fit.weights.deferred_variable import DeferredVariable
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
@@ -505,3 +506,35 @@ def what_cannot_be_shared_is_refused():
         # From here on slots are where they are needed.
         mine.train_on_batch(s.X[:8], s.Y[:8])
         s.own_step(strategy, mine)((s.X[:8], s.Y[:8]))
+
+
+@check
+def a_model_made_in_the_block_is_whole_on_no_rank():
+    """Initial values that differ, values that are written, and a layer's own."""
+
+    def make():
+        made = compiled(seed=s.RANK)
+        last = made.layers[-1]
+        last.set_weights([weight + 1 for weight in last.get_weights()])
+        return made
+
+    def find_deferred(made):
+        return [
+            isinstance(w._value, DeferredVariable)
+            and w._value.first_value is not None
+            for w in made.weights
+        ]
+
+    reference, seen = make(), []
+    with sharded(weights="sharded", updates=None):
+        mine = make()
+        assert find_deferred(mine) == [True, True, False, False]
+        look = s.Does(on_epoch_begin=lambda it: seen.append(find_deferred(it)))
+        train(mine, callbacks=[kt.EveryRank(look)])
+        for weight in mine.weights:
+            assert shards.is_over_ranks(weight), weight.path
+    # A callback before the first step takes nothing for written.
+    assert seen[0] == [True, True, False, False]
+    if s.RANK == 0:
+        train(reference)
+    assert_same_state(mine, reference)

@@ -37,12 +37,15 @@ class DeferredVariable(compat.UninitializedVariable):
 
     Args:
         like: a variable with its name, shape and dtype.
-        initialize: returns the first value, the same one each time.
+        first_value: returns the first value, the same one each time.
+
+    Attributes:
+        first_value: the same; None: it has a value, or needs none.
     """
 
-    _initialize: Callable[[], tf.Tensor] | None = None
+    first_value: Callable[[], tf.Tensor] | None = None
 
-    def __init__(self, like: Any, initialize: Callable[[], tf.Tensor]):
+    def __init__(self, like: Any, first_value: Callable[[], tf.Tensor]):
         with (
             tf.init_scope(),
             compat.single_device_mode(),
@@ -54,7 +57,7 @@ class DeferredVariable(compat.UninitializedVariable):
                 shape=like._shape,
                 dtype=tf.as_dtype(like._dtype),
             )
-        self._initialize = initialize
+        self.first_value = first_value
 
     @property
     def device(self) -> str:
@@ -65,37 +68,33 @@ class DeferredVariable(compat.UninitializedVariable):
     def handle(self) -> Any:
         """The handle, which has a value from now on."""
         # Keras asks for shapes in a graph that never runs.
-        if self._initialize is not None and not compat.in_symbolic_scope():
+        if self.first_value is not None and not compat.in_symbolic_scope():
             with tf.init_scope():
-                self._overwrite(self._initialize())
-            self._initialize = None
+                self._overwrite(self.first_value())
+            self.first_value = None
         return self._handle
-
-    def drop_value(self) -> None:
-        """Drop the first value, which nothing will read."""
-        self._initialize = None
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
         """Write a value; the first one is then never computed."""
-        initialize = self._initialize
+        first_value = self.first_value
         if tf.executing_eagerly():
-            self._initialize = None
+            self.first_value = None
         try:
             return super().assign(*args, **kwargs)
         except Exception:
-            self._initialize = initialize
+            self.first_value = first_value
             raise
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        initialize = self._initialize
-        if initialize is None or not tf.executing_eagerly():
+        first_value = self.first_value
+        if first_value is None or not tf.executing_eagerly():
             return super()._read_variable_op(*args, **kwargs)
         try:
             # As any read, so that tapes see it.
             return super()._read_variable_op(*args, **kwargs)
         finally:
             self._overwrite(tf.zeros([0], self.dtype))
-            self._initialize = initialize
+            self.first_value = first_value
 
     def _overwrite(self, value: tf.Tensor) -> None:
         with tf.device(compat.HOST):

@@ -271,7 +271,7 @@ class TowerVariables:
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
             if isinstance(value, DeferredVariable):
-                value.drop_value()
+                value.first_value = None
             elif tf.executing_eagerly():
                 overwrite(value, tf.zeros([0], value.dtype))
             if tf.executing_eagerly():
