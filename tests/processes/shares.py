@@ -510,7 +510,7 @@ def what_cannot_be_shared_is_refused():
 
 @check
 def a_model_made_in_the_block_is_whole_on_no_rank():
-    """Initial values that differ, values that are written, and a layer's own."""
+    """Where initial values differ, and where a layer's are written."""
 
     def make():
         made = compiled(seed=s.RANK)

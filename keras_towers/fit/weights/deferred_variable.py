@@ -57,6 +57,8 @@ class DeferredVariable(compat.UninitializedVariable):
                 shape=like._shape,
                 dtype=tf.as_dtype(like._dtype),
             )
+        # What its handle holds may be empty.
+        self._validate_shape = False
         self.first_value = first_value
 
     @property
