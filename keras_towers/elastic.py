@@ -35,6 +35,7 @@ import keras
 
 from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
+from keras_towers.fit.options import check_arguments
 from keras_towers.rendezvous import commits
 from keras_towers.saved_training import SavedTraining
 from keras_towers.system import handle_signals, make_writable, replace_file
@@ -328,24 +329,28 @@ class Commit(Backup):
 
     Args:
         state: the state.
-        every: commit after this many batches, and at each epoch's end. Rank 0
-            then writes all weights and the optimizer's state.
+        every: commit after this many batches, and at each epoch's end.
+        asynchronous: whether steps go on while a commit is written, as for
+            ``kt.Backup``.
 
     Raises:
-        TowerError: ``every`` is not positive, or ``state`` is not a ``State``
+        TowerError: an argument is not allowed, or ``state`` is not a ``State``
             of the model that is trained.
 
     Example:
         >>> model.fit(x, y, callbacks=[kt.elastic.Commit(state, every=50)])
     """
 
-    def __init__(self, state: State, every: int = 100):
+    def __init__(
+        self, state: State, every: int = 100, asynchronous: bool = False
+    ):
+        check_arguments(Commit, asynchronous=asynchronous)
         if not isinstance(state, State):
             raise TowerError(
                 "kt.elastic.Commit takes a kt.elastic.State, not a "
                 f"{type(state).__name__}."
             )
-        self._resume_by(state._backup, every, delete=False)
+        self._resume_by(state._backup, every, False, asynchronous)
         self._state = state
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102
