@@ -102,57 +102,58 @@ def run(
 ) -> None:
     """Run a script as N processes that train one model together.
 
-    Each line of output is tagged with its rank. If a rank fails, the other
-    ranks are stopped, and the command ends with its exit code.
+    Each line of output begins with its rank. If a rank fails, the command stops
+    the others, and returns the exit code of that rank.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
-    Under srun, mpirun or torchrun it runs the script as one of their processes.
+    Under srun, mpirun or torchrun, it runs the script as one of their
+    processes.
 
     Args:
         script: The script that each rank runs.
         arguments: Arguments and options of SCRIPT.
         processes: Number of processes. Default: the slots of all hosts.
-        hosts: Hosts to run on. Default: those of the cluster, or this machine.
-        hostfile: Hosts in a file, with lines like 'host slots=2'.
+        hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
+        hostfile: A file of hosts, with lines like 'host slots=2'.
         ps: Number of parameter servers, on this machine.
-        workers: Number of processes that train, connected by TensorFlow; with
-            --ps, by parameter servers.
+        workers: Number of processes that train. TensorFlow connects them; with
+            --ps, parameter servers do.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Options follow the name, as in
             horovod:weights=sharded:shard_over=process.
         no_strategy: Let each process train a separate model.
         towers: Towers per process, with --strategy or --ps. Without GPUs, the
             CPU is split into this number.
-        servers: BytePS servers to start besides the processes. Default: 1 with
+        servers: Number of BytePS servers to start, too. Default: 1 with
             --strategy byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
         module: SCRIPT is a module name, as for python -m.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
             for; 0: never.
-        stall_shutdown: Seconds until a stalled job is ended; 0: never.
-        grace: Seconds that a script may take to end after SIGTERM, for a backup
-            (kt.Backup), before it is killed.
+        stall_shutdown: Seconds until a stalled job ends; 0: never.
+        grace: Seconds that a script has after SIGTERM, for example to save a
+            kt.Backup, before it is killed.
         restarts: How often to start all processes again if one is lost: it was
             killed, its host does not answer, or it ended with exit code 75.
-            With kt.Backup, fit goes on where it was.
-        standby: Keep a second process of each rank, which has imported
-            TensorFlow, to start again in less time. Export the variables that
-            TensorFlow reads when it is imported.
+            With kt.Backup, fit resumes.
+        standby: Keep a second process for each rank, with TensorFlow imported,
+            to start again faster. Export the variables that TensorFlow reads
+            when it is imported.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
         max_np: Elastic jobs: maximum number of ranks.
-        host_discovery_script: Elastic jobs: a program that prints the hosts
-            that are there, one host:slots per line; run once a second.
+        host_discovery_script: Elastic jobs: a program that prints the available
+            hosts, one host:slots per line; run once a second.
         elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
             giving up. Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
-            avoid a host after a worker failed on it; doubles with each failure.
+            avoid a host after a worker fails on it; doubles with each failure.
             Default: 5 600.
         reset_limit: Elastic jobs: how often to start again with other ranks.
-            Default: without a limit.
+            Default: no limit.
         commits: Folder for the commits of kt.elastic, the same on every host.
             Default: a temporary one; on several hosts, in the working folder.
     """
