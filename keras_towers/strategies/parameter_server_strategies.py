@@ -228,7 +228,7 @@ class _WorkerStrategy(BaseStrategy):
 class DistributedParameterServerStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers.
 
-    The server with the fewest bytes holds the next trained weight, and the
+    One server, the one with the fewest bytes, holds each trained weight and the
     optimizer's state for it. A worker sums the gradients of its towers and
     sends them to the servers. Then it reads all weights into one local copy,
     which its towers share.
