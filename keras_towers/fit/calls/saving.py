@@ -62,9 +62,9 @@ _on_every_rank: ThreadLocal[bool] = ThreadLocal()
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    For scripts that run with ``keras-towers run --strategy``, in which
-    otherwise only rank 0 writes what Keras saves at a path that is the same on
-    all ranks. Elsewhere every rank writes anyway.
+    Use it in scripts that run with ``keras-towers run --strategy``. There, if
+    all ranks save to the same path, only rank 0 writes. Elsewhere every rank
+    writes anyway.
 
     Example:
         >>> with kt.save_on_every_rank():
