@@ -8,7 +8,8 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Seed for all processes of a job; `keras-towers run` sets it. Default: no seed.
+#: Seed for all processes of a job; `keras-towers run` sets it. Default: no
+#: seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
 ENV_RANK = "KERAS_TOWERS_RANK"

@@ -273,7 +273,7 @@ def _resolve(
         numbers[Runs.RANKS] if setting.memory_limit else everything, default=1
     )
     if setting.device == "gpu" and gpus < needed:
-        raise TowerError(f"{needed} GPUs are needed, {gpus} visible")
+        raise TowerError(f"{needed} GPUs are needed, but {gpus} are visible")
     for count in everything:
         if setting.batch % count:
             raise TowerError(

@@ -181,8 +181,8 @@ def run(
     )
     if "ps" in tasks and elsewhere:
         raise TowerError(
-            f"{elsewhere} cannot be given with parameter servers, which are "
-            "started on this machine only. On several machines, start the "
+            f"{elsewhere} cannot be given with parameter servers: this command "
+            "starts them on this machine only. On several machines, start the "
             "script on each with TF_CONFIG"
         )
     plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
@@ -198,7 +198,7 @@ def run(
     _check_restarts(restarts, standby, commits, limits, plan)
     if plan.joined and output:
         raise TowerError(
-            f"--output is not for {plan.joined}, which has its own"
+            f"--output is not for {plan.joined}, which has its own logs"
         )
     setup = Setup(
         strategy=strategy,
@@ -360,8 +360,8 @@ def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:
 def _refuse_other_launcher(job: str) -> None:
     if _rank_to_join(None):
         raise TowerError(
-            "another launcher started this process as one of several, each of "
-            f"which would start {job}: start it once, without that launcher"
+            "another launcher started this command in several processes, and "
+            f"each would start {job}: start it once, without that launcher"
         )
 
 
@@ -419,8 +419,8 @@ def _check_strategy(
         raise TowerError("--towers needs --strategy, or --ps")
     if seed is not None and not strategy:
         raise TowerError(
-            "--seed needs --strategy: a script that enters a strategy itself "
-            "calls keras.utils.set_random_seed"
+            "--seed needs --strategy: if the script enters a strategy itself, "
+            "call keras.utils.set_random_seed in it"
         )
     if strategy is None:
         return
@@ -454,18 +454,18 @@ def _check_restarts(
 ) -> None:
     if limits and not plan.elastic:
         raise TowerError(
-            f"{limits} cannot be given without --min-np, which makes the job "
-            "an elastic one"
+            f"{limits} cannot be given without --min-np, which makes a job "
+            "elastic"
         )
     if restarts and plan.elastic:
         raise TowerError(
             f"--restarts {restarts} is for jobs with a fixed number of "
-            "processes: an elastic job goes on after a loss by itself. For a "
-            f"limit, give --reset-limit {restarts} instead"
+            "processes: an elastic job always starts again after a loss. To "
+            f"limit that, give --reset-limit {restarts} instead"
         )
     if restarts and plan.joined:
         raise TowerError(
-            f"--restarts is not for {plan.joined}, which has to start all "
+            f"--restarts is not for {plan.joined}: it has to start all "
             "processes again itself"
         )
     for option, given in (("--standby", standby), ("--commits", commits)):
@@ -523,8 +523,8 @@ def _count_tasks(
         return {}
     if known and not roles:
         raise TowerError(
-            f"--ps and --workers are not for the strategy {strategy}, whose "
-            "processes are connected otherwise: give -np N"
+            f"--ps and --workers are not for the strategy {strategy}, which "
+            "connects its processes in another way: give -np N"
         )
     if known and ps and "ps" not in roles:
         raise TowerError(

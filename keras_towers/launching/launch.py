@@ -107,7 +107,7 @@ def launch(
             (fn, tuple(args), dict(kwargs or {})),
             folder / _CALL,
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: "
-            "create what cannot be pickled inside the function",
+            "if an object cannot be pickled, create it inside the function",
         )
         outcome = run_job(
             Job(
