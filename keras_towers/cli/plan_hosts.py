@@ -207,8 +207,8 @@ def parse_link(
         if members > 1:
             what = "hosts" if name == "between" else "the devices of a host"
             raise TowerError(
-                f"--hosts needs --link-{name}: the rate between {what}, such as "
-                "100Gbit or 300GB/s"
+                f"--hosts needs --link-{name}: the rate between {what}, such "
+                "as 100Gbit or 300GB/s"
             )
         return math.inf, 0.0
     given = f"--link-{name} {text}"
