@@ -135,7 +135,8 @@ def _refuse_end(
             f"{type(callback).__name__}.{event} has raised {shorten(error)}, "
             "which Keras takes for the end of the data. This rank would end "
             "the epoch, and others would wait for it. Catch the error in the "
-            "callback. To end training on all ranks, set model.stop_training = True."
+            "callback. To end training on all ranks, set model.stop_training "
+            "= True."
         ) from error
 
 
