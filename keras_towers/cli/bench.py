@@ -135,7 +135,7 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
 ) -> None:
-    """Compare the time and memory of strategies and plain Keras on a model.
+    """Compare strategies with plain Keras: step times and memory.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
     shows the results so far.

@@ -62,7 +62,7 @@ def refused(options):
         # Elastic jobs.
         (
             "--min-np 2 --restarts 3",
-            "For a limit, give --reset-limit 3 instead",
+            "To limit that, give --reset-limit 3",
         ),
         ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
         (
