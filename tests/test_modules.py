@@ -86,6 +86,7 @@ SHOWN_BY = {
     """,
     "test_backup.py": "backup_folder saved_training",
     "test_explanation.py": "fit/step/program_text",
+    "test_planning.py": "fit/step/planned_step",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",
 }

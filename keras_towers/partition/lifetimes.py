@@ -1,21 +1,29 @@
 """How many bytes a tower has at a time while it runs a program.
 
-An estimate: operations run in the order of the trace, each result has memory of
-its own until its last use, and an operation needs no other memory. TensorFlow
-runs operations in another order and in parallel, reuses the memory of inputs,
-and its kernels need workspaces; XLA also computes several operations as one.
+An estimate: operations run in the order of the trace, each result has memory
+until its last use, elementwise ones that of an input that ends there, and an
+operation needs no other memory. TensorFlow runs operations in another order and
+in parallel, and its kernels need workspaces; XLA also computes several
+operations as one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import Program, Tensor
+from keras_towers.partition.rules.elementwise import ELEMENTWISE
 
 # Their results are their inputs, or the memory of a variable.
 _SAME_MEMORY = {
@@ -37,6 +45,7 @@ class _Event:
     used: Sequence[Tensor]
     made: Sequence[Tensor] = ()
     extra: int = 0
+    is_elementwise: bool = False
 
 
 class Lifetimes:
@@ -44,13 +53,23 @@ class Lifetimes:
 
     Args:
         program: the program.
-        towers: the number of towers of all processes.
+        towers: the number of towers, or of their micro-batches, of all
+            processes.
         rows: the number of examples of each, and any size that the trace does
             not know.
+        parts: the number of micro-batches of a tower, which it computes one
+            after another in each level.
     """
 
-    def __init__(self, program: Program, towers: int, rows: int):
-        self._program = program
+    def __init__(
+        self, program: Program, towers: int, rows: int, parts: int = 1
+    ):
+        self._program, self._is_alone = program, towers == parts
+        self._parts = parts
+        # Of what each micro-batch has its own until all of them are done.
+        self._held = held_tensors(program)
+        self._held |= {t for t in program.inputs.of_graph if t.on_towers}
+        self._summed = summed_tensors(program)
         results = [exchange.result for exchange in program.exchanges]
         computed = [
             tensor
@@ -93,37 +112,93 @@ class Lifetimes:
         last: dict[Tensor, int] = {}
         for index, event in enumerate(events):
             for tensor in (*event.made, *event.used):
-                last[self._root.get(tensor, tensor)] = index
+                last[self._rooted(tensor)] = index
         for tensor in self._program.results:
-            last[self._root.get(tensor, tensor)] = len(events)
+            last[self._rooted(tensor)] = len(events)
         ends: dict[int, int] = {}
         for tensor, index in last.items():
-            size = self._bytes.get(tensor, 0)
-            ends[index] = ends.get(index, 0) + size
+            ends[index] = ends.get(index, 0) + self._bytes_of_parts(tensor)
         inputs = self._program.inputs.of_graph
-        most = now = sum(self._bytes.get(t, 0) for t in inputs if t in last)
+        most = now = sum(self._bytes_of_parts(t) for t in inputs if t in last)
         for index, event in enumerate(events):
             own = [t for t in event.made if t not in self._root]
-            now += sum(self._bytes.get(tensor, 0) for tensor in own)
-            most = max(most, now + event.extra)
+            now += sum(map(self._bytes_of_parts, own))
+            ending = {t for t in event.used if last[self._rooted(t)] == index}
+            most = max(most, now + event.extra - self._reused(event, ending))
             now -= ends.get(index, 0)
         return most
+
+    def _rooted(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that has the memory of another one."""
+        return self._root.get(tensor, tensor)
+
+    def _reused(self, event: _Event, ending: Collection[Tensor]) -> int:
+        """Return the bytes of inputs that become the memory of a result."""
+        if not event.is_elementwise:
+            return 0
+        (result, *_), sizes = event.made, self._bytes
+        size = sizes.get(result, 0)
+        is_like = any(
+            sizes.get(self._rooted(t), 0) == size and t.dtype == result.dtype
+            for t in ending
+        )
+        return size if is_like else 0
+
+    def _bytes_of_parts(self, tensor: Tensor) -> int:
+        """Return what a tower has of a tensor, for one or all of its parts."""
+        number = self._parts if tensor in self._held and tensor.of_batch else 1
+        return number * self._bytes.get(tensor, 0)
 
     def _events(self, of_updates: Mapping[str, int]) -> Iterator[_Event]:
         program = self._program
         for level in range(program.levels):
             operations = program.of_level(level)
+            outputs = [t for o in operations for t in o.outputs]
+            # What earlier micro-batches have added up.
+            summed = [t for t in outputs if t in self._summed]
+            before = self.bytes_of(summed) if self._parts > 1 else 0
             for operation in sorted(operations, key=lambda o: o.phase):
-                yield _Event(operation.inputs, operation.outputs)
+                yield _Event(
+                    operation.inputs,
+                    operation.outputs,
+                    before,
+                    operation.type in ELEMENTWISE,
+                )
             for exchange in program.exchanges:
                 if exchange.given.level == level:
                     yield _Event(exchange.used, [exchange.result])
             for update in program.updates:
                 if update.level == level:
                     # Sums take the place of what they add up.
-                    sums = self.bytes_of(update.given)
+                    sums = 0 if self._is_alone else self.bytes_of(update.given)
                     yield _Event(update.given, extra=sums)
                     yield _Event([], extra=of_updates[update.name])
+
+
+def held_tensors(program: Program) -> set[Tensor]:
+    """Return what a tower holds of each micro-batch until all have it."""
+    later = {
+        tensor
+        for operation in program.operations
+        for tensor in operation.inputs
+        if operation.on_towers
+        and tensor.on_towers
+        and tensor.operation is not None
+        and not tensor.operation.is_repeated
+        and tensor.level < operation.level
+    }
+    later.update(e.given for e in program.exchanges if e.kind == "gather")
+    return {tensor for tensor in later if tensor.of_batch}
+
+
+def summed_tensors(program: Program) -> set[Tensor]:
+    """Return the towers' tensors that are summed over all towers."""
+    kinds = ("sum", "scatter")
+    exchanges = [e for e in program.exchanges if "towers" in e.over]
+    tensors = [e.given for e in exchanges if e.kind in kinds]
+    for update in program.updates:
+        tensors += [t for t in update.given if t not in update.rows]
+    return {tensor for tensor in tensors if tensor.on_towers}
 
 
 def _bytes(spec: Any) -> int:

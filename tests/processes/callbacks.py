@@ -11,9 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.calls import saving
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
-from keras_towers.rendezvous.store import store_of_job
 from tests.kit.again import begin_again
 from tests.kit.compare import (
     assert_all_close,
@@ -234,26 +232,6 @@ def calls_in_callbacks_of_some_ranks_run_there_alone():
             for rank in on:
                 assert len(seen[rank]) == len(wanted.seen)
                 assert_all_close(seen[rank], wanted.seen)
-
-
-@check
-def what_only_some_ranks_save_in_callbacks_is_saved_there():
-    mine, path = s.eager(), FOLDER / f"own-{s.RANK}.keras"
-    saves = s.Does(
-        # Ranks save at other paths, or only rank 1 saves, or all do the same.
-        on_epoch_begin=lambda it: it.save(path),
-        on_epoch_end=lambda it: it.save(FOLDER / "of-1.keras") if s.RANK else 0,
-        on_train_end=lambda it: it.save(FOLDER / "of-all.keras"),
-    )
-    store = store_of_job()
-    assert store is not None
-    with saving.on_rank_0_only(s.RANK, 2, store), s.Strategy():
-        s.fit(mine, callbacks=[saves])
-    s.gather("all have saved")
-    for name in (path.name, "of-1.keras", "of-all.keras"):
-        saved = keras.models.load_model(FOLDER / name)
-        assert len(saved.get_weights()) == len(mine.get_weights())
-    assert_all_close(saved.get_weights(), mine.get_weights(), 0)
 
 
 def only_on_rank_1(event, does, **options):

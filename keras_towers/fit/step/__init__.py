@@ -53,4 +53,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The constants of a traced step, which ranks with equal batches share.
 ``pace``
   Gathered weights exist for two levels at a time, not for a whole step.
+``device_memory``
+  Whether a model fits into the memory of its devices, before its first step.
+``planned_step``
+  What a step needs on each device; steps that are planned, and never run.
 """

@@ -29,6 +29,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE, Ranks
 from keras_towers.fit.step.compiled_step import apply_compiled
+from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
 from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.step_layout import (
@@ -68,6 +69,7 @@ class GlobalStep:
         self.order: StepOrder = update.order
         self.config: TowerConfig = update.config
         self.update = update
+        self.memory: MemoryCheck = MemoryCheck(update.config)
         self._eager_steps = itertools.count()
 
     def run_step(self, step: Step, batch: Any, settings: StepSettings) -> Any:
@@ -93,6 +95,10 @@ class GlobalStep:
             traced = self._trace(step, divided, settings)
             # What each tower computes of that, and what towers exchange.
             layout = lay_out(self.update, traced, divided, settings)
+            # Whether a device has the memory for that.
+            self.memory.check_step(
+                traced, layout.program, divided.spec, settings
+            )
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(traced, layout, divided, settings)
             # Level by level: what towers compute, exchanges, and ``_update``.

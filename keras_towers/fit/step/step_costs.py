@@ -12,6 +12,7 @@ from keras_towers._bytes import format_bytes
 from keras_towers.fit.step.trace import cause_of, line_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
+from keras_towers.partition.lifetimes import held_tensors
 from keras_towers.partition.program import (
     Axis,
     Exchange,
@@ -342,21 +343,8 @@ def _unit_and_number(size: Size | int) -> tuple[str, int]:
 
 def _held_bytes(program: Program) -> dict[str, int] | None:
     """Return what towers hold from level to level, as in ``StepCosts``."""
-    later = {
-        tensor
-        for operation in program.operations
-        for tensor in operation.inputs
-        if operation.on_towers
-        and tensor.on_towers
-        and tensor.operation is not None
-        and not tensor.operation.is_repeated
-        and tensor.level < operation.level
-    }
-    later.update(e.given for e in program.exchanges if e.kind == "gather")
     total: collections.Counter[str] = collections.Counter()
-    for tensor in later:
-        if not tensor.of_batch:
-            continue
+    for tensor in held_tensors(program):
         if tensor.shape.rank is None:
             return None
         sizes = [size for size in tensor.shape if size is not None]

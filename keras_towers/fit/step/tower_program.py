@@ -26,6 +26,7 @@ from keras_towers.fit.step.tower_tensors import (
 )
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import emit
+from keras_towers.partition.lifetimes import summed_tensors
 from keras_towers.partition.program import (
     Operation,
     Phase,
@@ -89,7 +90,7 @@ class TowerProgram:
             places.parts,
         )
         self._exchanges = TowerExchanges(places, order, sum_gradients)
-        self._summed = _summed(program)
+        self._summed = summed_tensors(program)
 
     def add_to_graph(
         self,
@@ -309,13 +310,3 @@ def _after_dependencies(tensor: Any) -> Any:
     if tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.identity(tensor)
-
-
-def _summed(program: Program) -> set[Tensor]:
-    """The towers' tensors that are summed over all towers."""
-    kinds = ("sum", "scatter")
-    exchanges = [e for e in program.exchanges if "towers" in e.over]
-    tensors = [e.given for e in exchanges if e.kind in kinds]
-    for update in program.updates:
-        tensors += [t for t in update.given if t not in update.rows]
-    return {tensor for tensor in tensors if tensor.on_towers}

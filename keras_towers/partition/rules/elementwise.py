@@ -72,6 +72,12 @@ _LINEAR: dict[str, Linear] = {
 }
 
 
+ELEMENTWISE: frozenset[str] = frozenset(
+    (*_LINEAR, "AddN", "BiasAdd", "BiasAddV1", "DivNoNan", "RealDiv")
+)
+"""The operations of which an entry of the result needs one of each input."""
+
+
 @axes(*_LINEAR)
 def _elementwise(node: Node, *inputs: Value) -> Factors:
     return elementwise(inputs, _LINEAR[node.type])
