@@ -8,9 +8,9 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Memory of each device on which towers compute, such as 24GiB, to compare
-#: with the first step: `--device-memory`. Default: the memory of GPUs; 0: do
-#: not compare.
+#: Memory of each device on which towers compute, such as 24GiB: before the
+#: first step, `fit` checks whether the model fits: `--device-memory`. Default:
+#: the memory of GPUs; 0: no check.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
 #: Seed for all processes of a job; `keras-towers run` sets it. Default: no
 #: seed.

@@ -133,9 +133,9 @@ def run(
         servers: Number of BytePS servers to start, too. Default: 1 with
             --strategy byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB: fit says before the
-            first step if a model does not fit. Default: that of GPUs; 0: it
-            does not say.
+        device_memory: Memory of each device, such as 24GiB: before the first
+            step, fit checks whether the model fits. Default: the memory of
+            GPUs; 0: no check.
         module: SCRIPT is a module name, as for python -m.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
