@@ -71,12 +71,13 @@ class Backup(ResumesFit):
     from that backup, let the process end, and start it again; in a notebook,
     restart the kernel.
 
-    A backup knows its model: the layers, their connections and settings, and
-    the arguments of ``compile``. It is refused for another model. Names, seeds,
-    the first values of weights, and the metrics at an epoch's end may differ.
-    If the number of ranks has changed, the learning rate may differ, too:
-    training then uses the backup's, and says so. The data, the arguments of
-    ``fit``, Python code, and settings that no ``get_config()`` returns are not
+    A backup knows its model: the shapes of its variables, and the numbers and
+    texts to which its layers, optimizers, losses and metrics are set. It is
+    refused for another model. Names, seeds, the first values of weights, and
+    the metrics at an epoch's end may differ. If the number of ranks has
+    changed, the learning rate may differ, too: training then uses the backup's,
+    and says so. The data, the arguments of ``fit``, Python code, the
+    connections of layers, and settings that no ``get_config()`` returns are not
     compared.
 
     A backup is a TensorFlow checkpoint, which ``tf.train.load_checkpoint``

@@ -33,7 +33,7 @@ SHOWN_BY = {
     "fit/step/test_global_step.py": """
         fit/contract fit/step/exchanges fit/step/program_inputs
         fit/step/step_layout fit/step/tower_exchanges
-        fit/step/tower_functions fit/step/tower_tensors fit/step/trace
+        fit/step/tower_functions fit/step/trace
     """,
     "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/update/test_optimizers.py": "fit/update/weight_update",

@@ -22,6 +22,7 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import ApplyCall, FitStart, KerasCall
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
+from keras_towers.fit.step_order import ComparedStep
 from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.server_connection import ServerPeers
@@ -390,6 +391,11 @@ class _ServerUpdate:
 
     config: Any
     _sums: Callable[..., list[list[Any]]]
+
+    def note_own_step(self, step: ComparedStep) -> None:
+        session = current_session.get()
+        if session is not None:
+            session.compare(step)
 
     def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
         session = current_session.get()

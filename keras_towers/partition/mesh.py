@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.emission import emit, placeholder_of
+from keras_towers.partition.emission import emit, placeholder_of, value_of
 from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -155,7 +155,9 @@ class _ColumnGraph:
             self._add_sizes(inputs)
             for level in range(program.levels):
                 self._add_level(level)
-            self.graph.outputs = [self._value(t) for t in program.results]
+            self.graph.outputs = [
+                value_of(t, self._known) for t in program.results
+            ]
         self.graph.inputs = inputs
 
     def _add_input(self, kind: Any, tensor: Tensor, key: int = 0) -> Any:
@@ -200,12 +202,6 @@ class _ColumnGraph:
                 operation = as_operation(exchange)
                 (value,) = emit([operation], self._known, operation.outputs)
                 self._known[exchange.result] = value
-
-    def _value(self, tensor: Tensor) -> Any:
-        if tensor in self._known:
-            return self._known[tensor]
-        (value,) = emit([], self._known, [tensor])
-        return value
 
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:

@@ -20,7 +20,8 @@ from keras_towers import compat
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.places import Places, Ranks
-from keras_towers.fit.step.program_inputs import StepInputs
+from keras_towers.fit.step.placed_tensors import PlacedTensors
+from keras_towers.fit.step.program_inputs import add_variables
 from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import components_of, trace, with_components
@@ -61,15 +62,15 @@ def run_compiled(
     )
     leaves = tf.nest.flatten(batch, expand_composites=True)
     tensors = [leaf for leaf in leaves if leaf is not None]
-    inputs = _step_inputs(program.inputs, tensors, towers=1)
-    inputs.add_captures(program.inputs, traced.captures, {}, 1)
+    places = Places(Ranks(), [[active.device]])
+    inputs = _inputs_of(program.inputs, tensors, places)
+    add_variables(inputs, program.inputs, traced.captures, {})
 
     def update(change: Update, _: Any, grads: list[Any]) -> None:
         call: ApplyCall = traced.updates[change.name]
         sums = with_components(call.grads, grads)
         active.apply(dataclasses.replace(call, grads=sums))
 
-    places = Places(Ranks(), [[active.device]])
     order = StepOrder(places.ranks.step)
     ready = TowerProgram(program, "xla", places, order)
     results = ready.add_to_graph(inputs, update)
@@ -109,51 +110,46 @@ def apply_compiled(
     captures = [outside for outside, _ in graph.captures]
     on_towers = {
         index: TowerHandles(MIRRORED, [[h] for h in copies[id(tensor)]])
-        for index, tensor in enumerate(captures)
+        for index, tensor in enumerate(captures, len(specs))
         if id(tensor) in copies
     }
     of_grads = MIRRORED if len(devices) > 1 else REPLICATED
     layouts = [of_grads for _ in specs]
     layouts += [
         MIRRORED if index in on_towers else REPLICATED
-        for index, _ in enumerate(captures)
+        for index, _ in enumerate(captures, len(specs))
     ]
     program = partition_graph(graph, layouts, [], options=_COMPILED)
-    inputs = _step_inputs(program.inputs, first, len(devices))
+    places = Places(Ranks(), [[device] for device in devices])
+    inputs = _inputs_of(program.inputs, first, places)
     for index, tensor in program.inputs.copies.items():
         if index < len(specs):
-            for grads, part in zip(
-                tensors_of_towers, inputs.parts, strict=True
-            ):
-                part[tensor] = grads[index]
-    inputs.add_captures(program.inputs, captures, on_towers, 1)
-    places = Places(Ranks(), [[device] for device in devices])
+            for scope in inputs.scopes(towers=True):
+                scope[tensor] = tensors_of_towers[scope.tower][index]
+    add_variables(inputs, program.inputs, captures, on_towers)
     ready = TowerProgram(program, "xla", places, order)
     ready.add_to_graph(inputs, _refuse)
 
 
-def _step_inputs(
-    inputs: Inputs, tensors: Sequence[Any], towers: int
-) -> StepInputs:
+def _inputs_of(
+    inputs: Inputs, tensors: Sequence[Any], places: Places
+) -> PlacedTensors:
     """Return what a program gets of which no input is divided.
 
     Args:
         inputs: the inputs of the program.
         tensors: the first of them.
-        towers: the number of towers.
+        places: where it computes.
     """
+    placed = PlacedTensors(places)
     with tf.device(compat.HOST):
-        common: dict[Any, Any] = {inputs.total: tf.constant(0, tf.int64)}
-        parts: list[dict[Any, Any]] = [
-            {
-                inputs.start: tf.constant(0, tf.int64),
-                inputs.is_first: tf.constant(k == 0),
-                inputs.is_first_part: tf.constant(True),
-            }
-            for k in range(towers)
-        ]
-    common |= zip(inputs.of_graph, tensors, strict=False)
-    return StepInputs(common, parts)
+        placed.shared[inputs.total] = tf.constant(0, tf.int64)
+        for scope in placed.scopes(towers=True):
+            scope[inputs.start] = tf.constant(0, tf.int64)
+            scope[inputs.is_first] = tf.constant(scope.tower == 0)
+    for tensor, value in zip(inputs.of_graph, tensors, strict=False):
+        placed.shared[tensor] = value
+    return placed
 
 
 def _refuse(*_: Any) -> None:

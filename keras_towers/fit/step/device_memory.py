@@ -24,7 +24,6 @@ from keras_towers._notices import first_time, silence
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, KerasStrategy, TowerConfig
-from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,
     Needs,
@@ -132,10 +131,10 @@ class MemoryCheck:
         """
         config, own = self._config, self._config.strategy
         assert isinstance(own, KerasStrategy), own
-        # Workers of parameter servers may come while others train.
-        peers = peers if own.follows_options else ALONE
-        self._limit = limit = Limit.of(config, peers)
-        if limit is None or is_placed or not own.follows_options:
+        # Where weights are elsewhere, or towers train alone, plans do not hold.
+        limit = Limit.of(config, peers) if own.follows_options else None
+        self._limit = limit
+        if limit is None or is_placed:
             return
         batch = None if batch is None else tf.nest.map_structure(_spec, batch)
         examples = _known_examples(batch, examples)
@@ -336,8 +335,7 @@ class _Planner:
         own = self.config.options
         divides = own.weights is not None or own.layouts is not None
         in_shards: dict[str, Any] = {"weights": "sharded", "updates": None}
-        if self._follows:
-            yield {}, 1
+        yield {}, 1
         if not divides and self.config.divides:
             if self.kind in TRAINING and own.updates != "sharded":
                 yield {"updates": "sharded"}, 1
@@ -346,11 +344,6 @@ class _Planner:
             for times in _TIMES:
                 yield in_shards, times
 
-    @property
-    def _follows(self) -> bool:
-        own: Any = self.config.strategy
-        return own.follows_options
-
     def _name(
         self, options: Mapping[str, Any], times: int, parts: int = 1
     ) -> str:
@@ -358,8 +351,6 @@ class _Planner:
         named = [f'{k}="{v}"' for k, v in options.items() if v]
         named += [f"micro_batches={parts}"] if parts > 1 else []
         text = " and ".join(named)
-        if not self._follows:
-            text = f"TowerStrategy({', '.join(named)})"
         if times == 1:
             return text
         config = self.config
