@@ -135,8 +135,9 @@ def _refuse_end(
         raise TowerError(
             f"{type(callback).__name__}.{event} has raised {shorten(error)}, "
             "which Keras takes for the end of the data. This rank would end "
-            "the epoch, and others wait for it. Catch it in the callback. To "
-            "end training on all ranks, set model.stop_training = True."
+            "the epoch, and others would wait for it. Catch the error in the "
+            "callback. To end training on all ranks, set model.stop_training "
+            "= True."
         ) from error
 
 
