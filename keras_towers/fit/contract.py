@@ -277,6 +277,8 @@ class KerasStrategy:
     _config: TowerConfig
     _update: Any
     _calls: Any
+    # Whether options say where variables are, and who updates them.
+    _follows_options: bool
 
     @property
     def _adoption(self) -> Any:
@@ -286,12 +288,7 @@ class KerasStrategy:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
-    @property
-    def follows_options(self) -> bool:
-        """Whether options say where variables are, and who updates them."""
-        raise NotImplementedError
-
-    def planned(self, transport: Transport, **options: Any) -> KerasStrategy:
+    def _planned(self, transport: Transport, **options: Any) -> KerasStrategy:
         """Return a strategy on such devices, to plan with; it never runs.
 
         Args:

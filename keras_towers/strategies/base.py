@@ -169,15 +169,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         self._update = update
         self._calls = calls or TowerCalls(update)
 
-    @property
-    def follows_options(self) -> bool:
-        """Whether options say where variables are, and who updates them."""
-        return self._follows_options
-
-    def planned(self, transport: Transport, **options: Any) -> BaseStrategy:
+    def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
         """Return a strategy on such devices, to plan with; it never runs."""
         config = self._config
-        own = config.options if self.follows_options else StrategyOptions()
+        own = config.options if self._follows_options else StrategyOptions()
         planned = BaseStrategy(
             config.devices if self._mesh is None else self._mesh,
             dataclasses.replace(own, **options),

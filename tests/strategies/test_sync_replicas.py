@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import keras
 import numpy as np
@@ -243,6 +244,11 @@ def test_blocks_leave_nothing_behind(monkeypatch):
         with kt.SyncReplicasStrategy(towers=2) as strategy:
             fit(model)
         kept[:] = [strategy]
+        return min(count_graphs() for _ in range(10))
+
+    def count_graphs():
+        # The last thread of a replica may still be ending.
+        time.sleep(0.05)
         gc.collect()
         return sum(issubclass(type(g), tf.Graph) for g in gc.get_objects())
 

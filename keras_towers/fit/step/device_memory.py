@@ -132,7 +132,7 @@ class MemoryCheck:
         config, own = self._config, self._config.strategy
         assert isinstance(own, KerasStrategy), own
         # Where weights are elsewhere, or towers train alone, plans do not hold.
-        limit = Limit.of(config, peers) if own.follows_options else None
+        limit = Limit.of(config, peers) if own._follows_options else None
         self._limit = limit
         if limit is None or is_placed:
             return
@@ -295,7 +295,7 @@ class _Planner:
         self, options: Mapping[str, Any], ranks: int
     ) -> Iterator[Any]:
         own: Any = self.config.strategy
-        make = functools.partial(own.planned, PlannedRanks(ranks), **options)
+        make = functools.partial(own._planned, PlannedRanks(ranks), **options)
         with silence(), planning(self.model, make, builds=False) as strategy:
             yield strategy
 
