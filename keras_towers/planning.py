@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +22,7 @@ from keras_towers import compat
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import ApplyCall, TowerConfig
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
 from keras_towers.fit.step.step_costs import (
@@ -31,9 +31,8 @@ from keras_towers.fit.step.step_costs import (
     costs_of,
     exchanged_in,
 )
-from keras_towers.fit.step.trace import Trace, components_of, with_components
-from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights.copies import bytes_on, copy_on_tower
+from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.model_state import (
     collect,
@@ -52,8 +51,7 @@ from keras_towers.fit.weights.without_memory import (
     variable_like,
     without_memory,
 )
-from keras_towers.partition import Program, partition_graph
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition import Program
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
 from keras_towers.step_times import work_of
@@ -305,7 +303,6 @@ def _plan(
             with_values((v, variable_like(v)) for v in variables)
         )
         strategy = choice.strategy(setting)
-        noted = stack.enter_context(_noting_gradients(strategy._update))
         calls: Any = strategy._calls
         # Other ranks, which do not exist, have the same values.
         agreed: dict[str, Any] = {
@@ -314,7 +311,7 @@ def _plan(
         with patches.shadowed(calls.adoption, agreed):
             traced, program = calls.plan(model, batch, size)
         step = _PlannedStep(
-            choice, setting, model, strategy._config, traced, program, noted
+            choice, setting, model, strategy._config, traced, program
         )
         return [step.on(number) for number in step.like_first()]
 
@@ -330,7 +327,6 @@ class _PlannedStep:
         config: the places of the strategy.
         traced: the trace of its step.
         program: the program.
-        noted: the updates that are in it.
     """
 
     choice: Choice
@@ -339,7 +335,6 @@ class _PlannedStep:
     config: TowerConfig
     traced: Trace
     program: Program
-    noted: Sequence[ApplyCall]
 
     def like_first(self) -> list[int]:
         """Return the numbers of hosts that have the program of the first.
@@ -367,13 +362,8 @@ class _PlannedStep:
         # The step may not fit the sizes that the trace leaves open.
         with contextlib.suppress(ValueError):
             lifetimes = Lifetimes(program, towers, -(-size // towers))
-            applied = [t for update in program.updates for t in update.given]
-            applied += _gradients_in_trace(self.traced, program, self.noted)
-            gradients = lifetimes.bytes_of(applied)
-            updates = self.traced.updates.items()
-            step = lifetimes.most_bytes(
-                {name: _update_bytes(call, size) for name, call in updates}
-            )
+            gradients = lifetimes.bytes_of(_gradients_in(self.traced, program))
+            step = lifetimes.most_bytes()
             work = work_of(program, lifetimes)
         costs = costs_of(program, towers, columns=columns)
         if towers == columns == 1:
@@ -501,56 +491,11 @@ def _with_rows(spec: Any, examples: int | None) -> Any:
     return of_any_size(spec) if has_rows(spec) else spec
 
 
-@contextlib.contextmanager
-def _noting_gradients(update: Any) -> Iterator[list[ApplyCall]]:
-    """Note the updates that are traced with the step."""
-    noted: list[ApplyCall] = []
-
-    def note(_: Any, original: Callable[..., Any], call: ApplyCall) -> Any:
-        noted.append(call)
-        return original(call)
-
-    methods = patches.bind_to(update, {"apply_in_trace": note})
-    with patches.shadowed(update, methods):
-        yield noted
-
-
-def _gradients_in_trace(
-    traced: Trace, program: Program, calls: Iterable[ApplyCall]
-) -> list[Tensor]:
-    """Return what towers have of gradients whose update is in the program."""
-    operations = map(traced.graph.get_operation_by_name, traced.placed)
-    # Before they are added up where their rows are, and after it.
-    placed = {o.inputs[0].name: o.outputs[0].name for o in operations}
-    parts = [t for c in calls for g in c.grads for t in components_of(g)]
-    names = [placed.get(part.name, part.name) for part in parts]
-    values = [program.values[name] for name in names]
+def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:
+    """Return what towers have of gradients, as optimizers get them."""
+    values = [program.values[name] for name in traced.gradients]
     found = [value.local or value.whole for value in values]
     return [tensor for tensor in found if tensor is not None]
-
-
-def _update_bytes(call: ApplyCall, examples: int) -> int:
-    """Return the bytes that a tower needs for an update, sums included.
-
-    Args:
-        call: the update, which is not in the program.
-        examples: the number of rows of a gradient with rows of examples.
-    """
-    specs = []
-    for gradient, weight in zip(call.grads, call.variables, strict=True):
-        is_dense = isinstance(gradient, tf.Tensor)
-        for part in components_of(gradient):
-            shape = weight.shape if is_dense else part.shape
-            specs.append(tf.TensorSpec(shape, part.dtype))
-
-    def run(*tensors: tf.Tensor) -> None:
-        grads = with_components(call.grads, tensors)
-        with as_one_device(call.optimizer, call.variables):
-            call.original(grads, list(map(copy_on_tower, call.variables)))
-
-    graph = compat.func_graph_from_py_func("update", run, specs, {})
-    program = partition_graph(graph, [REPLICATED for _ in graph.inputs], [])
-    return Lifetimes(program, 1, examples).most_bytes({})
 
 
 def _is_small(weight: keras.Variable) -> bool:

@@ -186,9 +186,6 @@ class ApplyCall(NamedGradients):
     # The optimizer's own ``apply``, of gradients and variables.
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
-    # Makes it a function that XLA compiles, as ``compiled_step.py`` does;
-    # None: XLA does not compile the step that it belongs to.
-    apply_compiled: Callable[..., None] | None = None
 
     def update_variables(self) -> None:
         """Update the variables as Keras does."""

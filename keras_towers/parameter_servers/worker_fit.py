@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -389,20 +389,28 @@ class _ServerUpdate:
     """Passes the sums of a worker's gradients to the session that trains."""
 
     config: Any
-    _sums: Callable[..., list[list[Any]]]
+    pushes = True
+    keeps_devices = False
 
-    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
+    def push(self, call: ApplyCall) -> None:
+        """Pass gradients on that are results of a step."""
         session = current_session.get()
         if session is None:
-            raise TowerError(
-                f"{self.config.name} trains by fit() only: it keeps workers "
-                "in step from the beginning of a fit to its end. For "
-                "train_on_batch and custom loops use HorovodStrategy or "
-                "MultiWorkerTowerStrategy."
-            )
-        sums = self._sums(call, tower_grads)[0]
-        sums = session.variables.send(call.variables, sums)
+            self._refuse()
+        sums = session.variables.send(call.variables, call.grads)
         session.push(dataclasses.replace(call, grads=sums))
+
+    def reduce_and_apply(self, call: ApplyCall, tower_grads: Gradients) -> None:
+        """Refuse a custom loop."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TowerError(
+            f"{self.config.name} trains by fit() only: it keeps workers "
+            "in step from the beginning of a fit to its end. For "
+            "train_on_batch and custom loops use HorovodStrategy or "
+            "MultiWorkerTowerStrategy."
+        )
 
 
 class MirroredServerUpdate(_ServerUpdate, WeightUpdate):

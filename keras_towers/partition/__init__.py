@@ -124,7 +124,6 @@ The docstring of ``rules`` lists the file of each operation's rule.
 
 from keras_towers.partition import rules
 from keras_towers.partition.entry import partition_graph
-from keras_towers.partition.partitioner import UpdateInfo
 from keras_towers.partition.program import Program
 
-__all__ = ["Program", "UpdateInfo", "partition_graph", "rules"]
+__all__ = ["Program", "partition_graph", "rules"]

@@ -19,6 +19,7 @@ from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
+    InShards,
     Layout,
     ListOf,
     NotDivided,
@@ -52,7 +53,6 @@ class LayoutOptions:
     Attributes:
         ranks: whether several processes run the program.
         replicate_shards: whether each of them has all shards of variables.
-        hooked: whether communication hooks sum over ranks what is placed.
         xla: whether XLA compiles the functions of towers.
         gather_ratio: the minimal ratio of the size of a sum over rows to the
             size of one unit's rows for which the rows are gathered and the sum
@@ -64,15 +64,14 @@ class LayoutOptions:
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
-            has all examples; the result is then laid out over towers. What is
-            placed keeps its operation, and a partial sum that several
+            has all examples; the result is then laid out over towers. Gradients
+            keep their operation, and a partial sum that several
             operations use is added up before them, as each might need another
             exchange.
     """
 
     ranks: bool = False
     replicate_shards: bool = False
-    hooked: bool = False
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
@@ -203,6 +202,10 @@ class Converter(Builder):
         ]
         require(len(grown) == 1)
         return unless_none(grown[0])
+
+    def rows_in(self, layout: InShards) -> Sharded:
+        """Return the layout of what a variable in shards holds."""
+        return Sharded(layout.axis, self.variable_units[layout.size])
 
     def local_rows(self, layout: Sharded) -> Tensor:
         """Return the local size of the axis of a layout."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +33,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     sizes_of,
 )
-from keras_towers.partition.partitioner import Partitioner, UpdateInfo
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import (
     ColumnInput,
     Inputs,
@@ -64,8 +65,8 @@ def partition_graph(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
-    placed: Mapping[str, InShards | None] = MappingProxyType({}),
+    gradients: Mapping[str, Sequence[InputLayout]] = MappingProxyType({}),
+    devices: Mapping[str, str] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
     options: LayoutOptions = _DEFAULTS,
 ) -> Program:
@@ -75,9 +76,9 @@ def partition_graph(
         graph: the trace of the one-device step.
         layouts: the layouts of its N inputs.
         wanted: the tensors of the graph that the program returns.
-        updates: the operations that stand for updates of an optimizer, by name.
-        placed: operations that return their input, by name, and how to lay it
-            out; None: it is whole.
+        gradients: the operations that return gradients, and components of
+            gradients, to an optimizer, by name: how to lay out each of them.
+        devices: where operations run that are computed once, by name.
         of_columns: what the last inputs are, which differ between columns.
         options: the options of the layout.
     """
@@ -87,7 +88,7 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    arguments = graph, layouts, wanted, updates, placed, of_columns
+    arguments = graph, layouts, wanted, gradients, devices, of_columns
     try:
         return _laid_out(*arguments, options)
     except CannotGather:
@@ -99,21 +100,17 @@ def _laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, UpdateInfo],
-    placed: Mapping[str, InShards | None],
+    gradients: Mapping[str, Sequence[InputLayout]],
+    devices: Mapping[str, str],
     of_columns: Sequence[ColumnInput],
     options: LayoutOptions,
 ) -> Program:
     inputs = _inputs(graph, layouts, of_columns)
     partitioner = _partitioner(graph, layouts, inputs, options)
-    partitioner.update_infos = updates
-    shares = _variable_shares(partitioner, [*layouts, *placed.values()])
-    partitioner.placed = {
-        name: None if layout is None else _rows_of(partitioner, layout)
-        for name, layout in placed.items()
-    }
-    if options.hooked:
-        partitioner.gradients = _terms_of(graph, placed)
+    of_gradients = itertools.chain(*gradients.values())
+    shares = _variable_shares(partitioner, [*layouts, *of_gradients])
+    partitioner.gradient_layouts, partitioner.devices = gradients, devices
+    partitioner.gradients = _terms_of(graph, gradients)
     values, sizes = _values(graph, layouts, inputs, partitioner)
     copies = _copies(layouts, inputs.of_graph, values, partitioner)
     by_name = partitioner.lay_out_graph(graph, values)
@@ -175,17 +172,15 @@ def _program(
     by_name: Mapping[str, Value],
 ) -> Program:
     """Return the program of what was laid out, without what nobody needs."""
-    ends = [*results, *(t for u in partitioner.updates for t in u.given)]
     operations, exchanges = prune(
-        partitioner.operations, partitioner.exchanges, ends
+        partitioner.operations, partitioner.exchanges, results
     )
-    delay_operations(operations, exchanges, partitioner.updates, results)
+    delay_operations(operations, exchanges, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
         inputs,
         operations,
         exchanges,
-        partitioner.updates,
         results,
         partitioner.graphs,
         [o for o in partitioner.computed_once if id(o) in sources],
@@ -201,22 +196,24 @@ def _terms_of(graph: Any, gradients: Iterable[str]) -> dict[str, str]:
         graph: the graph.
         gradients: the operations that return gradients, by name.
     """
-    found = {name: name for name in gradients}
+    found: dict[str, str] = {}
 
     def type_of(name: str) -> str:
         return str(graph.get_operation_by_name(name).type)
 
     for name in gradients:
-        waiting = [graph.get_operation_by_name(name)]
-        while waiting:
-            for tensor in waiting.pop().inputs:
+        returns = graph.get_operation_by_name(name)
+        for index, gradient in enumerate(returns.inputs):
+            of, waiting = f"{name}:{index}", [gradient]
+            while waiting:
+                tensor = waiting.pop()
                 term = tensor.op
                 is_linear = term.type in _ADDS | _SCALES
                 is_linear = is_linear or is_over_columns(term)
-                users = {user.name for user in tensor.consumers()}
-                if is_linear and all(found.get(u) == name for u in users):
-                    found[term.name] = name
-                    waiting.append(term)
+                users = {user.name for user in tensor.consumers()} - {name}
+                if is_linear and all(found.get(u) == of for u in users):
+                    found[term.name] = of
+                    waiting += term.inputs
     # A factor may be a sum of its own.
     scales = [n for n in found if type_of(n) in _SCALES]
     return {n: found[n] for n in found.keys() - scales}
@@ -354,7 +351,7 @@ def _copies(
             copies[index] = dataclasses.replace(
                 common, on_towers=True, handle=handle, of_batch=False
             )
-            rows = _rows_of(partitioner, layout)
+            rows = partitioner.rows_in(layout)
             partitioner.resources.add_copies(common, copies[index], rows)
     return copies
 
@@ -363,7 +360,7 @@ def _copies(
 
 
 def _variable_shares(
-    partitioner: Partitioner, layouts: Sequence[InputLayout | None]
+    partitioner: Partitioner, layouts: Iterable[InputLayout]
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Add the units of variables in shards; return the shares of towers."""
     shares: dict[int, tuple[Tensor, Tensor]] = {}
@@ -387,11 +384,6 @@ def _variable_shares(
             local_size=layout.rows,
         )
     return shares
-
-
-def _rows_of(partitioner: Partitioner, layout: InShards) -> Sharded:
-    """Return the layout of what a variable in shards holds."""
-    return Sharded(layout.axis, partitioner.variable_units[layout.size])
 
 
 def _handle_of_shards(whole: Any, layout: InShards) -> Any:

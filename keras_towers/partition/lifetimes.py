@@ -9,7 +9,7 @@ and its kernels need workspaces; XLA also computes several operations as one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,7 +36,6 @@ class _Event:
 
     used: Sequence[Tensor]
     made: Sequence[Tensor] = ()
-    extra: int = 0
 
 
 class Lifetimes:
@@ -79,17 +78,13 @@ class Lifetimes:
             for tensor in tensors
         )
 
-    def most_bytes(self, of_updates: Mapping[str, int]) -> int:
+    def most_bytes(self) -> int:
         """Return the bytes that a tower has at a time, without variables.
 
         Of the batch, gathered variables, what is kept for the backward pass,
         and gradients.
-
-        Args:
-            of_updates: what each update that is none of the program needs at a
-                time, by its name.
         """
-        events = list(self._events(of_updates))
+        events = list(self._events())
         last: dict[Tensor, int] = {}
         for index, event in enumerate(events):
             for tensor in (*event.made, *event.used):
@@ -105,25 +100,19 @@ class Lifetimes:
         for index, event in enumerate(events):
             own = [t for t in event.made if t not in self._root]
             now += sum(self._bytes.get(tensor, 0) for tensor in own)
-            most = max(most, now + event.extra)
+            most = max(most, now)
             now -= ends.get(index, 0)
         return most
 
-    def _events(self, of_updates: Mapping[str, int]) -> Iterator[_Event]:
+    def _events(self) -> Iterator[_Event]:
         program = self._program
         for level in range(program.levels):
             operations = program.of_level(level)
             for operation in sorted(operations, key=lambda o: o.phase):
                 yield _Event(operation.inputs, operation.outputs)
             for exchange in program.exchanges:
-                if exchange.given.level == level:
+                if exchange.level == level:
                     yield _Event(exchange.used, [exchange.result])
-            for update in program.updates:
-                if update.level == level:
-                    # Sums take the place of what they add up.
-                    sums = self.bytes_of(update.given)
-                    yield _Event(update.given, extra=sums)
-                    yield _Event([], extra=of_updates[update.name])
 
 
 def _bytes(spec: Any) -> int:

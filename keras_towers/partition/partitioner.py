@@ -21,38 +21,28 @@ from keras_towers.partition.division import divide
 from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
+    InputLayout,
+    InShards,
     ListOf,
+    Mirrored,
     NotDivided,
     Shape,
     Sharded,
     Unit,
     Value,
     Values,
+    replicated,
     require,
     sizes_of,
     unless_none,
 )
-from keras_towers.partition.program import Tensor, Update
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
 from keras_towers.partition.resources import Resources, type_of_content
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.undivided import LOOPS, compute_once
 
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class UpdateInfo:
-    """How to treat an operation that stands for an update by an optimizer.
-
-    Attributes:
-        sparse: pairs of inputs that are the values and indices of a gradient.
-        uses: the inputs of the graph that are variables of the update; None: it
-            may use any variable.
-    """
-
-    sparse: Sequence[tuple[int, int]]
-    uses: Sequence[Any] | None
 
 
 class Partitioner(Converter):
@@ -68,12 +58,11 @@ class Partitioner(Converter):
     Attributes:
         computed_once: traced operations that take rows, but are not divided.
         graphs: the graphs that were laid out.
-        update_infos: the operations that stand for updates, by name.
-        updates: the updates of the program.
-        gradients: the gradients that hooks are to sum over ranks, by the names
-            of the operations that add them up.
-        placed: operations that return their input in another layout, by name;
-            None: whole.
+        gradient_layouts: for the operations that return gradients to an
+            optimizer, by name, how to lay these out.
+        gradients: the gradients, by the names of the operations that add up
+            their terms.
+        devices: where operations run that are computed once, by name.
         values: the values of the current graph, by the names of its tensors.
         resources: the order of operations that use the same resources, and
             what variables hold.
@@ -92,11 +81,10 @@ class Partitioner(Converter):
             [] if around is None else around.computed_once
         )
         self.graphs: list[Any] = [] if around is None else around.graphs
-        self.update_infos: Mapping[str, UpdateInfo] = {}
-        self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.placed: Mapping[str, Sharded | None] = {}
+        self.gradient_layouts: Mapping[str, Sequence[InputLayout]] = {}
         self.gradients: Mapping[str, str] = {}
+        self.devices: Mapping[str, str] = {}
         self.resources: Resources = Resources(
             None if around is None else around.resources
         )
@@ -159,23 +147,14 @@ class Partitioner(Converter):
         """Lay out an operation; return the values of its outputs."""
         if node.type == "Const":
             return [self._constant(node)]
-        if node.operation.name in self.update_infos:
-            self._update(node, inputs)
-            return inputs
         tensors = [
             t for v in inputs for t in (v.local, v.whole) if t is not None
         ]
         self.near = max((tensor.level for tensor in tensors), default=0)
         self.gradient = self.gradients.get(node.operation.name, "")
-        if node.operation.name in self.placed:
-            (value,), rows = inputs, self.placed[node.operation.name]
-            if rows is None:
-                (whole,) = node.copy([self.assemble(value)])
-                return [Value(REPLICATED, whole=whole, shape=value.shape)]
-            local = self.shard(value, rows)
-            if self.options.over_columns:
-                (local,) = node.copy([local], [local.shape])
-            return [Value(rows, local, shape=value.shape)]
+        self.device = self.devices.get(node.operation.name, "")
+        if node.operation.name in self.gradient_layouts:
+            return self._gradients(node, inputs)
         known = folded(node, [value.known for value in inputs])
         try:
             outputs = self._divided(node, inputs)
@@ -248,32 +227,64 @@ class Partitioner(Converter):
             ]
         return []
 
-    def _update(self, node: Node, inputs: list[Value]) -> None:
-        """Add an update, and order later users of its variables after it."""
-        info = self.update_infos[node.operation.name]
-        # Of the values and indices of rows either both are divided, or none.
-        sizes: dict[int, Any] = {}
-        for pair in info.sparse:
-            entries, indices = (inputs[k].sharded for k in pair)
-            has_rows = entries is not None and entries == indices
-            size = unless_none(entries).size if has_rows else None
-            sizes |= dict.fromkeys(pair, size)
-        rows: dict[Tensor, Any] = {}
-        tensors: list[Tensor] = []
-        for k, value in enumerate(inputs):
-            if sizes.get(k) is not None:
-                tensor = unless_none(value.local)
-                rows[tensor] = sizes[k]
-            elif value.is_partial and not value.gathers and k not in sizes:
-                tensor = unless_none(value.local)
-            else:
-                tensor = self.assemble(value)
-            tensors.append(tensor)
-        keys: list[Any] | None = None
-        if info.uses is not None:
-            keys = [self.values[t.name].whole for t in info.uses]
-        level = self.resources.record_update(keys, tensors)
-        self.updates.append(Update(node.operation.name, tensors, level, rows))
+    def _gradients(self, node: Node, inputs: Values) -> Values:
+        """Lay gradients out as an optimizer gets them.
+
+        Those that it gets whole are added up in one round.
+        """
+        layouts = self.gradient_layouts[node.operation.name]
+        parts = [value.local for value in inputs if value.is_partial]
+        least = max((unless_none(part).level for part in parts), default=0)
+        outputs: list[Value] = []
+        for index, value in enumerate(inputs):
+            self.gradient = f"{node.operation.name}:{index}"
+            layout = layouts[index]
+            if isinstance(layout, InShards):
+                rows = self.rows_in(layout)
+                tensor = self.shard(value, rows)
+                outputs.append(Value(rows, tensor, shape=value.shape))
+                continue
+            on_towers = isinstance(layout, Mirrored)
+            tensor = self._whole_gradient(value, on_towers, least)
+            facts = Value(REPLICATED, shape=value.shape)
+            outputs.append(replicated(tensor, facts))
+        if self.options.over_columns:
+            ends = [unless_none(v.local or v.whole) for v in outputs]
+            copies = node.copy(ends, [end.shape for end in ends])
+            for value, copy in zip(outputs, copies, strict=True):
+                if value.local is None:
+                    value.whole = copy
+                else:
+                    value.local = copy
+        return outputs
+
+    def _whole_gradient(
+        self, value: Value, on_towers: bool, least: int
+    ) -> Tensor:
+        """Return a whole gradient, once or on each tower.
+
+        Args:
+            value: the gradient.
+            on_towers: whether each tower gets it.
+            least: the earliest level at whose end it is added up.
+        """
+        if value.is_partial and not value.gathers:
+            total = self.exchange(
+                "sum",
+                unless_none(value.local),
+                sizes=value.shape,
+                on_towers=on_towers,
+                least=least,
+            )
+            if not on_towers:
+                value.whole = total
+            return total
+        rows = value.sharded
+        if on_towers and rows is not None and not rows.of_variables:
+            return self._gather(
+                rows, unless_none(value.local), value.shape, True
+            )
+        return self.replicate(value) if on_towers else self.assemble(value)
 
     def content_of(self, variable: Value) -> Value:
         """Return what a variable holds at this point of the trace.

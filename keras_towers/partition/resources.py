@@ -33,7 +33,6 @@ class Resources:
         self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
         self._common: dict[Tensor, Tensor] = {}
         self._ready: dict[Any, tuple[int, int]] = {}
-        self._least = (0, 0)
 
     def add_copies(
         self, common: Tensor, local: Tensor, rows: Sharded | None = None
@@ -59,9 +58,7 @@ class Resources:
                 uses the resource that all such operations share.
             reads: whether it only reads resources.
         """
-        ready = [
-            self._ready.get(key, self._least) for key in self._keys(operands)
-        ]
+        ready = [self._ready.get(key, (0, 0)) for key in self._keys(operands)]
         time = max(times[0] if reads else times[1] for times in ready)
         # A phase that is over comes again in the next level.
         phase = _phase(type_, operands)
@@ -81,41 +78,12 @@ class Resources:
         level = max([least, *(tensor.level for tensor in operands)])
         time = len(Phase) * level + _phase(type_, operands)
         for key in self._keys(operands):
-            to_read, to_write = self._ready.get(key, self._least)
+            to_read, to_write = self._ready.get(key, (0, 0))
             to_read = to_read if reads else max(to_read, time)
             self._ready[key] = to_read, max(to_write, time)
             if not reads:
                 self.contents.pop(key, None)
         return least
-
-    def record_update(
-        self, handles: list[Any] | None, operands: Sequence[Tensor]
-    ) -> int:
-        """Order an update of variables; return the level at whose end it is.
-
-        Args:
-            handles: the handles of the variables; None: it may use any
-                variable.
-            operands: the inputs of the update.
-        """
-        keys = list(self._ready) if handles is None else handles
-        # After the operations of towers in the level, and after operations that
-        # may fail: a step whose assertion fails updates nothing.
-        before = [
-            self._ready.get(key, self._least)[1] // len(Phase)
-            for key in (*keys, None)
-        ]
-        level = max(
-            [*before, *(tensor.level for tensor in operands)], default=0
-        )
-        ready = len(Phase) * (level + 1), len(Phase) * (level + 1)
-        self._ready.update(dict.fromkeys(keys, ready))
-        if handles is None:
-            self._least = ready
-            self.contents.clear()
-        for key in keys:
-            self.contents.pop(key, None)
-        return level
 
     def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
         """The resources of an operation; None: the one without a handle."""

@@ -187,7 +187,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
 def describe_mode(update: Any, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and what their hook holds."""
     line = f'mode "{mode.name}": {mode.reason}'
-    if update.is_traced:
+    if update.divides_slots:
         line = "gradients are added up on the towers that update their rows"
     lines = [line]
     rank_sum = update.rank_sum

@@ -24,7 +24,7 @@ def test_a_result_lives_until_its_last_use():
     one = 8 * 100 * 4
     # An operation's input and its result; a reshape has no memory of its own.
     # The batch is gone after its use.
-    assert 2 * one <= found.most_bytes({}) < 2 * one + 100
+    assert 2 * one <= found.most_bytes() < 2 * one + 100
     assert found.bytes_of([program.inputs.of_graph[0]]) == one
 
 
@@ -36,6 +36,6 @@ def test_what_is_used_later_lives_longer():
     specs = [tf.TensorSpec([None, 10]), tf.TensorSpec([10, 50])]
     _, found = lifetimes(step, [Sharded(0), REPLICATED], specs)
     weight, hidden = 10 * 50 * 4, 8 * 50 * 4
-    most = found.most_bytes({})
+    most = found.most_bytes()
     # Three of them at the product; then neither the batch nor the weight is.
     assert 3 * hidden <= most < 3 * hidden + weight

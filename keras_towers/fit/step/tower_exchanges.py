@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.exchanges import (
+    GradientExchange,
     Members,
-    SumGradients,
     exchange_tensors,
 )
 from keras_towers.fit.step.tower_tensors import (
@@ -30,17 +30,17 @@ class TowerExchanges:
     Args:
         places: where it computes, and with whom.
         order: orders the exchanges between processes.
-        sum_gradients: sums gradients over processes.
+        gradients: adds gradients up; None: as anything else is.
     """
 
     def __init__(
         self,
         places: Places,
         order: StepOrder,
-        sum_gradients: SumGradients | None,
+        gradients: GradientExchange | None,
     ):
         self._mesh, self._transport = places.mesh, places.ranks.step
-        self._order, self._sum_gradients = order, sum_gradients
+        self._order, self._gradients = order, gradients
 
     def add_to_graph(
         self,
@@ -85,7 +85,7 @@ class TowerExchanges:
                     for to_all, own in owners
                 ]
         results = exchange_tensors(
-            groups, self._transport, self._order.exchange, self._sum_gradients
+            groups, self._transport, self._order.exchange, self._gradients
         )
         for group, result in zip(groups, results, strict=True):
             exchange = group.exchange

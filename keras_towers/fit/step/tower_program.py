@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.exchanges import SumGradients
+from keras_towers.fit.step.exchanges import GradientExchange
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.pace import Pace
 from keras_towers.fit.step.program_inputs import StepInputs
@@ -31,7 +31,6 @@ from keras_towers.partition.program import (
     Phase,
     Program,
     Tensor,
-    Update,
 )
 from keras_towers.partition.stages import Stage, Stages
 
@@ -45,7 +44,7 @@ class TowerProgram:
         places: where it computes, and with whom. A tower computes its
             micro-batches one after another.
         order: orders the exchanges between processes.
-        sum_gradients: sums gradients over processes; None: losslessly.
+        gradients: adds gradients up; None: as anything else is.
 
     Attributes:
         functions: what towers call.
@@ -58,7 +57,7 @@ class TowerProgram:
         mode: CallMode,
         places: Places,
         order: StepOrder,
-        sum_gradients: SumGradients | None = None,
+        gradients: GradientExchange | None = None,
     ):
         self._program = program
         self._mesh, self._transport = places.mesh, places.ranks.step
@@ -88,20 +87,14 @@ class TowerProgram:
             order,
             places.parts,
         )
-        self._exchanges = TowerExchanges(places, order, sum_gradients)
+        self._exchanges = TowerExchanges(places, order, gradients)
         self._summed = _summed(program)
 
-    def add_to_graph(
-        self,
-        inputs: StepInputs,
-        update: Callable[[Update, list[list[Any]], list[Any]], None],
-    ) -> list[Any]:
+    def add_to_graph(self, inputs: StepInputs) -> list[Any]:
         """Add the program to this graph; return its results.
 
         Args:
             inputs: what the inputs of the program get.
-            update: called with an update, K lists of the towers' gradients, and
-                a list of the gradients that all towers share.
         """
         program, devices = self._program, self._devices
         known, parts = dict(inputs.common), inputs.parts
@@ -136,7 +129,7 @@ class TowerProgram:
             for on_columns, owners in ((False, towers), (True, of_all_cells)):
                 here = [o for o in operations if o.on_columns == on_columns]
                 pace.note_computed(self._run_level(here, owners))
-            exchanges = [e for e in program.exchanges if e.given.level == level]
+            exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
                     exchanged = self._exchanges.add_to_graph(
@@ -144,16 +137,6 @@ class TowerProgram:
                     )
                 pace.note_exchanged(exchanged)
             pace.end_level()
-            for change in program.updates:
-                if change.level != level:
-                    continue
-                gradients = [tower.gradients(change) for tower in towers]
-                common_grads = [
-                    None if t.on_towers else value_of(t, known)
-                    for t in change.given
-                ]
-                with tf.control_dependencies(checks):
-                    update(change, gradients, common_grads)
         with tf.device(devices[0]):
             return [value_of(t, known) for t in program.results]
 
@@ -316,6 +299,4 @@ def _summed(program: Program) -> set[Tensor]:
     kinds = ("sum", "scatter")
     exchanges = [e for e in program.exchanges if "towers" in e.over]
     tensors = [e.given for e in exchanges if e.kind in kinds]
-    for update in program.updates:
-        tensors += [t for t in update.given if t not in update.rows]
     return {tensor for tensor in tensors if tensor.on_towers}

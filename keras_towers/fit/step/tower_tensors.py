@@ -6,11 +6,9 @@ from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from keras_towers.errors import TowerError
 from keras_towers.partition.emission import emit
-from keras_towers.partition.program import Tensor, Update
+from keras_towers.partition.program import Tensor
 
 
 class TowerTensors:
@@ -53,21 +51,6 @@ class TowerTensors:
             for part in self.parts:
                 self.add(tensor, value_of(tensor, part))
         return self.sums[tensor]
-
-    def concat(self, tensor: Tensor) -> Any:
-        """Return the rows of all micro-batches."""
-        rows = [value_of(tensor, part) for part in self.parts]
-        return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-
-    def gradients(self, update: Update) -> list[Any]:
-        """Return gradients for an update; None for those all towers share."""
-        with tf.device(self.device):
-            return [
-                (self.concat if t in update.rows else self.sum)(t)
-                if t.on_towers
-                else None
-                for t in update.given
-            ]
 
 
 def with_shapes(
