@@ -108,8 +108,8 @@ class StepMarks:
         What changes after gradients are added up is an update.
         """
         operations = self._graph.get_operations()
-        for tower, first in self._updates_after.items():
-            changes = [o for o in operations[first:] if o.op_def.is_stateful]
+        for tower, start in self._updates_after.items():
+            changes = [o for o in operations[start:] if o.op_def.is_stateful]
             self.add(tower, "updated", changes)
         for device, marks in zip(self._devices, self._marks, strict=True):
             host = _host_of(device)

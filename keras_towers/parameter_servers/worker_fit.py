@@ -19,10 +19,15 @@ from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import ApplyCall, FitStart, KerasCall
+from keras_towers.fit.contract import (
+    ApplyCall,
+    FitStart,
+    KerasCall,
+    TowerConfig,
+)
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
-from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import (
@@ -385,12 +390,23 @@ _SHARED_VARIABLES: tuple[patches.Patch, ...] = (
 )
 
 
-class _ServerUpdate:
-    """Passes the sums of a worker's gradients to the session that trains."""
+class ServerUpdate(WeightUpdate):
+    """Passes the sums of a worker's gradients to the session that trains.
 
-    config: Any
+    The weights are copied to each tower, or to the devices that ``device_for``
+    returns, once for all towers of a worker.
+    """
+
+    name = "servers"
     pushes = True
-    keeps_devices = False
+
+    def __init__(self, config: TowerConfig, **options: Any):
+        super().__init__(config, **options)
+        copies = "worker" if self.keeps_devices else "tower"
+        self.description = (
+            "weights are updated on the parameter servers and copied to each "
+            f"{copies}"
+        )
 
     def push(self, call: ApplyCall) -> None:
         """Pass gradients on that are results of a step."""
@@ -413,24 +429,6 @@ class _ServerUpdate:
         )
 
 
-class MirroredServerUpdate(_ServerUpdate, WeightUpdate):
-    """Every tower has a copy of each weight, read from the servers."""
-
-    name = "servers"
-    description = (
-        "weights are updated on the parameter servers and copied to each tower"
-    )
-
-
-class CachedServerUpdate(_ServerUpdate, UpdateAtVariable):
-    """The towers of a worker share one copy of each weight."""
-
-    name = "servers"
-    description = (
-        "weights are updated on the parameter servers and copied to each worker"
-    )
-
-
 class WorkerCalls(OneFitPerModel):
     """Trains together with the other workers; evaluates alone.
 
@@ -440,7 +438,7 @@ class WorkerCalls(OneFitPerModel):
 
     def __init__(
         self,
-        update: MirroredServerUpdate | CachedServerUpdate,
+        update: ServerUpdate,
         peers: ServerPeers,
         make_session: Callable[[ServerPeers, int, bool], Session],
     ):

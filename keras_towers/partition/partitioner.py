@@ -248,6 +248,7 @@ class Partitioner(Converter):
             tensor = self._whole_gradient(value, on_towers, least)
             facts = Value(REPLICATED, shape=value.shape)
             outputs.append(replicated(tensor, facts))
+        self.resources.read_again(least + 1)
         if self.options.over_columns:
             ends = [unless_none(v.local or v.whole) for v in outputs]
             copies = node.copy(ends, [end.shape for end in ends])

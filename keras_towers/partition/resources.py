@@ -85,6 +85,20 @@ class Resources:
                 self.contents.pop(key, None)
         return least
 
+    def read_again(self, level: int) -> None:
+        """Forget what was read so far: it is read again in a later level.
+
+        The memory of a variable that nothing else has is written in place.
+        """
+        for common, content in [*self.contents.items()]:
+            tensor = content.local or content.whole
+            source = None if tensor is None else tensor.operation
+            if source is not None and source.type == "ReadVariableOp":
+                del self.contents[common]
+                to_read, to_write = self._ready[common]
+                to_read = max(to_read, len(Phase) * level)
+                self._ready[common] = to_read, to_write
+
     def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
         """The resources of an operation; None: the one without a handle."""
         handles = [t for t in operands if t.dtype == tf.resource]

@@ -25,7 +25,7 @@ class GradientSums(Protocol):
 
     def sum_over_towers(
         self, tower_grads: Gradients, weights: Sequence[Any]
-    ) -> Sequence[Sequence[Any]]:
+    ) -> list[list[Any]]:
         """Return K lists of N sums, given K lists of N gradients."""
         ...
 

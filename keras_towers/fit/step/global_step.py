@@ -163,6 +163,7 @@ class GlobalStep:
         exchanges = [
             f"{e.kind} {e.given.dtype.name} {e.result.shape}"
             for e in layout.program.exchanges
+            if not e.gradient
         ]
         outside = traced.variables_outside(settings.model)
         variables = [

@@ -119,9 +119,9 @@ class TowerProgram:
             )
         ]
         of_all_cells = [cell for row in cells for cell in row]
-        checks: list[Any] = []
         pace = Pace(program)
         for level in range(program.levels):
+            checks: list[Any] = []
             self._compute_stages(level, known, devices[0], False, checks)
             for device, column in zip(self._mesh[0], columns, strict=False):
                 self._compute_stages(level, column, device, True, checks)
@@ -137,6 +137,9 @@ class TowerProgram:
                     )
                 pace.note_exchanged(exchanged)
             pace.end_level()
+            # A step whose assertion fails updates nothing.
+            with tf.device(devices[0]):
+                self._order.assert_first(checks)
         with tf.device(devices[0]):
             return [value_of(t, known) for t in program.results]
 

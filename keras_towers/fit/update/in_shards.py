@@ -71,10 +71,9 @@ class UpdateInShards(WeightUpdate):
         | None = None,
         **sums: Any,
     ):
-        if config.options.updates == "each":
-            # Small weights, and what a tower computes, are on its device.
-            self.mirrors = True
-        super().__init__(config, **sums)
+        # Small weights, and what a tower computes, are on its device.
+        each = config.options.updates == "each"
+        super().__init__(config, each=each, **sums)
         self._divides_weights = divides_weights
         if not divides_weights:
             self.option = 'updates="sharded"'
@@ -91,7 +90,7 @@ class UpdateInShards(WeightUpdate):
 
     @property
     def updates_each(self) -> bool:
-        """Whether every tower updates its own copies of weights and slots."""
+        """Whether every tower updates its own copies of small weights."""
         return self.variables.mirrors
 
     @property

@@ -56,15 +56,21 @@ if TYPE_CHECKING:
 
 
 class WeightUpdate:
-    """Tower 0 updates the weights and copies them to the other towers.
+    """Where trained weights and slot variables live, and who updates them.
 
-    The base class of all updates, which decide where trained weights and slot
-    variables live, and which towers update them. This class makes one update
-    instead of K, with slot variables on tower 0 only. Without a ``reduction``
-    the gradients are summed on the device that updates the weight. With
-    ``rank_sum`` this rank's sums are then summed over the ranks; but with
-    ``local_sgd`` ranks update their weights independently, and it sums at the
-    end of a round.
+    By default tower 0 has the slot variables, updates the weights, and copies
+    them to the other towers.
+
+    Args:
+        config: the towers.
+        reduction: adds gradients up; None: each is summed on the device of its
+            weight.
+        each: whether every tower has, and updates, weights and slots.
+        device_for: returns the only device of a weight and its slots; None: the
+            towers have them.
+        local_sgd: lets ranks update their weights independently, and adds
+            changes up at the end of a round.
+        rank_sum: adds this rank's sums up over the ranks.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
@@ -73,43 +79,68 @@ class WeightUpdate:
             towers are on the host.
         pushes: whether gradients are results of a step, which ``push`` gets.
         divides_slots: whether towers update rows of slots.
-        keeps_devices: whether updates run where the weights are.
     """
 
-    name = "once"
+    name: str = "once"
     description: str = "weights are updated on tower 0"
     mirrors: bool | None = None
     pushes = False
     divides_slots = False
-    keeps_devices = False
 
     def __init__(
         self,
         config: TowerConfig,
         reduction: Reduction | None = None,
+        each: bool = False,
+        device_for: Callable[[keras.Variable], str] | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
         self.config = config
         mirrors = self.mirrors
         if mirrors is None:
-            mirrors = not devices.all_on_host(config.devices)
+            on_host = devices.all_on_host(config.devices)
+            mirrors = device_for is None and (each or not on_host)
         self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
         self.rank_sum = rank_sum
-        self._reduction = reduction
-        if self.name == WeightUpdate.name and self.variables.mirrors:
+        self._reduction, self._device_for = reduction, device_for
+        self._each = each
+        if self.name != WeightUpdate.name:
+            return
+        if each:
+            self.name = "each"
+            self.description = "every tower updates its own weights"
+        elif device_for is not None:
+            self.name = "at_variable"
+            self.description = (
+                "trained weights exist once and are updated in place"
+            )
+        elif self.variables.mirrors:
             self.description += " and copied to the other towers"
 
     @property
     def updates_each(self) -> bool:
         """Whether every tower updates its own copies of weights and slots."""
-        return False
+        return self._each and self.variables.mirrors
+
+    @property
+    def keeps_devices(self) -> bool:
+        """Whether updates run where the weights are."""
+        return self._device_for is not None
 
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight as the update requires; return whether it moved."""
-        return self.variables.place(variable)
+        if self._device_for is None:
+            return self.variables.place(variable)
+        if variable in self.variables.moved:
+            return False
+        moved = self.variables.hold_once(variable)
+        if not variable.trainable:
+            return moved
+        self.variables.move(variable, self._device_for(variable))
+        return True
 
     def place_created(self, variable: keras.Variable) -> None:
         """Place a weight that was created in the block, maybe of no model."""
@@ -120,9 +151,19 @@ class WeightUpdate:
         return False
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Keep a single copy of an optimizer's slot variables."""
+        """Place an optimizer's slot variables, once or beside their weights."""
+        if self._each:
+            # Weights that a step creates are not placed yet.
+            for variable in (*trained_by(optimizer), *optimizer.variables):
+                self.variables.place(variable)
+            return
         for variable in optimizer.variables:
             self.variables.hold_once(variable)
+        moved = self.variables.moved
+        if self._device_for is not None and optimizer.built:
+            for slot, weight in slots_of(optimizer):
+                if weight in moved and slot not in moved:
+                    self.variables.move(slot, weight._value.device)
 
     @property
     def divides_over_ranks(self) -> bool:
@@ -201,7 +242,7 @@ class WeightUpdate:
         present = [grad is not None for grad in call.grads]
         weights = list(itertools.compress(call.variables, present))
 
-        def reduce(grads: Gradients) -> Sequence[Sequence[Any]]:
+        def reduce(grads: Gradients) -> list[list[Any]]:
             rows = self.sum_over_towers(grads, weights)
             if self.rank_sum is None:
                 return rows
@@ -248,7 +289,7 @@ class WeightUpdate:
 
     def sum_over_towers(
         self, tower_grads: Gradients, weights: Sequence[Any]
-    ) -> Sequence[Sequence[Any]]:
+    ) -> list[list[Any]]:
         """Return K lists of N sums, given K lists of N gradients."""
         if self._reduction is not None:
             return self._reduction(tower_grads, self.config.devices)
@@ -262,60 +303,3 @@ class WeightUpdate:
         """Return N sums, given this rank's N gradients for an optimizer."""
         assert self.rank_sum is not None
         return self.rank_sum.sum(optimizer, weights, grads)
-
-
-class UpdateEach(WeightUpdate):
-    """Every tower applies the same sums to its own copy of the weights."""
-
-    # Without shared memory this can be cheaper than copying the weights.
-    name = "each"
-    description = "every tower updates its own weights"
-    mirrors = True
-
-    @property
-    def updates_each(self) -> bool:
-        """Whether every tower updates its own copies of weights and slots."""
-        return self.variables.mirrors
-
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Give each tower its own copies of the slot variables and weights."""
-        # Weights that a step creates are not placed yet.
-        for variable in (*trained_by(optimizer), *optimizer.variables):
-            self.variables.place(variable)
-
-
-class UpdateAtVariable(WeightUpdate):
-    """Every trained weight exists once; gradients are summed on its device.
-
-    ``device_for`` returns the device to hold a given weight.
-    """
-
-    name = "at_variable"
-    description = "trained weights exist once and are updated in place"
-    mirrors = False
-    keeps_devices = True
-
-    def __init__(
-        self, config: TowerConfig, device_for: Callable[[keras.Variable], str]
-    ):
-        super().__init__(config)
-        self._device_for = device_for
-
-    def place(self, variable: keras.Variable) -> bool:
-        """Move a weight to its device; return whether it moved."""
-        if variable in self.variables.moved:
-            return False
-        moved = self.variables.hold_once(variable)
-        if not variable.trainable:
-            return moved
-        self.variables.move(variable, self._device_for(variable))
-        return True
-
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Put an optimizer's slots beside their weights."""
-        super().place_optimizer(optimizer)
-        if optimizer.built:
-            moved = self.variables.moved
-            for slot, weight in slots_of(optimizer):
-                if weight in moved and slot not in moved:
-                    self.variables.move(slot, weight._value.device)
