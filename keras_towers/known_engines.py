@@ -49,12 +49,18 @@ class Engine:
     recipe: str = ""
     servers: str = ""
     after_keras: str = ""
+    names: str = "{}"
+
+    @property
+    def serves(self) -> bool:
+        """Whether the variables of its jobs are on servers."""
+        return "ps" in self.roles
 
     def load(self, reference: str) -> Any:
         """Import the object that a reference names."""
-        return pkgutil.resolve_name(
-            f"keras_towers.engines.{self.name}.{reference}"
-        )
+        if not reference.startswith("keras_towers."):
+            reference = f"keras_towers.engines.{self.name}.{reference}"
+        return pkgutil.resolve_name(reference)
 
     def check_installed(self) -> None:
         """Raise an error before any rank does, if the package is missing."""
@@ -123,22 +129,20 @@ RUNTIME: Engine = Engine(
     after_keras="tensorflow_task:prepare",
 )
 
+SERVED: Engine = Engine(
+    name="parameter_servers",
+    title="TensorFlow",
+    strategy="sync-replicas",
+    strategy_class="SyncReplicasStrategy",
+    roles=("worker", "ps"),
+    servers="keras_towers.parameter_servers.server_tasks:Servers",
+    names="worker {}",
+)
+
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (BYTEPS, HOROVOD, RUNTIME)
 }
 """The engines by name."""
-
-
-def engine_of_job(servers: int | None, tasks: bool = False) -> Engine:
-    """The engine of a job.
-
-    Args:
-        servers: its number of servers; None: it has none.
-        tasks: whether its ranks are tasks of TensorFlow's runtime.
-    """
-    if tasks:
-        return RUNTIME
-    return BYTEPS if servers else HOROVOD
 
 
 def announce_no_drop_in() -> None:

@@ -47,7 +47,8 @@ SHOWN_BY = {
     "launching/test_supervision.py": "launching/outcome",
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process
-        parameter_servers/server_variables parameter_servers/training_session
+        parameter_servers/server_tasks parameter_servers/server_variables
+        parameter_servers/training_session
         parameter_servers/worker_fit
     """,
     "partition/rules": """

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from keras_towers.bench.models import Workload
 from keras_towers.errors import TowerError
-from keras_towers.known_engines import ENGINES
+from keras_towers.known_engines import ENGINES, SERVED
 from keras_towers.strategies import (
     STRATEGIES,
     RegisteredStrategy,
@@ -230,9 +230,9 @@ def _registered(name: str, strategy: RegisteredStrategy) -> Row:
         name,
         partial(in_strategy, name=name, options={}),
         f"{strategy.kind}()",
-        Runs.DEVICES if strategy.one_process else Runs.RANKS,
+        Runs.RANKS if strategy.engine else Runs.DEVICES,
         engine=name if name in _BUILT else "",
-        servers=int("ps" in strategy.roles),
+        servers=int(strategy.engine is SERVED),
         exact=name not in ("async", "noop", "distributed-parameter-server"),
     )
 

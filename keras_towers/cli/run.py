@@ -15,7 +15,7 @@ import typer
 
 from keras_towers import known_engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.cluster_job import run_cluster
+from keras_towers.known_engines import Engine
 from keras_towers.launching.elastic_hosts import ElasticOptions
 from keras_towers.launching.job import Job
 from keras_towers.launching.rank_job import run_job
@@ -107,7 +107,8 @@ def run(
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
-    Under srun, mpirun or torchrun it runs the script as one of their processes.
+    Under srun, mpirun or torchrun, or with TF_CONFIG, it runs the script as one
+    of the processes that were started.
 
     Args:
         script: The script that each rank runs.
@@ -163,11 +164,10 @@ def run(
             f"towers={named['towers']} is not for --strategy: give --towers"
         )
     elastic = bool(min_np or max_np or host_discovery_script)
-    slots = _slots(hosts, hostfile)
-    if slots is None and not elastic and _connects_tasks(strategy, ps, workers):
-        slots = _allocated_hosts(workers or processes)
-    default = min_np or sum((slots or {}).values())
-    tasks = _count_tasks(strategy, ps, workers, processes, default)
+    engine = _choose_engine(strategy, ps, workers, servers, processes)
+    servers = (
+        ps or servers or (1 if engine.servers and not engine.serves else None)
+    )
     elsewhere = _given(
         {
             "-H": hosts,
@@ -178,13 +178,19 @@ def run(
             "--host-discovery-script": host_discovery_script,
         }
     )
-    if "ps" in tasks and elsewhere:
+    if ps and elsewhere:
         raise TowerError(
             f"{elsewhere} cannot be given with parameter servers, which are "
             "started on this machine only. On several machines, start the "
             "script on each with TF_CONFIG"
         )
-    plan = _make_plan(processes or workers or min_np, slots, tasks, elastic)
+    plan = _make_plan(
+        engine,
+        workers or processes or min_np,
+        _slots(hosts, hostfile),
+        servers,
+        elastic,
+    )
     check_script(script, module)
     _check_strategy(strategy, named, no_strategy, towers, seed, plan)
     limits = _given(
@@ -202,7 +208,7 @@ def run(
     setup = Setup(
         strategy=strategy,
         options=named,
-        suggested=None if strategy or no_strategy else plan.suggested(servers),
+        suggested=None if strategy or no_strategy else plan.suggested,
         has_servers=plan.has_servers,
         towers=towers,
         module=module,
@@ -228,8 +234,8 @@ def run(
         seed=_seed(seed, plan.joined) if strategy else None,
         output=output,
         grace_s=grace,
-        connects_tasks=plan.connects_tasks,
-        servers=_count_servers(servers, strategy, plan),
+        engine=engine,
+        servers=servers,
         no_strategy=no_strategy,
         elastic=options,
         restarts=reset_limit if elastic else restarts,
@@ -240,8 +246,7 @@ def run(
         _exec_as_rank(job)
     if strategy and plan.has_several_workers:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
-    end = run_cluster(job, plan.tasks) if plan.has_servers else run_job(job)
-    raise typer.Exit(end.code)
+    raise typer.Exit(run_job(job).code)
 
 
 def _check_variables() -> None:
@@ -276,74 +281,127 @@ class LaunchPlan:
     """The processes that a command starts, or the one that it becomes.
 
     Attributes:
-        ranks: their number to begin with; 0 if none is given.
+        engine: what connects them.
+        ranks: their number to begin with, without servers; 0 if none is given.
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
-        tasks: the number of tasks of TensorFlow's runtime, by role; empty: the
-            processes are ranks of another engine.
         joined: the rank or task that another launcher made of this process.
     """
 
+    engine: Engine
     ranks: int
     hosts: dict[str, int] | None = None
     elastic: bool = False
-    tasks: dict[str, int] = dataclasses.field(default_factory=dict)
     joined: ClusterEnvironment | Cluster | None = None
 
     @property
     def has_servers(self) -> bool:
         """Whether there are parameter servers."""
-        return bool(self.tasks.get("ps"))
-
-    @property
-    def connects_tasks(self) -> bool:
-        """Whether the ranks are tasks, which this command connects."""
-        return bool(self.tasks and not self.has_servers and not self.joined)
+        return self.engine is known_engines.SERVED
 
     @property
     def has_several_workers(self) -> bool:
         """Whether there may be several processes that train."""
-        return bool(self.elastic or self.joined or self.ranks != 1)
+        return bool(
+            self.elastic or self.joined or self.has_servers or self.ranks != 1
+        )
 
-    def suggested(self, servers: int | None) -> str | None:
+    @property
+    def suggested(self) -> str | None:
         """Return the suitable strategy; None for a single process."""
-        if not self.elastic and self.ranks <= 1:
-            return None
-        if self.has_servers:
-            return "sync-replicas"
-        if self.tasks:
-            return known_engines.RUNTIME.strategy
-        return known_engines.engine_of_job(servers).strategy
+        return self.engine.strategy if self.has_several_workers else None
+
+
+def _choose_engine(
+    strategy: str | None,
+    ps: int | None,
+    workers: int | None,
+    servers: int | None,
+    processes: int | None,
+) -> Engine:
+    """Return what connects the processes, by the strategy or the options."""
+    known = STRATEGIES.get(strategy or "")
+    engine = known.engine if known else None
+    if (ps or workers) and known and not (engine and engine.roles):
+        raise TowerError(
+            f"--ps and --workers are not for the strategy {strategy}, whose "
+            "processes are connected otherwise: give -np N"
+        )
+    if engine is None:
+        engine = known_engines.HOROVOD
+        if ps:
+            engine = known_engines.SERVED
+        elif workers:
+            engine = known_engines.RUNTIME
+        elif servers and not known:
+            engine = known_engines.BYTEPS
+    if ps and not engine.serves:
+        raise TowerError(
+            f"the strategy {strategy} has no use for parameter servers: leave "
+            "out --ps"
+        )
+    if processes and (ps or workers):
+        raise TowerError(
+            "give --workers for the processes that train, instead of -np"
+        )
+    if servers and engine is not known_engines.BYTEPS:
+        raise TowerError(
+            f"--servers is for --strategy {known_engines.BYTEPS.strategy}: the "
+            f"strategy {strategy or engine.strategy} has no use for servers"
+        )
+    return engine
 
 
 def _make_plan(
+    engine: Engine,
     ranks: int | None,
     hosts: dict[str, int] | None,
-    tasks: dict[str, int],
+    servers: int | None,
     elastic: bool,
 ) -> LaunchPlan:
     """Decide which processes the command starts."""
-    if "ps" in tasks:
-        return LaunchPlan(sum(tasks.values()), tasks=tasks)
     if elastic:
         _refuse_other_launcher("an elastic job")
-        return LaunchPlan(ranks or 0, hosts, elastic=True, tasks=tasks)
-    if tasks:
-        return LaunchPlan(tasks["worker"], hosts, tasks=tasks)
+        number = ranks or sum((hosts or {}).values())
+        return LaunchPlan(engine, number, hosts, elastic=True)
     if hosts is None:
-        rank = _rank_to_join(ranks)
-        task = tf_config.from_environment() if rank and not ranks else None
-        if task:
-            roles = {"worker": task.size, "ps": len(task.ps)}
-            return LaunchPlan(task.size, tasks=roles, joined=task)
-        if rank:
-            return LaunchPlan(rank.size or 0, joined=rank)
+        joined = _plan_to_join(engine, ranks)
+        if joined and servers:
+            raise TowerError(
+                "servers are for jobs whose processes this command starts: "
+                "give -np, and -H for other machines"
+            )
+        if joined:
+            return joined
+    if engine.serves and not servers:
+        raise TowerError(
+            "this strategy needs parameter servers: --ps 1 "
+            f"--workers {ranks or 'N'}"
+        )
+    if engine.roles and ranks != 1:
+        _refuse_other_launcher("a cluster")
+    if hosts is None and not engine.serves:
         hosts = _allocated_hosts(ranks)
-    if ranks is None:
-        if hosts is None:
-            raise TowerError("give the number of processes: -np N")
-        ranks = sum(hosts.values())
-    return LaunchPlan(ranks, hosts)
+    ranks = ranks or sum((hosts or {}).values())
+    if not ranks:
+        raise TowerError(
+            "give the number of processes that train: --workers N"
+            if engine.roles
+            else "give the number of processes: -np N"
+        )
+    return LaunchPlan(engine, ranks, hosts)
+
+
+def _plan_to_join(engine: Engine, ranks: int | None) -> LaunchPlan | None:
+    """Return the plan of another launcher's job that this process joins."""
+    task = None if ranks else tf_config.from_environment()
+    if task:
+        connects = known_engines.SERVED if task.ps else known_engines.RUNTIME
+        return LaunchPlan(connects, task.size, joined=task)
+    member = None if engine.roles else _rank_to_join(ranks)
+    if member is None:
+        return None
+    return LaunchPlan(engine, member.size or 0, joined=member)
 
 
 def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:
@@ -427,12 +485,7 @@ def _check_strategy(
     known = STRATEGIES.get(strategy)
     if known:
         check_options(strategy, options)
-    if (
-        known
-        and known.one_process
-        and plan.has_several_workers
-        and not plan.tasks
-    ):
+    if known and not known.engine and plan.has_several_workers:
         raise TowerError(
             f"the strategy {strategy} works in one process only: use "
             "-np 1, or --strategy horovod"
@@ -473,74 +526,3 @@ def _check_restarts(
                 f"{option} is for jobs that may start again: give --restarts "
                 "or --min-np, too"
             )
-
-
-def _count_servers(
-    number: int | None, strategy: str | None, plan: LaunchPlan
-) -> int | None:
-    """Return the number of servers besides the ranks; None without servers."""
-    with_servers = [e for e in known_engines.ENGINES.values() if e.servers]
-    names = [engine.strategy for engine in with_servers]
-    if number and strategy not in names and strategy in STRATEGIES:
-        raise TowerError(
-            f"--servers is for --strategy {' or '.join(names)}: the strategy "
-            f"{strategy} has no use for servers"
-        )
-    servers = number or (1 if strategy in names else None)
-    if servers and (plan.joined or plan.tasks):
-        raise TowerError(
-            "servers are for jobs whose processes this command starts: give "
-            "-np, and -H for other machines"
-        )
-    return servers
-
-
-def _connects_tasks(
-    strategy: str | None, ps: int | None, workers: int | None
-) -> bool:
-    """Whether the processes are tasks of TensorFlow's that all train."""
-    known = STRATEGIES.get(strategy or "")
-    roles = known.roles if known else ()
-    return not ps and "ps" not in roles and bool(workers or roles)
-
-
-def _count_tasks(
-    strategy: str | None,
-    ps: int | None,
-    workers: int | None,
-    processes: int | None,
-    default: int,
-) -> dict[str, int]:
-    """Return the number of tasks by role.
-
-    It is empty if the processes are ranks of another engine. Without ``ps`` and
-    ``workers``, their number is ``processes``, or else ``default``.
-    """
-    known = STRATEGIES.get(strategy or "")
-    roles = known.roles if known else ()
-    if (ps, workers) == (None, None) and (not roles or processes == 1):
-        return {}
-    if known and not roles:
-        raise TowerError(
-            f"--ps and --workers are not for the strategy {strategy}, whose "
-            "processes are connected otherwise: give -np N"
-        )
-    if known and ps and "ps" not in roles:
-        raise TowerError(
-            f"the strategy {strategy} has no use for parameter servers: leave "
-            "out --ps"
-        )
-    if "ps" in roles and not ps:
-        raise TowerError(
-            f"the strategy {strategy} needs parameter servers: --ps 1 "
-            f"--workers {workers or processes or 'N'}"
-        )
-    if processes and (ps or workers):
-        raise TowerError(
-            "give --workers for the processes that train, instead of -np"
-        )
-    count = workers or processes or default
-    if not count:
-        raise TowerError("give the number of processes that train: --workers N")
-    _refuse_other_launcher("a cluster")
-    return {"ps": ps, "worker": count} if ps else {"worker": count}

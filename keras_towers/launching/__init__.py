@@ -1,7 +1,5 @@
 """Starting and ending the processes of a job: ``keras-towers run``.
 
-``cluster_job``
-  A job with parameter servers, on TensorFlow's runtime on this machine.
 ``elastic_hosts``
   The hosts on which a job may run: as given, or as a program finds them.
 ``job``

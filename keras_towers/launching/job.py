@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from keras_towers import settings
+from keras_towers import known_engines, settings
+from keras_towers.known_engines import Engine
 from keras_towers.launching.elastic_hosts import THIS_MACHINE, ElasticOptions
 from keras_towers.launching.outcome import (
     Connected,
@@ -52,9 +53,8 @@ class Job:
     """The options of a job; 0 seconds means never.
 
     Attributes:
-        connects_tasks: whether the ranks are tasks of TensorFlow's runtime.
-        servers: how many servers of the engine to start; None for an engine
-            without servers.
+        engine: what connects the processes.
+        servers: how many servers of the engine to start; None: none.
         no_strategy: whether the processes are not meant to be connected.
         elastic: how their number may change; None: it is fixed.
         restarts: how often to start all processes again if one is lost, or if
@@ -78,7 +78,7 @@ class Job:
     output: Path | None = None
     grace_s: int = settings.SCRIPT_GRACE_S
     launcher: str = "keras-towers run"
-    connects_tasks: bool = False
+    engine: Engine = known_engines.HOROVOD
     servers: int | None = None
     no_strategy: bool = False
     elastic: ElasticOptions | None = None

@@ -24,7 +24,7 @@ from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 
 def run_job(job: Job) -> outcome.Outcome:
     """Run a job whose processes are ranks until it ends."""
-    engine = known_engines.engine_of_job(job.servers, job.connects_tasks)
+    engine = job.engine
     engine.check_installed()
     slots = sum(job.hosts.values())
     if job.elastic is None and slots < job.ranks:
@@ -157,16 +157,17 @@ def run_ranks(
 ) -> outcome.Outcome:
     """Run all ranks of a plan until they end."""
     job, environment = run.job, run.environment()
-    if job.connects_tasks:
+    if engine is known_engines.RUNTIME:
         environment[settings.ENV_TASKS] = "1"
     run.begin_round(plan)
     servers = None
     if job.servers:
         servers = engine.load(engine.servers)(run, job.servers, plan)
+    is_tagged = job.ranks > 1 or job.elastic or engine.serves
     run.start(
         [
             RankStart(
-                str(slot.rank) if job.ranks > 1 or job.elastic else None,
+                engine.names.format(slot.rank) if is_tagged else None,
                 slot.rank,
                 {
                     **environment,
@@ -181,6 +182,7 @@ def run_ranks(
         ]
     )
     helpers = servers.processes if servers else ()
-    return Supervisor(run, helpers=helpers).wait(
+    kind = "task" if engine.serves else "rank"
+    return Supervisor(run, kind, helpers).wait(
         job.how_to_connect(engine.strategy, engine.strategy_class)
     )

@@ -63,7 +63,6 @@ class RankStart:
         variables: its environment.
         host: where it runs.
         local_size: how many processes share the cores of the host.
-        serves: whether the job may end before it.
         command: its command; None: the job's.
     """
 
@@ -72,7 +71,6 @@ class RankStart:
     variables: dict[str, str] = dataclasses.field(compare=False)
     host: str = LOOPBACK
     local_size: int = 1
-    serves: bool = False
     command: Sequence[str] | None = None
 
 
@@ -92,7 +90,6 @@ class RankProcess:
 
     def __init__(self, run: ProcessContext, start: RankStart):
         self.name, self.index = start.name, start.index
-        self.serves = start.serves
         self.hostname: str = start.host
         self.host: str | None = None if is_local(start.host) else start.host
         self.code: int | None = None

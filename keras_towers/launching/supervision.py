@@ -133,10 +133,10 @@ class Supervisor:
                 continue
             elif event in self._helpers:
                 # It may have ended because a rank failed.
-                if not find_culprit(self._ended):
-                    how = describe(event.name, event.code or 0, None, True)
+                if event.code and not find_culprit(self._ended):
+                    how = describe(event.name, event.code, None, True)
                     text = f"{how}, and the job cannot go on without it"
-                    return self._report(event.code or 1, event, text)
+                    return self._report(event.code, event, text)
             else:
                 self._record(event)
                 early = self._find_unconnected()
@@ -156,8 +156,7 @@ class Supervisor:
 
     def _signal(self, number: int) -> None:
         for rank in self._ranks:
-            if not rank.serves:
-                rank.send(number)
+            rank.send(number)
         if number == signal.SIGTERM:
             self._wait_at_most(self._run.job.grace_s)
 
@@ -172,7 +171,7 @@ class Supervisor:
 
     def _has_finished(self) -> bool:
         """Whether the rank that does what only one does has come to its end."""
-        chief = next(rank for rank in self._ranks if not rank.serves)
+        chief = self._ranks[0]
         return chief in self._ended and chief.code == 0
 
     def _have_left(self) -> bool:
@@ -197,8 +196,6 @@ class Supervisor:
             self._wait_at_most(
                 settings.FAILURE_REPORT_S if certain else settings.CAUSE_WAIT_S
             )
-        if all(rank in self._ended or rank.serves for rank in self._ranks):
-            self._wait_at_most(settings.SERVERS_S)
 
     def _wait_at_most(self, seconds: float) -> None:
         self._deadline = min(self._deadline, time.monotonic() + seconds)

@@ -18,6 +18,8 @@ The modules, from the runtime up:
   The training of one model by all workers of a job.
 ``worker_fit``
   A ``fit`` of one worker.
+``server_tasks``
+  Parameter servers beside the workers of a job, on this machine.
 
 The strategies are in ``strategies/parameter_server_strategies.py`` and
 ``replica_strategies.py``.

@@ -87,7 +87,7 @@ class Connection:
                 job="localhost",
                 index=0,
             )
-            report_connected(cluster.number)
+            report_connected(cluster.rank)
             for server in range(len(cluster.ps)):
                 key_value_store.introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"

@@ -28,7 +28,6 @@ from keras_towers.rendezvous.liveness import (
 )
 from keras_towers.rendezvous.network import refuses_connections, task_answers
 from keras_towers.rendezvous.rank_environment import meeting_limit_s
-from keras_towers.rendezvous.store import report_connected
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import keep_freed_memory, limit_teardown
 
@@ -108,7 +107,6 @@ def serve(cluster: Cluster) -> None:
         raise TowerError(
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
-    report_connected(cluster.number)
     key_value_store.introduce(cluster, me)
     workers = "1 worker" if cluster.size == 1 else f"{cluster.size} workers"
     announce(f"{cluster} serves {workers}")

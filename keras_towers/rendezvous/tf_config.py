@@ -78,12 +78,6 @@ class Cluster:
         return self.tasks.index((self.role, self.index))
 
     @property
-    def number(self) -> int:
-        """The index of this process among all tasks, in the order of roles."""
-        before = list(self.jobs)[: list(self.jobs).index(self.role)]
-        return sum(len(self.jobs[role]) for role in before) + self.index
-
-    @property
     def size(self) -> int:
         """The number of tasks that train."""
         return len(self.tasks)

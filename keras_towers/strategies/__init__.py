@@ -39,41 +39,39 @@ from typing import Any, NamedTuple
 from keras_towers._imports import broken_entry, load_entry
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.options import check_names, check_values
-from keras_towers.known_engines import ENGINES
+from keras_towers.known_engines import ENGINES, SERVED, Engine
 from keras_towers.strategies.signatures import hints_of
 
 GROUP = "keras_towers.strategies"
 
 
 class RegisteredStrategy(NamedTuple):
-    """A strategy of this package, by its class's name in ``keras_towers``."""
+    """A strategy of this package.
+
+    Attributes:
+        kind: its class's name in ``keras_towers``.
+        engine: what connects its processes; None: each process of a job would
+            train its own model.
+    """
 
     kind: str
-    # Whether each process of a job would train its own model.
-    one_process: bool = True
-    # The roles of TF_CONFIG that a job on TensorFlow's runtime needs.
-    roles: tuple[str, ...] = ()
+    engine: Engine | None = None
 
 
 STRATEGIES = {
     **{
-        engine.strategy: RegisteredStrategy(
-            engine.strategy_class, False, engine.roles
-        )
-        for engine in ENGINES.values()
+        engine.strategy: RegisteredStrategy(engine.strategy_class, engine)
+        for engine in (*ENGINES.values(), SERVED)
     },
     "async": RegisteredStrategy("AsyncTowerStrategy"),
     "distributed-parameter-server": RegisteredStrategy(
-        "DistributedParameterServerStrategy", False, ("worker", "ps")
+        "DistributedParameterServerStrategy", SERVED
     ),
     "distributed-replicated": RegisteredStrategy(
-        "DistributedReplicatedStrategy", False, ("worker", "ps")
+        "DistributedReplicatedStrategy", SERVED
     ),
     "noop": RegisteredStrategy("NoOpStrategy"),
     "parameter-server": RegisteredStrategy("ParameterServerTowerStrategy"),
-    "sync-replicas": RegisteredStrategy(
-        "SyncReplicasStrategy", False, ("worker", "ps")
-    ),
     "tower": RegisteredStrategy("TowerStrategy"),
 }
 """The strategies of this package by name."""

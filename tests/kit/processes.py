@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.tf_config import Cluster
+from tests.kit.clusters import local_cluster
 from tests.kit.scripts import inherited
 
 # For what imports TensorFlow on a machine that does much else.

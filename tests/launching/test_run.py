@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from keras_towers.rendezvous.tf_config import Cluster
 from tests.kit.processes import RUN, all_gone
 from tests.kit.scripts import parse_variables, write_executable
 
@@ -150,6 +151,27 @@ print(os.getppid(), sys.argv[1:], *map(os.environ.get, kept))
     assert done.out == f"{os.getpid()} ['x'] None None 1\n"
     done = run("-np 1", script, **step)
     assert done.out.endswith("[] None 0 1\n")
+
+
+@pytest.mark.parametrize(
+    "jobs, suggested",
+    [("worker", "MultiWorkerTower"), ("ps worker", "SyncReplicas")],
+)
+def test_under_tf_config_it_becomes_its_task(run, jobs, suggested):
+    tasks = {job: (f"127.0.0.1:400{len(job)}",) for job in jobs.split()}
+    tasks["worker"] += ("127.0.0.1:4001",)
+    here = {"TF_CONFIG": Cluster(tasks, "worker", 1).to_json()}
+    script = """
+import os
+from keras_towers.rendezvous import separate_training
+print(os.getppid(), separate_training._reason)
+"""
+    done = run("", script, **here)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{os.getpid()} ")
+    assert f"kt.{suggested}Strategy()" in done.out
+    done = run("--servers 1", script, **here)
+    assert "whose processes this command starts" in done.err
 
 
 def test_an_allocation_says_how_many_run_where(run):

@@ -33,7 +33,6 @@ def ended(code, text="", name="0"):
         tail=lambda: text,
         name=name,
         host=None,
-        serves=False,
         index=int(name),
         stopped=False,
         killed=signal_name(code) is not None,

@@ -136,7 +136,7 @@ def _connect(
             "TF_CONFIG names no other task that trains."
         )
         return SingleProcess()
-    store.report_connected(cluster.number)
+    store.report_connected(cluster.rank)
     task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.devices_of(towers)[0]
     on_host = devices_lib.all_on_host([first])

@@ -11,9 +11,9 @@ import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
-from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous import tf_config
 from keras_towers.strategies import base
+from tests.kit.clusters import local_cluster
 
 pytestmark = pytest.mark.core
 

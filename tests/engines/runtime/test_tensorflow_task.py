@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.engines.runtime import tensorflow_task
-from keras_towers.launching.cluster_job import local_cluster
 from keras_towers.rendezvous.tf_config import Cluster
+from tests.kit.clusters import local_cluster
 
 pytestmark = pytest.mark.core
 

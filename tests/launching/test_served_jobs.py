@@ -3,14 +3,14 @@
 import json
 import os
 import signal
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keras_towers.launching.cluster_job import local_cluster, run_cluster
+from keras_towers.known_engines import SERVED
 from keras_towers.launching.job import Job
+from keras_towers.launching.rank_job import run_job
 from keras_towers.system import handle_signals
 from tests.kit.processes import wait_until
 
@@ -29,8 +29,9 @@ def run_here(tmp_path, monkeypatch):
     def run_here(workers, script, **options):
         (tmp_path / "script.py").write_text(BEGIN + script)
         command = [sys.executable, "script.py"]
-        job = Job(command, ranks=0, hosts={}, **options)
-        return run_cluster(job, {"ps": 1, "worker": workers}).code
+        hosts = {"localhost": workers}
+        job = Job(command, workers, hosts, engine=SERVED, servers=1, **options)
+        return run_job(job).code
 
     return run_here
 
@@ -48,7 +49,7 @@ def test_each_task_is_told_of_all(run_here, tmp_path, capsys):
         assert [len(config["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
 
 
-SERVED = """
+SERVING = """
 if task[0] == "ps":
     open("server", "w").write(str(os.getpid()))
     time.sleep(60)
@@ -74,7 +75,7 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
     unharmed = handle_signals([signal.SIGTERM], lambda *args: None)
     with unharmed, ThreadPoolExecutor(1) as pool:
         pool.submit(request)
-        assert run_here(2, SERVED) == 75
+        assert run_here(2, SERVING) == 75
     assert (
         "start the script again to resume (exit code 75)"
         in capsys.readouterr().err
@@ -100,14 +101,3 @@ if task == ("worker", 0):
         "rank 1 ended with exit code 0 before it connected, and rank 0 waits "
         "for it" in done.last
     )
-
-
-def test_ports_are_reserved_until_the_end_but_can_be_listened_on():
-    with local_cluster({"worker": 1}) as (worker,):
-        port = int(worker.address.rpartition(":")[2])
-        with socket.socket() as other, pytest.raises(OSError):
-            other.bind(("127.0.0.1", port))
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("", port))
-            server.listen()
