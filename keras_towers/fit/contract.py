@@ -3,8 +3,8 @@
 The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the processes, and how a batch is distributed;
-* a ``WeightUpdate``: where trained weights and slot variables live, and how
-  reduced gradients are applied. Other updates inherit from it;
+* a ``WeightUpdate``: where trained weights and slot variables live, and who
+  updates them. Others inherit from it;
 * ``TowerCalls``: how ``fit``, ``evaluate``, ... run. Others inherit from these.
 
 ``fit/`` depends only on these, never on the type of the strategy, and this
