@@ -97,12 +97,6 @@ class TowerConfig:
         return ALONE if within else self.transport
 
     @property
-    def compresses(self) -> bool:
-        """Whether a communication hook sums gradients over ranks."""
-        is_lossless = self.options.compression in (None, "none")
-        return self.transport.size > 1 and not is_lossless
-
-    @property
     def name(self) -> str:
         """The class name of the strategy, for messages."""
         return type(self.strategy).__name__

@@ -66,7 +66,7 @@ def partition_graph(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     gradients: Mapping[str, Sequence[InputLayout]] = MappingProxyType({}),
-    devices: Mapping[str, str] = MappingProxyType({}),
+    updates: Mapping[str, str] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
     options: LayoutOptions = _DEFAULTS,
 ) -> Program:
@@ -78,7 +78,7 @@ def partition_graph(
         wanted: the tensors of the graph that the program returns.
         gradients: the operations that return gradients, and components of
             gradients, to an optimizer, by name: how to lay out each of them.
-        devices: where operations run that are computed once, by name.
+        updates: the operations of optimizers' updates, as in ``Partitioner``.
         of_columns: what the last inputs are, which differ between columns.
         options: the options of the layout.
     """
@@ -88,7 +88,7 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    arguments = graph, layouts, wanted, gradients, devices, of_columns
+    arguments = graph, layouts, wanted, gradients, updates, of_columns
     try:
         return _laid_out(*arguments, options)
     except CannotGather:
@@ -101,7 +101,7 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     gradients: Mapping[str, Sequence[InputLayout]],
-    devices: Mapping[str, str],
+    updates: Mapping[str, str],
     of_columns: Sequence[ColumnInput],
     options: LayoutOptions,
 ) -> Program:
@@ -109,7 +109,7 @@ def _laid_out(
     partitioner = _partitioner(graph, layouts, inputs, options)
     of_gradients = itertools.chain(*gradients.values())
     shares = _variable_shares(partitioner, [*layouts, *of_gradients])
-    partitioner.gradient_layouts, partitioner.devices = gradients, devices
+    partitioner.gradient_layouts, partitioner.updates = gradients, updates
     partitioner.gradients = _terms_of(graph, gradients)
     values, sizes = _values(graph, layouts, inputs, partitioner)
     copies = _copies(layouts, inputs.of_graph, values, partitioner)

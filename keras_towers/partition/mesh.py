@@ -45,7 +45,7 @@ def partition_over_mesh(
     in_columns: Mapping[int, InShards],
     wanted: Sequence[Any],
     gradients: Mapping[str, Sequence[GradientLayout]],
-    devices: Mapping[str, str],
+    updates: Mapping[str, str],
     columns: int,
     options: LayoutOptions,
 ) -> Program:
@@ -57,15 +57,14 @@ def partition_over_mesh(
         in_columns: the inputs that columns divide, by their index.
         wanted: the tensors of the graph that the program returns.
         gradients: as for ``partition_graph``, with the layouts over the mesh.
-        devices: where operations run that are computed once, by name; none, if
-            there are several columns.
+        updates: likewise; none, if there are several columns.
         columns: the number of columns.
         options: the options of the layout over towers.
     """
     over_towers = {k: [g.towers for g in of] for k, of in gradients.items()}
     if columns == 1:
         return partition_graph(
-            graph, layouts, wanted, over_towers, devices, options=options
+            graph, layouts, wanted, over_towers, updates, options=options
         )
     over_columns = {
         k: [g.columns or REPLICATED for g in of] for k, of in gradients.items()

@@ -62,7 +62,8 @@ class Partitioner(Converter):
             optimizer, by name, how to lay these out.
         gradients: the gradients, by the names of the operations that add up
             their terms.
-        devices: where operations run that are computed once, by name.
+        updates: the operations of optimizers' updates, by name: where they run
+            if they are computed once; "": on the first tower.
         values: the values of the current graph, by the names of its tensors.
         resources: the order of operations that use the same resources, and
             what variables hold.
@@ -84,7 +85,9 @@ class Partitioner(Converter):
         self.values: dict[str, Value] = {}
         self.gradient_layouts: Mapping[str, Sequence[InputLayout]] = {}
         self.gradients: Mapping[str, str] = {}
-        self.devices: Mapping[str, str] = {}
+        self.updates: Mapping[str, str] = {}
+        # The level after that in which gradients were added up.
+        self._updates_from = 0
         self.resources: Resources = Resources(
             None if around is None else around.resources
         )
@@ -152,7 +155,9 @@ class Partitioner(Converter):
         ]
         self.near = max((tensor.level for tensor in tensors), default=0)
         self.gradient = self.gradients.get(node.operation.name, "")
-        self.device = self.devices.get(node.operation.name, "")
+        device = self.updates.get(node.operation.name)
+        self.device = device or ""
+        self.resources.reads_from = 0 if device is None else self._updates_from
         if node.operation.name in self.gradient_layouts:
             return self._gradients(node, inputs)
         known = folded(node, [value.known for value in inputs])
@@ -248,7 +253,9 @@ class Partitioner(Converter):
             tensor = self._whole_gradient(value, on_towers, least)
             facts = Value(REPLICATED, shape=value.shape)
             outputs.append(replicated(tensor, facts))
-        self.resources.read_again(least + 1)
+        # Where weights are written, nothing else should have their memory.
+        self.resources.read_again()
+        self._updates_from = least + 1
         if self.options.over_columns:
             ends = [unless_none(v.local or v.whole) for v in outputs]
             copies = node.copy(ends, [end.shape for end in ends])

@@ -22,6 +22,7 @@ class Resources:
         copies: the towers' handles of variables with copies, or in shards, by
             the common ones.
         rows: the layouts of variables in shards, by the common handles.
+        reads_from: the earliest level at which variables are read.
 
     Args:
         around: for the body of a function, the resources of its caller.
@@ -31,6 +32,7 @@ class Resources:
         self.contents: dict[Tensor, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
         self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
+        self.reads_from = 0
         self._common: dict[Tensor, Tensor] = {}
         self._ready: dict[Any, tuple[int, int]] = {}
 
@@ -62,7 +64,8 @@ class Resources:
         time = max(times[0] if reads else times[1] for times in ready)
         # A phase that is over comes again in the next level.
         phase = _phase(type_, operands)
-        return (time - phase + len(Phase) - 1) // len(Phase)
+        level = (time - phase + len(Phase) - 1) // len(Phase)
+        return max(level, self.reads_from) if reads else level
 
     def record_use(
         self, type_: str, operands: Sequence[Tensor], reads: bool
@@ -85,19 +88,13 @@ class Resources:
                 self.contents.pop(key, None)
         return least
 
-    def read_again(self, level: int) -> None:
-        """Forget what was read so far: it is read again in a later level.
-
-        The memory of a variable that nothing else has is written in place.
-        """
+    def read_again(self) -> None:
+        """Forget what was read so far."""
         for common, content in [*self.contents.items()]:
             tensor = content.local or content.whole
             source = None if tensor is None else tensor.operation
             if source is not None and source.type == "ReadVariableOp":
                 del self.contents[common]
-                to_read, to_write = self._ready[common]
-                to_read = max(to_read, len(Phase) * level)
-                self._ready[common] = to_read, to_write
 
     def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
         """The resources of an operation; None: the one without a handle."""

@@ -23,7 +23,6 @@ from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.program import Inputs
 
 _COMPILED = LayoutOptions(xla=True)
 
@@ -51,9 +50,21 @@ def run_compiled(
     )
     leaves = tf.nest.flatten(batch, expand_composites=True)
     tensors = [leaf for leaf in leaves if leaf is not None]
-    inputs = _step_inputs(program.inputs, tensors, towers=1)
-    inputs.add_captures(program.inputs, traced.captures, {}, 1)
-
+    taken = program.inputs
+    with tf.device(compat.HOST):
+        nothing = tf.constant(0, tf.int64)
+        is_first = tf.constant(True)
+    common = {
+        taken.total: nothing,
+        **dict(zip(taken.of_graph, tensors, strict=False)),
+    }
+    part = {
+        taken.start: nothing,
+        taken.is_first: is_first,
+        taken.is_first_part: is_first,
+    }
+    inputs = StepInputs(common, [part])
+    inputs.add_captures(taken, traced.captures, {}, 1)
     places = Places(Ranks(), [[active.device]])
     order = StepOrder(places.ranks.step)
     ready = TowerProgram(program, "xla", places, order)
@@ -62,27 +73,3 @@ def run_compiled(
         active.apply(traced.call_with(name, gradients))
     log_not_compiled(model, True, ready.xla)
     return traced.output_with(results)
-
-
-def _step_inputs(
-    inputs: Inputs, tensors: Sequence[Any], towers: int
-) -> StepInputs:
-    """Return what a program gets of which no input is divided.
-
-    Args:
-        inputs: the inputs of the program.
-        tensors: the first of them.
-        towers: the number of towers.
-    """
-    with tf.device(compat.HOST):
-        common: dict[Any, Any] = {inputs.total: tf.constant(0, tf.int64)}
-        parts: list[dict[Any, Any]] = [
-            {
-                inputs.start: tf.constant(0, tf.int64),
-                inputs.is_first: tf.constant(k == 0),
-                inputs.is_first_part: tf.constant(True),
-            }
-            for k in range(towers)
-        ]
-    common |= zip(inputs.of_graph, tensors, strict=False)
-    return StepInputs(common, parts)

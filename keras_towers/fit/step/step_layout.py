@@ -155,7 +155,7 @@ def _divide_trace(
         in_columns,
         traced.wanted,
         traced.layouts,
-        traced.devices,
+        traced.in_updates,
         places.columns,
         LayoutOptions(
             ranks=places.ranks.step.size > 1,

@@ -69,7 +69,8 @@ class Trace:
             operations that return gradients to them.
         output: the return value of the step, with the graph's tensors.
         layouts: how to lay out what these operations return.
-        devices: where operations run that are computed once, by name.
+        in_updates: the operations of updates, by name: where they run if they
+            are computed once; "": on the first tower.
         is_whole: whether it has the updates; if not, gradients are results.
     """
 
@@ -78,7 +79,7 @@ class Trace:
     updates: Mapping[str, ApplyCall]
     output: Any
     layouts: Mapping[str, Sequence[GradientLayout]]
-    devices: Mapping[str, str]
+    in_updates: Mapping[str, str]
     is_whole: bool
 
     @property
@@ -268,7 +269,7 @@ def trace(
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, ApplyCall] = {}
     layouts: dict[str, Sequence[GradientLayout]] = {}
-    devices: dict[str, str] = {}
+    in_updates: dict[str, str] = {}
     is_whole = update is not None and not update.pushes
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
@@ -290,11 +291,12 @@ def trace(
             name, call, of_call = _handed_over(call, update)
             updates[name], layouts[name] = call, of_call
             before = len(graph.get_operations())
-            if update is not None and is_whole:
-                update.apply_in_trace(call)
-            if update is not None and update.keeps_devices:
-                added = graph.get_operations()[before:]
-                devices.update({o.name: o.device for o in added})
+            if update is None or update.pushes:
+                return
+            update.apply_in_trace(call)
+            for operation in graph.get_operations()[before:]:
+                kept = operation.device if update.keeps_devices else ""
+                in_updates[operation.name] = kept
 
         tracing = dataclasses.replace(
             active
@@ -316,7 +318,9 @@ def trace(
         )
     captures = [outside for outside, _ in graph.captures]
     output = graph.structured_outputs
-    return Trace(graph, captures, updates, output, layouts, devices, is_whole)
+    return Trace(
+        graph, captures, updates, output, layouts, in_updates, is_whole
+    )
 
 
 def _handed_over(
